@@ -1,10 +1,15 @@
-"""Names become devices; what is not there is refused with a way out."""
+"""Names become devices, missing devices are refused with a remedy, and a CPU is identified by its model."""
+
+import platform
 
 import pytest
 import torch
 
 from pipeline.device import Device, processor, resolve
 from pipeline.errors import ConfigError
+
+FALLBACK = platform.processor() or platform.machine()
+"""name of the CPU where there is no /proc/cpuinfo"""
 
 
 @pytest.mark.parametrize(
@@ -35,7 +40,38 @@ def test_a_missing_gpu_is_refused_when_it_is_used():
         Device("cuda").torch()
 
 
-def test_a_cpu_is_identified_by_model_and_instruction_set():
+def test_devices_are_named_as_in_torch():
     assert Device("cpu").torch() == torch.device("cpu")
-    assert Device("cpu").instruction_set() == f"{processor()} {torch.backends.cpu.get_cpu_capability()}"
     assert str(Device("cuda", 2)) == "cuda:2"
+
+
+CPUINFO = """\
+processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 143
+model name\t: Intel(R) Xeon(R) Platinum 8488C
+
+processor\t: 1
+vendor_id\t: AnotherVendor
+cpu family\t: 7
+model\t\t: 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [(CPUINFO, "GenuineIntel 6 143"), ("processor : 0\n", platform.machine()), (None, FALLBACK)],
+    ids=["x86", "without a model", "no such file"],
+)
+def test_a_cpu_is_identified_by_its_model_and_instruction_set(monkeypatch, tmp_path, content, expected):
+    file = tmp_path / "cpuinfo"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setattr("pipeline.device.Path", lambda path: {"/proc/cpuinfo": file}[path])
+    processor.cache_clear()
+    try:
+        found = Device("cpu").instruction_set()
+    finally:
+        processor.cache_clear()
+    assert found == f"{expected} {torch.backends.cpu.get_cpu_capability()}"

@@ -11,7 +11,7 @@ from tests.models.folders import FAMILIES, save_folder
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A random model of every family."""
+    """Folders with a random model each, by family."""
     top = tmp_path_factory.mktemp("encoders")
     return {family: save_folder(top / family, family) for family in FAMILIES}
 

@@ -1,6 +1,7 @@
 """Small random encoders of every family, made with transformers and saved as users' folders are."""
 
 import json
+import shutil
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -65,7 +66,7 @@ def save_folder(folder: Path, family: str, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     model = FAMILIES[family]().eval()
     with torch.no_grad():
-        # the usual 0.02 makes all texts look alike, and biases and norms keep their trivial values
+        # as transformers initializes a model, texts look alike, all biases are 0 and all norms 1
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
     model.save_pretrained(folder)
@@ -86,20 +87,20 @@ def save_folder(folder: Path, family: str, seed: int = 0) -> Path:
 
 
 def folder_of_language_model(folder: Path, seed: int = 0, family: str = "bert") -> Path:
-    """Write the folder of a random model with its masked language model head, once."""
+    """Write the folder of a random model with a head for masked words, unless it exists."""
     if not folder.exists():
         save_folder(folder, family, seed)
-        bare = transformers.AutoModel.from_pretrained(folder)
-        model = transformers.AutoModelForMaskedLM.from_config(bare.config)
+        headless = transformers.AutoModel.from_pretrained(folder)
+        model = transformers.AutoModelForMaskedLM.from_config(headless.config)
         model.base_model.load_state_dict(
-            {name: value for name, value in bare.state_dict().items() if not name.startswith("pooler")}
+            {name: value for name, value in headless.state_dict().items() if not name.startswith("pooler")}
         )
         model.save_pretrained(folder)
     return folder
 
 
 def word_piece(pads_second: bool = False) -> tokenizers.Tokenizer:
-    """Trained on the texts above; [PAD] is id 0, or id 1 as MPNet has it."""
+    """Make a WordPiece tokenizer of the texts above, where [PAD] has id 0, or id 1 as in MPNet."""
     cleaner, splitter = normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer()
     texts = map(cleaner.normalize_str, (*TEXTS, LONG))
     words = Counter(word for text in texts for word, _ in splitter.pre_tokenize_str(text))
@@ -111,31 +112,32 @@ def word_piece(pads_second: bool = False) -> tokenizers.Tokenizer:
     return _framed(tokenizer)
 
 
-def _word_pieces(words: Counter[str], most: int) -> list[str]:
-    """Return characters and the most frequent merges; equal words give equal pieces.
+def _word_pieces(words: Counter[str], limit: int) -> list[str]:
+    """Return at most `limit` pieces: all characters, then the most frequent merges.
 
-    Those of `tokenizers.trainers.WordPieceTrainer` differ from process to process.
+    Equal words give equal pieces; `tokenizers.trainers.WordPieceTrainer` may give others in each process.
     """
     split = {word: [word[0], *(f"##{letter}" for letter in word[1:])] for word in sorted(words)}
-    pieces = sorted({piece for of_word in split.values() for piece in of_word})
-    while len(pieces) < most:
+    pieces = sorted({piece for parts in split.values() for piece in parts})
+    while len(pieces) < limit:
         pairs: Counter[tuple[str, str]] = Counter()
-        for word, of_word in split.items():
-            for pair in pairwise(of_word):
+        for word, parts in split.items():
+            for pair in pairwise(parts):
                 pairs[pair] += words[word]
         if not pairs:
             break
         first, second = max(pairs, key=lambda pair: (pairs[pair], pair))
         merged = first + second.removeprefix("##")
         pieces.append(merged)
-        for of_word in split.values():
-            for start in range(len(of_word) - 2, -1, -1):
-                if of_word[start : start + 2] == [first, second]:
-                    of_word[start : start + 2] = [merged]
+        for parts in split.values():
+            for start in range(len(parts) - 2, -1, -1):
+                if parts[start : start + 2] == [first, second]:
+                    parts[start : start + 2] = [merged]
     return list(dict.fromkeys(pieces))
 
 
 def byte_level() -> tokenizers.Tokenizer:
+    """Train a byte-level BPE tokenizer on the texts above, where [PAD] has id 1 as in RoBERTa."""
     tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="[UNK]"))
     tokenizer.pre_tokenizer, tokenizer.decoder = (
         pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -175,7 +177,7 @@ def encoder_at(path: Path | str, **settings: object) -> Encoder:
 
 
 def hidden_states(folder: Path, text: str, max_length: int = 64) -> list[torch.Tensor]:
-    """H[0] to H[n], each (tokens, d), of one text alone through transformers itself, without any padding."""
+    """Compute H[0] to H[n] of one text, each (tokens, d), with transformers and without padding."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():
@@ -184,7 +186,7 @@ def hidden_states(folder: Path, text: str, max_length: int = 64) -> list[torch.T
 
 
 def table_rows(folder: Path, text: str, max_length: int = 64) -> np.ndarray:
-    """Rows of the word table, (tokens, d), of one text."""
+    """Return the rows of the word table for the tokens of one text, (tokens, d)."""
     ids = transformers.AutoTokenizer.from_pretrained(folder)(text, truncation=True, max_length=max_length)[
         "input_ids"
     ]
@@ -193,6 +195,15 @@ def table_rows(folder: Path, text: str, max_length: int = 64) -> np.ndarray:
 
 
 def edit_json(file: Path, **changes: object) -> None:
-    """Replace some keys of a file, which is written if it does not exist."""
+    """Replace some keys of a file, which is written if it does not exist. The value ... removes a key."""
     known = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps({**known, **changes}))
+    values = {name: value for name, value in (known | changes).items() if value is not ...}
+    file.write_text(json.dumps(values))
+
+
+def copy_listed_files(folder: EncoderFolder, path: Path) -> Path:
+    """Copy the files that an opened folder lists as its own to a new folder at `path`."""
+    for name in folder.files:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder.file(name), path / name)
+    return path

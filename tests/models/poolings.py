@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 Layers = Mapping[int, np.ndarray]
-"""states (tokens, d) of one text, by number: 0, 1, -2, -1, and TABLE for the rows of the word table"""
+"""states (tokens, d) of one text by layer: 0, 1, -2, -1, and TABLE for the rows of the word table"""
 TABLE = 99
 FORMULAS: Mapping[str, Callable[[Layers, np.ndarray], np.ndarray]] = {
     "cls": lambda h, at: h[-1][at[0]],
-    "cls_mlp": lambda h, at: h[-1][at[0]],  # its layer is applied later
+    "cls_mlp": lambda h, at: h[-1][at[0]],  # the trained layer after it is not part of the pooling
     "max": lambda h, at: h[-1][at].max(0),
     "mean": lambda h, at: h[-1][at].mean(0),
     "sqrt_len": lambda h, at: h[-1][at].sum(0) / np.sqrt(len(at)),

@@ -31,6 +31,7 @@ def actnorm(factor: float) -> Actnorm:
 
 
 def mixed(rows: int, dim: int, seed: int = 0) -> torch.Tensor:
+    """Draw rows of correlated normal values with mean 1; the mixing matrix is the same for every seed."""
     mix = np.random.default_rng(99).normal(size=(dim, dim)) / dim**0.5
     return torch.from_numpy(np.random.default_rng(seed).normal(size=(rows, dim)) @ mix + 1)
 
@@ -80,7 +81,7 @@ def test_initialisation_matches_stored_values():
     np.testing.assert_allclose(out, [[-0.999999, 1], [0.999999, -1]], atol=1e-6)
 
 
-def test_every_actnorm_standardises_the_first_batch():
+def test_an_actnorm_standardises_its_first_batch_and_no_other():
     layer, x = Actnorm(16), mixed(500, 16).float() * 7 + 100
     y = layer(x).detach().double()
     np.testing.assert_allclose(y.mean(dim=0), 0, atol=1e-5)
@@ -88,10 +89,10 @@ def test_every_actnorm_standardises_the_first_batch():
     assert layer.initialised
     scale = layer.log_scale().detach().clone()
     layer(x * 100)
-    assert torch.equal(layer.log_scale(), scale), "a second batch sets nothing"
+    assert torch.equal(layer.log_scale(), scale)
 
 
-def test_a_constant_dimension_keeps_its_scale():
+def test_a_constant_dimension_gets_the_mean_variance_and_is_not_trained():
     x = mixed(64, 8).float() / 10
     x[:, 2], x[:, 5] = 0.25, -1e3
     layer = Actnorm(8)
@@ -99,9 +100,8 @@ def test_a_constant_dimension_keeps_its_scale():
     assert layer.varies.tolist() == [True, True, False, True, True, False, True, True]
     assert y.abs().max() < 10
     log_scale = layer.log_scale().detach()
-    # mean variance over all dimensions, two of them 0
-    others = torch.exp(-2 * log_scale[layer.varies]).sum() / 8
-    np.testing.assert_allclose(torch.exp(-2 * log_scale[[2, 5]]), others, rtol=1e-4)
+    mean_variance = torch.exp(-2 * log_scale[layer.varies]).sum() / 8  # of 8 dimensions, two of them constant
+    np.testing.assert_allclose(torch.exp(-2 * log_scale[[2, 5]]), mean_variance, rtol=1e-4)
     layer.log_scale().sum().backward()
     assert layer.s.grad is not None
     assert layer.s.grad[[2, 5]].tolist() == [0, 0]
@@ -140,7 +140,7 @@ def test_couplings_start_as_the_identity():
     settings = FlowSettings(levels=1, depth=2, permutation="reverse")
     glow = Glow(16, settings).double()
     x = mixed(64, 16)
-    # reversed twice, and the second actnorm changes nothing
+    # two reversals cancel, and the second actnorm sees values that are standardised already
     standardized = (x - x.mean(dim=0)) / (x.std(dim=0, correction=0) + 1e-6)
     np.testing.assert_allclose(glow(x).detach(), standardized, atol=1e-5)
     assert not np.allclose(perturbed(16, settings)(x).detach(), standardized, atol=0.1)
@@ -156,14 +156,14 @@ def test_every_level_splits_off_the_second_half():
     )
 
 
-def test_by_default_each_step_has_a_permutation_of_its_own_drawn_by_the_seed():
+def test_by_default_each_step_has_its_own_random_permutation_that_follows_from_the_seed():
     def orders(seed: int) -> list[list[int]]:
         states = Glow(64, FlowSettings(seed=seed)).state_dict()
         return [value.tolist() for name, value in states.items() if name.endswith(".order")]
 
     assert all(sorted(order) == list(range(len(order))) for order in orders(0))
-    assert all(order != list(range(len(order)))[::-1] for order in orders(0))
-    assert len({tuple(order) for order in orders(0)}) == 6, "two levels of three steps"
+    assert all(order != list(range(len(order)))[::-1] for order in orders(0)), "the setting `reverse`"
+    assert len({tuple(order) for order in orders(0)}) == 6, "two levels of three steps have six permutations"
     assert orders(0) == orders(0) != orders(1)
 
 

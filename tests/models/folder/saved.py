@@ -18,7 +18,7 @@ def encoded(folder, **changes) -> np.ndarray:
 def save_sentence_transformer(
     source: Path, folder: Path, pooling="mean", dense: bool = True, **prompts
 ) -> SentenceTransformer:
-    """Transformer, pooling, two Dense layers, normalisation; saved by sentence-transformers itself."""
+    """Make and save a model of a transformer, a pooling, two Dense layers if `dense`, and Normalize."""
     torch.manual_seed(1)
     body = Transformer(str(source), max_seq_length=40)
     modules = [body, Pooling(48, pooling)]

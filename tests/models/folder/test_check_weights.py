@@ -29,7 +29,7 @@ LOADERS: dict[str, Load] = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Models with a head for masked words, which all three loaders read: a packed family and a padded one."""
+    """Models with a head for masked words, which all three loaders can read: one packed, one padded."""
     top = tmp_path_factory.mktemp("finite")
     return {family: folder_of_language_model(top / family, family=family) for family in ("bert", "electra")}
 
@@ -37,15 +37,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("family", ["bert", "electra"])
 @pytest.mark.parametrize("load", LOADERS)
-def test_one_infinite_row_of_the_word_table_is_refused(folders, tmp_path, load, family, value):
+def test_nan_or_infinity_in_one_row_of_the_word_table_is_refused(folders, tmp_path, load, family, value):
     folder = shutil.copytree(folders[family], tmp_path / family)
     LOADERS[load](folder)
     tensors = load_file(folder / "model.safetensors")
     name = next(name for name in tensors if name.endswith("word_embeddings.weight"))
     tensors[name][7, 3] = value
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    wanted = r"expected finite numbers in .*word_embeddings\.weight, found NaN or infinity in 1 of 300 rows; "
-    with pytest.raises(ModelError, match=wanted):
+    message = (
+        r"expected finite numbers in .*word_embeddings\.weight, found NaN or infinity in 1 of 300 rows; "
+    )
+    with pytest.raises(ModelError, match=message):
         LOADERS[load](folder)
 
 
@@ -76,7 +78,7 @@ def test_invalid_values_of_a_bias_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_large_numbers_are_finite_though_their_sum_overflows(dtype):
+def test_large_numbers_whose_sum_overflows_are_accepted(dtype):
     large = torch.full((3, 4), torch.finfo(dtype).max, dtype=dtype)
     check_finite("model", "weight", large)
     large[1, 2] = torch.nan

@@ -17,7 +17,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.models.trainable.saving import save_joined
 from pipeline.settings import EncoderSettings
-from tests.models.folders import TEXTS, edit_json, encoder_at, save_folder
+from tests.models.folders import TEXTS, copy_listed_files, edit_json, encoder_at, folder_at, save_folder
 from tests.models.trainable.recurrents import recurrent_folder
 
 Pair = tuple[TrainableEncoder, TrainableEncoder]
@@ -25,7 +25,7 @@ Pair = tuple[TrainableEncoder, TrainableEncoder]
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """Two encoders that started from one."""
+    """An encoder, and a copy of it with noise added to its weights."""
     source = save_folder(tmp_path_factory.mktemp("source") / "bert", "bert")
     first = load_trainable(open_folder(EncoderSettings(path=str(source))))
     second = copy.deepcopy(first)
@@ -49,7 +49,16 @@ def test_vectors_of_both_encoders_are_concatenated(pair: Pair, joined: EncoderFo
     assert encoder.dim == joined.dim == expected.shape[1] == 2 * pair[0].dim
     np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=2e-5)
     np.testing.assert_allclose(encoder.encode(TEXTS, query=True), expected, atol=2e-5)
-    assert (encoder.counters.texts, encoder.counters.padding >= 0) == (2 * len(TEXTS), True)
+
+
+def test_texts_are_counted_once_and_padding_for_both_encoders(joined: EncoderFolder):
+    encoder, *parts = (encoder_at(path) for path in (joined.path, *(part.path for part in joined.parts)))
+    for each in (encoder, *parts):
+        each.encode(TEXTS)
+    found, first, second = (each.counters for each in (encoder, *parts))
+    assert found.texts == len(TEXTS)
+    assert (found.repeats, found.tokens) == (first.repeats, first.tokens)
+    assert found.padding == first.padding + second.padding > 0
 
 
 def test_each_part_is_a_complete_encoder(joined: EncoderFolder):
@@ -68,18 +77,16 @@ def test_sentence_transformers_refuses_the_folder(joined: EncoderFolder):
         SentenceTransformer(str(joined.path), device="cpu")
 
 
-def test_a_copy_is_the_same_encoder_and_another_order_is_another(joined: EncoderFolder, tmp_path: Path):
-    for name in joined.files:
-        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(joined.file(name), tmp_path / "copy" / name)
-    copied = open_folder(EncoderSettings(path=str(tmp_path / "copy")))
+def test_a_copy_is_the_same_encoder_and_swapped_parts_are_another(joined: EncoderFolder, tmp_path: Path):
+    copied = folder_at(copy_listed_files(joined, tmp_path / "copy"))
     assert (copied.space_id, dict(copied.files)) == (joined.space_id, dict(joined.files))
+    assert len(joined.weights) == 2
     assert all(joined.file(name).is_file() for name in joined.weights)
-    edit_json(tmp_path / "copy" / "config.json", parts=["1_Second", "0_First"])
-    turned = open_folder(EncoderSettings(path=str(tmp_path / "copy")))
-    assert turned.space_id != joined.space_id
+    edit_json(copied.path / "config.json", parts=["1_Second", "0_First"])
+    swapped = folder_at(copied.path)
+    assert swapped.space_id != joined.space_id
     np.testing.assert_array_equal(
-        encoder_at(turned.path).encode(TEXTS), np.roll(encoder_at(joined.path).encode(TEXTS), 48, axis=1)
+        encoder_at(swapped.path).encode(TEXTS), np.roll(encoder_at(joined.path).encode(TEXTS), 48, axis=1)
     )
 
 
@@ -112,7 +119,7 @@ def test_settings_apply_to_each_part(joined: EncoderFolder):
     )
 
 
-def test_operations_on_single_encoders_suggest_a_part(joined: EncoderFolder):
+def test_operations_on_one_encoder_are_refused_naming_a_part(joined: EncoderFolder):
     with pytest.raises(ModelError, match=r"one encoder to train.*2 concatenated encoders.*0_First"):
         load_trainable(joined)
     with pytest.raises(ModelError, match=r"to read its layers.*0_First"):

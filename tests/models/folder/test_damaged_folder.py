@@ -1,4 +1,4 @@
-"""Missing and damaged folders are refused with a message that names file, expected and found content."""
+"""Missing and damaged folders are refused naming the file, the expected content and the content found."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -112,7 +113,6 @@ def _modules(*kinds):
             _with("sentence_bert_config.json", transformer_task="fill-mask"),
             r"expected a Transformer module for feature-extraction, found 'fill-mask'",
         ),
-        (_with("model.safetensors.index.json", weight_map={"a": "gone.safetensors"}), None),
         (
             _with("config_sentence_transformers.json", default_prompt_name="passage"),
             r"expected default_prompt_name among no prompts, found 'passage'",
@@ -121,18 +121,17 @@ def _modules(*kinds):
 )
 def test_a_damaged_folder_is_refused_naming_file_expected_and_found(bert, spoil, message):
     spoil(bert)
-    if message is None:
-        encoded(bert)  # an index beside one whole file is not read
-        return
     with pytest.raises(ModelError, match=message) as caught:
         encoded(bert)
     assert caught.value.exit_code == 4
     assert str(bert) in str(caught.value)
 
 
-def test_an_index_that_names_a_missing_file_is_refused(bert):
-    (bert / "model.safetensors").unlink()
+def test_an_index_that_names_a_missing_file_is_refused_unless_all_weights_are_in_one_file(bert):
+    before = encoded(bert)
     edit_json(bert / "model.safetensors.index.json", weight_map={"a": "gone.safetensors"})
+    np.testing.assert_array_equal(encoded(bert), before)
+    (bert / "model.safetensors").unlink()
     with pytest.raises(
         ModelError, match=r"expected every file of its weight_map, found no gone\.safetensors"
     ):
@@ -153,7 +152,7 @@ def test_a_path_without_a_folder_is_refused(path, message):
         locate(path)
 
 
-def test_a_hub_id_without_network_and_cache_is_refused_with_advice(tmp_path):
+def test_a_hub_id_without_network_and_cache_is_refused_with_a_remedy(tmp_path):
     script = "from pipeline.models.folder.locate import locate; locate('someone/some-encoder')"
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
@@ -210,11 +209,11 @@ def test_a_value_of_another_type_is_named_with_its_file(
     edit_json(
         folder / file, **({} if name in ("model_type", "hidden_size", "model_max_length") else {name: None})
     )
-    assert open_folder(EncoderSettings(path=str(folder))).space_id == before, "null is no value"
+    assert open_folder(EncoderSettings(path=str(folder))).space_id == before, "null is like a missing key"
     for value in values:
         edit_json(folder / file, **{name: value})
-        wanted = re.escape(f"{folder / file}: expected {expected}")
+        message = re.escape(f"{folder / file}: expected {expected}")
         with pytest.raises(
-            ModelError, match=rf"{wanted}.* as {name}, found {re.escape(repr(value))}; restore"
+            ModelError, match=rf"{message}.* as {name}, found {re.escape(repr(value))}; restore"
         ):
             open_folder(EncoderSettings(path=str(folder)))

@@ -1,6 +1,5 @@
-"""Every kind of encoder folder is read as sentence-transformers reads it, or refused with a sentence."""
+"""Every kind of encoder folder is read as sentence-transformers reads it, or refused with an error."""
 
-import shutil
 import subprocess
 import sys
 
@@ -16,7 +15,7 @@ from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.store import open_store
 from tests.models.folder.saved import encoded, save_sentence_transformer
-from tests.models.folders import TEXTS, edit_json, folder_at, save_folder
+from tests.models.folders import TEXTS, copy_listed_files, edit_json, folder_at, save_folder
 
 
 def test_loading_an_encoder_keeps_the_state_of_torchs_generator(folders, tmp_path):
@@ -52,26 +51,25 @@ def test_the_packaged_weights_are_the_published_ones(minilm):
 def test_a_copy_of_the_listed_files_is_the_same_encoder(folders, tmp_path):
     reference = save_sentence_transformer(folders["mpnet"], tmp_path / "st")
     folder = folder_at(tmp_path / "st")
-    for name in folder.files:
-        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder.file(name), tmp_path / "copy" / name)
-    assert folder_at(tmp_path / "copy").space_id == folder.space_id
+    copy = copy_listed_files(folder, tmp_path / "copy")
+    assert folder_at(copy).space_id == folder.space_id
     np.testing.assert_array_equal(
-        SentenceTransformer(str(tmp_path / "copy"), device="cpu").encode(TEXTS), reference.encode(TEXTS)
+        SentenceTransformer(str(copy), device="cpu").encode(TEXTS), reference.encode(TEXTS)
     )
 
 
 def test_the_space_depends_only_on_files_that_change_vectors(folders, bert):
-    same, plain = folder_at(bert), folder_at(folders["bert"])
-    assert same.space_id == plain.space_id
+    original = folder_at(folders["bert"]).space_id
+    assert folder_at(bert).space_id == original
     edit_json(bert / "config.json", transformers_version="0.0", architectures=["Other"])
     (bert / "README.md").write_text("words")
-    assert folder_at(bert).space_id == plain.space_id
-    changed = [{"pooling": "cls"}, {"prompt": "a "}, {"max_length": 20}, {"normalize": True}]
-    spaces = {folder_at(bert, **change).space_id for change in changed} | {plain.space_id}
+    assert folder_at(bert).space_id == original
+    changes = [{"pooling": "cls"}, {"prompt": "a "}, {"max_length": 20}, {"normalize": True}]
+    spaces = [original, *(folder_at(bert, **change).space_id for change in changes)]
     save_folder(bert, "bert", seed=7)
-    assert len(spaces | {folder_at(bert).space_id}) == len(changed) + 2
-    assert folder_at(bert, query_prompt="q ").space_id == folder_at(bert).space_id
+    other_weights = folder_at(bert).space_id
+    assert len({*spaces, other_weights}) == len(spaces) + 1 == len(changes) + 2
+    assert folder_at(bert, query_prompt="q ").space_id == other_weights
 
 
 def test_do_lower_case_of_the_folder_is_respected(folders, tmp_path):

@@ -42,7 +42,7 @@ def test_gpt2_encodes_with_the_dimension_and_the_positions_of_its_config(gpt2: P
         np.testing.assert_allclose(vector, expected, atol=1e-5)
 
 
-def test_the_layers_of_gpt2_can_be_measured(gpt2: Path):
+def test_the_hidden_states_of_gpt2_equal_those_of_transformers(gpt2: Path):
     states = encoder_at(gpt2).hidden_states()
     assert (states.width, states.layers) == (48, 3)
     tokens = states.tokens([SENTENCES[0]])
@@ -52,7 +52,7 @@ def test_the_layers_of_gpt2_can_be_measured(gpt2: Path):
 
 
 @pytest.mark.parametrize("name", ["n_embd", "n_layer", "n_head"])
-def test_a_size_that_is_no_number_is_named(gpt2: Path, tmp_path: Path, name: str):
+def test_a_size_that_is_not_a_number_is_named(gpt2: Path, tmp_path: Path, name: str):
     (tmp_path / "config.json").write_bytes((gpt2 / "config.json").read_bytes())
     edit_json(tmp_path / "config.json", **{name: "many"})
     with pytest.raises(ModelError, match=f"expected a whole number as {name}"):

@@ -1,6 +1,6 @@
 """A folder gives the vectors of sentence-transformers, or an error with a remedy.
 
-Its code is never run, and nothing is asked on the terminal.
+Code in the folder is never run, and no question is asked on the terminal.
 """
 
 import logging
@@ -20,8 +20,8 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.settings import EncoderSettings, EncodeSettings
-from tests.models.folder.pretrained import edit, reference
-from tests.models.folders import TEXTS, encoder_at, save_folder, word_piece
+from tests.models.folder.pretrained import reference
+from tests.models.folders import TEXTS, edit_json, encoder_at, save_folder, word_piece
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -34,7 +34,7 @@ _SIZES: dict[str, Any] = {
 
 
 def save(folder: Path, model: Any, **tokenizer: Any) -> Path:
-    """A Hugging Face folder of a random model with the tokenizer of the tests."""
+    """Write a Hugging Face folder of a model with noise added to its weights, and the tests' tokenizer."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -53,10 +53,6 @@ def save(folder: Path, model: Any, **tokenizer: Any) -> Path:
     return folder
 
 
-def electra(folder: Path) -> Path:
-    return save_folder(folder, "electra")
-
-
 @pytest.mark.parametrize(
     "load",
     [
@@ -73,8 +69,8 @@ def test_missing_weights_are_named_and_not_initialized(
     capfd: pytest.CaptureFixture[str],
 ):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    folder = electra(tmp_path)
-    capfd.readouterr()  # of saving
+    folder = save_folder(tmp_path, "electra")
+    capfd.readouterr()  # drop the output of saving
     weights = load_file(folder / "model.safetensors")
     save_file(
         {name.replace("layer.1.", "layer.9."): tensor for name, tensor in weights.items()},
@@ -98,15 +94,15 @@ def test_missing_weights_are_named_and_not_initialized(
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail if a question is asked on the terminal."""
 
-    def asked(*_: object) -> str:
-        raise AssertionError("a question on the terminal")
+    def fail(*_: object) -> str:
+        raise AssertionError("a question is asked on the terminal")
 
-    monkeypatch.setattr("builtins.input", asked)
+    monkeypatch.setattr("builtins.input", fail)
 
 
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize(
-    ("family", "changes", "words"),
+    ("family", "changes", "message"),
     [
         (
             "bert",
@@ -136,14 +132,14 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_code_in_a_folder_is_refused_naming_the_built_in_architecture(
-    tmp_path: Path, family: str, changes: dict[str, Any], words: str
+    tmp_path: Path, family: str, changes: dict[str, Any], message: str
 ):
     folder = save_folder(tmp_path, family)
-    edit(folder / "config.json", **changes)
+    edit_json(folder / "config.json", **changes)
     (folder / "modeling.py").write_text("raise SystemExit('code of the folder ran')")
     with pytest.raises(ModelError) as caught:
         encoder_at(folder)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert caught.value.exit_code == 4
 
 
@@ -153,8 +149,8 @@ def test_a_model_saved_without_its_decoder_is_loaded_as_encoder(tmp_path: Path, 
         vocab_size=300, d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4
     )
     folder = save(tmp_path, getattr(transformers, kind)(config))
-    for is_encoder_decoder in (False, True):  # as today's transformers says it, and as older versions did
-        edit(folder / "config.json", is_encoder_decoder=is_encoder_decoder)
+    for is_encoder_decoder in (False, True):  # written by transformers 5, and by older versions
+        edit_json(folder / "config.json", is_encoder_decoder=is_encoder_decoder)
         np.testing.assert_allclose(
             encoder_at(folder, normalize=True).encode(TEXTS), reference(folder).encode(list(TEXTS)), atol=1e-5
         )
@@ -167,14 +163,14 @@ def test_attention_is_bidirectional_if_configured_in_the_folder(tmp_path: Path, 
         tmp_path / "hf",
         transformers.Qwen2Model(transformers.Qwen2Config(**_SIZES, max_position_embeddings=64)),
     )
-    edit(folder / "config.json", is_causal=is_causal)
+    edit_json(folder / "config.json", is_causal=is_causal)
     model = reference(folder, pooling)
     model.save_pretrained(str(tmp_path / "st"))
     vectors = encoder_at(tmp_path / "st").encode(TEXTS)
     np.testing.assert_allclose(vectors, model.encode(list(TEXTS)), atol=1e-5)
-    edit(tmp_path / "st/config.json", is_causal=is_causal is False)
+    edit_json(tmp_path / "st/config.json", is_causal=is_causal is False)
     assert np.abs(encoder_at(tmp_path / "st").encode(TEXTS) - vectors).max() > 1e-3, (
-        "the other way gives other vectors"
+        "attention in the other direction gives other vectors"
     )
 
 
@@ -182,7 +178,7 @@ def test_attention_is_bidirectional_if_configured_in_the_folder(tmp_path: Path, 
 def test_gemma_attends_in_both_directions_if_configured_and_uses_its_prompts(
     tmp_path: Path, bidirectional: bool
 ):
-    """EmbeddingGemma is bidirectional, with a prompt for queries and one for documents."""
+    """EmbeddingGemma is bidirectional, and has one prompt for queries and one for documents."""
     config = transformers.Gemma3TextConfig(
         **_SIZES,
         head_dim=12,
@@ -208,7 +204,7 @@ def test_padding_is_bounded_for_any_context_length(tmp_path: Path):
     encoder.encode([" ".join(["dogs"] * (280 + number % 20)) + f" {number}" for number in range(100)])
     assert encoder.counters.tokens > 25_000
     assert encoder.counters.padding < 0.25 * encoder.counters.tokens
-    assert encoder.encode([" ".join(["run"] * 3_000)]).any(), "one text may be longer than a buffer"
+    assert encoder.encode([" ".join(["run"] * 3_000)]).any(), "a text may be longer than a buffer"
 
 
 def test_overflowing_weights_are_refused_before_the_corpus_is_read(tmp_path: Path):
@@ -256,7 +252,7 @@ def test_a_string_gives_one_vector_and_any_column_of_strings_gives_rows(minilm: 
 
 
 @pytest.mark.parametrize(
-    ("texts", "words"),
+    ("texts", "message"),
     [
         (None, "texts: expected a string or a sequence of strings, found NoneType"),
         (b"bytes", "found bytes"),
@@ -269,12 +265,12 @@ def test_a_string_gives_one_vector_and_any_column_of_strings_gives_rows(minilm: 
         (np.zeros((2, 3)), r"texts\[0\]: expected a string, found ndarray"),
     ],
 )
-def test_other_inputs_raise_a_type_error_with_a_message(minilm: Encoder, texts: Any, words: str):
-    with pytest.raises(TypeError, match=words):
+def test_inputs_that_are_not_texts_raise_a_type_error(minilm: Encoder, texts: Any, message: str):
+    with pytest.raises(TypeError, match=message):
         minilm.encode(texts)
 
 
-def test_a_name_alone_loads_an_encoder_with_the_defaults(minilm: Encoder):
+def test_a_name_is_enough_to_load_an_encoder_with_the_defaults(minilm: Encoder):
     encoder = load_encoder("all-MiniLM-L6-v2")
     assert encoder.space_id == minilm.space_id
     np.testing.assert_array_equal(encoder.encode("two dogs run"), minilm.encode("two dogs run"))

@@ -1,6 +1,5 @@
-"""Filtered averages equal averages over the tokens that a plain implementation of each filter keeps."""
+"""Averages leave out the tokens that a plain implementation of each filter excludes."""
 
-import shutil
 import string
 from pathlib import Path
 
@@ -15,20 +14,19 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.token_filter import load_filter
 from pipeline.settings import EncoderSettings
 from tests.models.folder.wordfiles import write_counts, write_words
-from tests.models.folders import LONG, TEXTS, encoder_at, hidden_states, table_rows
+from tests.models.folders import LONG, TEXTS, copy_listed_files, encoder_at, hidden_states, table_rows
 
 FILTERS = ("frequent", "subword", "case", "punctuation")
 COUNTS = {"dog": 1, "the": 900, "The": 90, "A": 500, "window": 300, "book.": 60, "lazy": 80, "jumps": 40}
-SIGNS = {*string.punctuation, "—"}
+PUNCTUATION = {*string.punctuation, "—"}
 SENTENCES = (*(text for text in TEXTS if text), LONG, "!!!", "Two", "catladders dogwindows, Thelazy")
-
-
 FORMULAS = {
-    "table": lambda rows, states, places: rows[places].mean(0),
-    "static": lambda rows, states, places: states[0][places].mean(0),
-    "mean": lambda rows, states, places: states[-1][places].mean(0),
-    "max+cls": lambda rows, states, places: np.concatenate([states[-1][places].max(0), states[-1][0]]),
+    "table": lambda rows, states, at: rows[at].mean(0),
+    "static": lambda rows, states, at: states[0][at].mean(0),
+    "mean": lambda rows, states, at: states[-1][at].mean(0),
+    "max+cls": lambda rows, states, at: np.concatenate([states[-1][at].max(0), states[-1][0]]),
 }
+"""name -> vector of one text, from the rows of the word table, the hidden states and the positions to pool"""
 
 
 @pytest.fixture
@@ -36,43 +34,43 @@ def counts(tmp_path) -> Path:
     return write_counts(tmp_path / "counts.parquet", COUNTS)
 
 
-def commonest(tokenizer: transformers.PreTrainedTokenizerBase, byte_level: bool, most: int) -> set[int]:
+def most_frequent(tokenizer: transformers.PreTrainedTokenizerBase, byte_level: bool, limit: int) -> set[int]:
+    """Return the ids of the tokens that are most frequent in the counted words."""
     totals: dict[int, int] = {}
     for word, count in COUNTS.items():
         for number in tokenizer(f" {word}" if byte_level else word, add_special_tokens=False)["input_ids"]:
             totals[number] = totals.get(number, 0) + count
-    return set(sorted(totals, key=lambda number: (-totals[number], number))[:most])
+    return set(sorted(totals, key=lambda number: (-totals[number], number))[:limit])
 
 
-def left(folder: Path, text: str, exclude: tuple[str, ...], most: int) -> list[int]:
-    """Positions of the tokens that are kept."""
+def kept_positions(folder: Path, text: str, exclude: tuple[str, ...], frequent: int) -> list[int]:
+    """Return the positions of the tokens that no filter excludes; of all tokens if none remains."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ids = tokenizer(text, truncation=True, max_length=64)["input_ids"]
     byte_level = "Ġ" in tokenizer.get_vocab()
-    common = commonest(tokenizer, byte_level, most)
-    places = []
-    for index, number in enumerate(ids):
-        token, shown = (
-            tokenizer.convert_ids_to_tokens(number),
-            tokenizer.decode([number]).strip().removeprefix("##"),
-        )
-        out = {
-            "frequent": number in common,
+    frequent_ids = most_frequent(tokenizer, byte_level, frequent)
+    positions = []
+    for position, number in enumerate(ids):
+        token = tokenizer.convert_ids_to_tokens(number)
+        spelling = tokenizer.decode([number]).strip().removeprefix("##")
+        excluded = {
+            "frequent": number in frequent_ids,
             "subword": not token.startswith("Ġ") if byte_level else token.startswith("##"),
-            "case": any(letter.isupper() for letter in shown),
-            "punctuation": shown != "" and set(shown) <= SIGNS,
+            "case": any(letter.isupper() for letter in spelling),
+            "punctuation": spelling != "" and set(spelling) <= PUNCTUATION,
         }
-        if 0 < index < len(ids) - 1 and not any(out[name] for name in exclude):
-            places.append(index)
-    return places or list(range(len(ids)))
+        is_special = position in (0, len(ids) - 1)
+        if not is_special and not any(excluded[name] for name in exclude):
+            positions.append(position)
+    return positions or list(range(len(ids)))
 
 
-WAYS = [
-    (family, "table", exclude)
-    for family in ("bert", "roberta")
-    for exclude in (*((name,) for name in FILTERS), ("subword", "case"))
-]
-MORE = [
+CASES = [
+    *(
+        (family, "table", exclude)
+        for family in ("bert", "roberta")
+        for exclude in (*((name,) for name in FILTERS), ("subword", "case"))
+    ),
     ("bert", "mean", FILTERS),
     ("bert", "max+cls", ("case",)),
     ("roberta", "static", FILTERS),
@@ -80,24 +78,22 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize(("family", "pooling", "exclude"), [*WAYS, *MORE])
+@pytest.mark.parametrize(("family", "pooling", "exclude"), CASES)
 def test_averages_are_taken_over_the_remaining_tokens(folders, counts, family, pooling, exclude):
     encoder = encoder_at(
         folders[family], pooling=pooling, exclude=exclude, frequencies=str(counts), frequent=5
     )
     removed = 0
     for text, vector in zip(SENTENCES, encoder.encode(SENTENCES), strict=True):
-        states, rows = (
-            [state.numpy() for state in hidden_states(folders[family], text)],
-            table_rows(folders[family], text),
-        )
-        places = left(folders[family], text, exclude, 5)
-        removed += max(0, len(rows) - 2 - len(places))
-        np.testing.assert_allclose(vector, FORMULAS[pooling](rows, states, places), atol=1e-5)
-    assert removed > 0, "the filter has something to do"
+        states = [state.numpy() for state in hidden_states(folders[family], text)]
+        rows = table_rows(folders[family], text)
+        positions = kept_positions(folders[family], text, exclude, 5)
+        removed += max(0, len(rows) - 2 - len(positions))
+        np.testing.assert_allclose(vector, FORMULAS[pooling](rows, states, positions), atol=1e-5)
+    assert removed > 0, "the filter excludes some tokens"
 
 
-def test_counts_of_tokens_are_used_as_they_are(folders, tmp_path):
+def test_counts_may_be_those_of_tokens_instead_of_words(folders, tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders["bert"])
     pieces = [piece for piece in tokenizer.get_vocab() if piece.startswith("##")][:3]
     file = tmp_path / "counts.parquet"
@@ -116,7 +112,7 @@ def test_word_vectors_are_filtered_too(tmp_path, counts, monkeypatch):
     x = np.eye(6, dtype=np.float32)
     file = write_words(tmp_path / "words.txt", ("the", "Dog", "sees", "!", "##s", "window"), x)
     text = "the Dog sees window!"
-    for exclude, frequent, places in [
+    for exclude, frequent, rows in [
         (("punctuation",), 1, [0, 1, 2, 5]),
         (("case",), 1, [0, 2, 5, 3]),
         (("frequent",), 1, [1, 2, 5, 3]),
@@ -125,10 +121,8 @@ def test_word_vectors_are_filtered_too(tmp_path, counts, monkeypatch):
         (("subword",), 1, [0, 1, 2, 5, 3]),
         (FILTERS, 1, [2, 5]),
     ]:
-        vector = encoder_at(file, exclude=exclude, frequencies=str(counts), frequent=frequent).encode([text])[
-            0
-        ]
-        np.testing.assert_allclose(vector, x[places].mean(0), atol=1e-6)
+        encoder = encoder_at(file, exclude=exclude, frequencies=str(counts), frequent=frequent)
+        np.testing.assert_allclose(encoder.encode(text), x[rows].mean(0), atol=1e-6)
 
 
 def test_the_bits_of_a_text_do_not_depend_on_its_neighbours(folders):
@@ -141,20 +135,19 @@ def test_the_space_depends_on_filters_that_change_vectors(folders, counts):
     def space(**changes: object) -> str:
         return open_folder(EncoderSettings.model_validate({"path": str(folders["bert"]), **changes})).space_id
 
-    plain = space()
-    assert plain == space(frequencies=str(counts)) == space(frequent=5) == space(exclude=[])
-    ways = [
-        {"exclude": ["case"]},
-        {"exclude": ["case", "punctuation"]},
-        {"exclude": ["frequent"], "frequencies": str(counts)},
+    plain, case = space(), space(exclude=["case"])
+    frequent: dict[str, object] = {"exclude": ["frequent"], "frequencies": str(counts)}
+    different = [
+        plain,
+        case,
+        space(exclude=["case", "punctuation"]),
+        space(**frequent),
+        space(**frequent, frequent=5),
     ]
-    assert len({plain, *(space(**way) for way in ways), space(**ways[2], frequent=5)}) == 5
-    assert space(exclude=["case", "punctuation"]) == space(exclude=["punctuation", "case", "case"])
-    assert (
-        space(exclude=["case"], frequencies="/none")
-        == space(exclude=["case"])
-        == space(exclude=["case"], frequent=5)
-    )
+    assert len(set(different)) == 5
+    assert plain == space(frequencies=str(counts)) == space(frequent=5) == space(exclude=[])
+    assert case == space(exclude=["case"], frequencies="/none") == space(exclude=["case"], frequent=5)
+    assert space(exclude=["punctuation", "case", "case"]) == space(exclude=["case", "punctuation"])
 
 
 def test_a_copy_includes_the_counts_of_frequent_tokens(folders, counts, tmp_path):
@@ -162,12 +155,10 @@ def test_a_copy_includes_the_counts_of_frequent_tokens(folders, counts, tmp_path
         path=str(folders["bert"]), exclude=("frequent",), frequencies=str(counts), frequent=3
     )
     folder = open_folder(settings)
-    (tmp_path / "copy").mkdir()
-    for name in folder.files:
-        shutil.copy(folder.file(name), tmp_path / "copy" / name)
+    copy = copy_listed_files(folder, tmp_path / "copy")
     counts.unlink()
-    copy = encoder_at(tmp_path / "copy", exclude=["frequent"], frequencies=str(counts), frequent=3)
-    assert copy.space_id == folder.space_id
+    copied = encoder_at(copy, exclude=["frequent"], frequencies=str(counts), frequent=3)
+    assert copied.space_id == folder.space_id
 
 
 def test_the_space_of_the_packaged_minilm_does_not_change(minilm):

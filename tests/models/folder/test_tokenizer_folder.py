@@ -1,4 +1,4 @@
-"""Token ids, prompts and truncation are those that the folder of a pretrained encoder configures."""
+"""Token ids, prompts and truncation follow the files of a pretrained encoder's folder."""
 
 import json
 from pathlib import Path
@@ -16,12 +16,12 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
-from tests.models.folder.pretrained import edit, reference
-from tests.models.folders import TEXTS, encoder_at
+from tests.models.folder.pretrained import reference
+from tests.models.folders import TEXTS, edit_json, encoder_at
 
 
-def tokenizer_folder(folder: Path, kind: str, processed: bool, **config: Any) -> Path:
-    """Write the files of a tokenizer; if `processed`, its tokenizer.json adds special tokens to a text."""
+def tokenizer_folder(folder: Path, kind: str, adds_ends: bool, **config: Any) -> Path:
+    """Write the files of a tokenizer; if `adds_ends`, its tokenizer.json puts a text between <s> and </s>."""
     pieces = {
         "metaspace": pre_tokenizers.Metaspace(),
         "byte_level": pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -36,7 +36,7 @@ def tokenizer_folder(folder: Path, kind: str, processed: bool, **config: Any) ->
         else trainers.BpeTrainer(special_tokens=special)
     )
     tokenizer.train_from_iterator([*TEXTS, "the quick brown fox's 12 dogs"], trainer)
-    if processed:
+    if adds_ends:
         ends = [(name, tokenizer.token_to_id(name)) for name in ("<s>", "</s>")]
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
     folder.mkdir()
@@ -62,18 +62,16 @@ def tokenizer_folder(folder: Path, kind: str, processed: bool, **config: Any) ->
         {"add_bos_token": False, "add_eos_token": False},
     ],
 )
-@pytest.mark.parametrize("processed", [False, True])
+@pytest.mark.parametrize("adds_ends", [False, True])
 @pytest.mark.parametrize("kind", ["metaspace", "byte_level", "words", "unigram"])
 def test_token_ids_are_those_of_the_folders_own_tokenizer(
-    tmp_path: Path, kind: str, processed: bool, added: dict[str, bool], max_length: int
+    tmp_path: Path, kind: str, adds_ends: bool, added: dict[str, bool], max_length: int
 ):
-    folder = tokenizer_folder(tmp_path / "tokenizer", kind, processed, **added)
+    folder = tokenizer_folder(tmp_path / "tokenizer", kind, adds_ends, **added)
     reference_tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
-    if not processed:  # transformers 5 ignores these keys of tokenizer_config.json, so set them again
-        reference_tokenizer.add_bos_token, reference_tokenizer.add_eos_token = (
-            added.get("add_bos_token", False),
-            added.get("add_eos_token", False),
-        )
+    if not adds_ends:  # transformers 5 ignores these keys of tokenizer_config.json, so set them again
+        reference_tokenizer.add_bos_token = added.get("add_bos_token", False)
+        reference_tokenizer.add_eos_token = added.get("add_eos_token", False)
         reference_tokenizer.update_post_processor()
     tokens = load_tokenizer(folder, max_length)(TEXTS)
     ids = [
@@ -97,7 +95,7 @@ def test_vectors_are_cut_to_truncate_dim(folders, tmp_path: Path):
     model = reference(folders["bert"])
     model.save_pretrained(str(tmp_path))
     whole = open_folder(EncoderSettings(path=str(tmp_path)))
-    edit(tmp_path / "config_sentence_transformers.json", truncate_dim=16)
+    edit_json(tmp_path / "config_sentence_transformers.json", truncate_dim=16)
     encoder = encoder_at(tmp_path)
     assert (encoder.dim, encoder.space_id != whole.space_id) == (16, True)
     np.testing.assert_allclose(
@@ -111,7 +109,7 @@ def test_vectors_are_cut_to_truncate_dim(folders, tmp_path: Path):
         np.testing.assert_allclose(
             trainable(trainable.folder.tokenizer()(TEXTS)).numpy(), encoder.encode(TEXTS), atol=1e-5
         )
-    edit(tmp_path / "config_sentence_transformers.json", truncate_dim="all")
+    edit_json(tmp_path / "config_sentence_transformers.json", truncate_dim="all")
     with pytest.raises(ModelError, match="truncate_dim as a whole number, 1 or more, found 'all'"):
         encoder_at(tmp_path)
 
@@ -119,7 +117,7 @@ def test_vectors_are_cut_to_truncate_dim(folders, tmp_path: Path):
 def test_texts_are_truncated_as_in_processing_kwargs(folders, tmp_path: Path):
     model = reference(folders["bert"])
     model.save_pretrained(str(tmp_path))
-    edit(
+    edit_json(
         tmp_path / "sentence_bert_config.json",
         processing_kwargs={"text": {"max_length": 12}},
         max_seq_length=50,

@@ -1,4 +1,4 @@
-"""Untrusted encoder folders: no code runs, nothing is asked, and no name leads to a file outside."""
+"""Untrusted encoder folders: no code runs, no question is asked, and no file outside the folder is read."""
 
 import contextlib
 import json
@@ -32,7 +32,10 @@ def train(settings: EncoderSettings) -> None:
 
 @pytest.fixture
 def witness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file that code of a folder would make; neither that happened nor a question on the terminal."""
+    """Path of the file that code of a folder would write.
+
+    After the test, the file must not exist, and no question may have been asked on the terminal.
+    """
     asked: list[object] = []
     monkeypatch.setattr("builtins.input", asked.append)
     yield tmp_path / "witness"
@@ -40,25 +43,25 @@ def witness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not asked
 
 
-@pytest.mark.parametrize("family", ["bert", "electra"])  # read by our code, and by transformers
-@pytest.mark.parametrize("way", LOADED)
-def test_code_without_effect_on_vectors_is_ignored(
-    tmp_path: Path, witness: Path, monkeypatch: pytest.MonkeyPatch, way: str, family: str
+@pytest.mark.parametrize("family", ["bert", "electra"])  # loaded by this project, and by transformers
+@pytest.mark.parametrize("code", LOADED)
+def test_code_that_no_vector_depends_on_is_ignored(
+    tmp_path: Path, witness: Path, monkeypatch: pytest.MonkeyPatch, code: str, family: str
 ):
-    folder = save_poisoned(tmp_path / "encoder", family, LOADED[way], witness)
+    folder = save_poisoned(tmp_path / "encoder", family, LOADED[code], witness)
     monkeypatch.chdir(folder)
     for load in (encode, train):
         load(EncoderSettings(path=str(folder)))
 
 
 @pytest.mark.parametrize("family", ["bert", "electra"])
-@pytest.mark.parametrize("way", REFUSED)
-def test_code_that_a_folder_requires_is_refused(tmp_path: Path, witness: Path, way: str, family: str):
-    folder = save_poisoned(tmp_path / "encoder", family, REFUSED[way], witness)
+@pytest.mark.parametrize("code", REFUSED)
+def test_code_that_vectors_may_depend_on_is_refused(tmp_path: Path, witness: Path, code: str, family: str):
+    folder = save_poisoned(tmp_path / "encoder", family, REFUSED[code], witness)
     with pytest.raises(ModelError) as caught:
         encode(EncoderSettings(path=str(folder)))
     assert caught.value.exit_code == 4
-    with contextlib.suppress(ModelError):  # a training may want another file than the one at fault
+    with contextlib.suppress(ModelError):  # training may not read the file at fault
         train(EncoderSettings(path=str(folder)))
 
 
@@ -114,13 +117,13 @@ def test_code_of_a_translators_tokenizer_is_refused(tmp_path: Path, witness: Pat
     assert str(folder.path) in str(caught.value)
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("outside", [0, 1, 2])
 @pytest.mark.parametrize("path", ["..", "/etc", "a/../../b"])
-def test_modules_outside_the_folder_are_not_read(tmp_path: Path, place: int, path: str):
+def test_modules_outside_the_folder_are_not_read(tmp_path: Path, outside: int, path: str):
     folder = save_folder(tmp_path / "encoder", "bert")
     kinds = ("Transformer", "Pooling", "Dense")
     entries = [
-        {"type": f"sentence_transformers.models.{kind}", "path": path if number == place else ""}
+        {"type": f"sentence_transformers.models.{kind}", "path": path if number == outside else ""}
         for number, kind in enumerate(kinds)
     ]
     (folder / "modules.json").write_text(json.dumps(entries))

@@ -1,10 +1,11 @@
-"""A file of word vectors is an encoder: the mean of its words' vectors, in one space for all copies."""
+"""A file of word vectors is an encoder: a text's vector is the mean of its words' vectors. Its space does not
+depend on the form of the file.
+"""
 
 import gzip
 import json
 import os
 import re
-import shutil
 import tracemalloc
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.store import open_store
 from tests.models.folder.wordfiles import FORMS, minilm_table, write_words
-from tests.models.folders import LONG, TEXTS, encoder_at
+from tests.models.folders import LONG, TEXTS, copy_listed_files, encoder_at
 
 SENTENCES = (*TEXTS, "A MAN reads; the man's dog (3.5 years) doesn't.", LONG)
 
@@ -35,9 +36,8 @@ def glove(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tokens_of(words: list[str], text: str, tmp_path: Path) -> list[str]:
-    """The known tokens of a text under a vocabulary."""
-    file = write_words(tmp_path / "own.txt", tuple(words), np.ones((len(words), 2), np.float32))
-    file = file.rename(tmp_path / f"{abs(hash(tuple(words)))}.txt")
+    """Return the tokens of a text that a vocabulary of these words knows."""
+    file = write_words(tmp_path / "words.txt", tuple(words), np.ones((len(words), 2), np.float32))
     return [words[number] for number in encoder_at(file)._tokenizer([text]).ids]
 
 
@@ -51,7 +51,7 @@ def test_poolings_of_word_vectors_match_numpy(glove, pooling):
         "sqrt_len": lambda x: x.sum(0) / np.sqrt(len(x)),
     }
     for text, vector in zip(SENTENCES, encoder_at(glove, pooling=pooling).encode(SENTENCES), strict=True):
-        tokens = re.findall(r"n't|[^\W\d_]+(?=n't)|'s|\w+|[^\w\s]", text.lower())  # all that these texts need
+        tokens = re.findall(r"n't|[^\W\d_]+(?=n't)|'s|\w+|[^\w\s]", text.lower())  # all forms in these texts
         rows = table[[indices[word] for word in tokens if word in indices]].astype(np.float64)
         expected = [
             formulas.get(name, lambda x: x.mean(0))(rows) if len(rows) else np.zeros(384)
@@ -64,12 +64,10 @@ def test_poolings_of_word_vectors_match_numpy(glove, pooling):
 @pytest.mark.parametrize("form", FORMS)
 def test_every_file_format_gives_the_same_space_and_bits(glove, tmp_path, form, ending):
     words, table = minilm_table()
-    first, other = (
-        encoder_at(glove),
-        encoder_at(write_words(tmp_path / f"words.{ending}", words, table, form)),
-    )
-    assert first.space_id == other.space_id
-    np.testing.assert_array_equal(first.encode(SENTENCES), other.encode(SENTENCES))
+    expected = encoder_at(glove)
+    found = encoder_at(write_words(tmp_path / f"words.{ending}", words, table, form))
+    assert found.space_id == expected.space_id
+    np.testing.assert_array_equal(found.encode(SENTENCES), expected.encode(SENTENCES))
 
 
 def test_the_bits_of_a_text_do_not_depend_on_batch_or_buffer(glove):
@@ -95,7 +93,7 @@ def test_a_text_without_a_known_word_has_the_zero_vector_and_is_counted(glove):
     np.testing.assert_allclose(np.linalg.norm(encoded.vectors, axis=1), [1, 0, 0, 1], atol=1e-6)
 
 
-def test_counters_count_no_padding_and_truncated_texts(glove):
+def test_tokens_and_truncated_texts_are_counted_and_there_is_no_padding(glove):
     encoder = encoder_at(glove, max_length=8)
     [encoded] = encoder.encode_stream([["the cat", LONG]])
     assert encoded.counts.truncated.tolist() == [False, True]
@@ -149,7 +147,7 @@ def test_a_truncated_text_has_the_first_tokens_of_the_whole(glove, characters):
     assert tokenizer([text]).ids.tolist() == whole.tolist()
 
 
-def test_the_first_vector_of_a_repeated_word_counts_with_a_warning(tmp_path, capsys):
+def test_the_first_vector_of_a_repeated_word_is_used_with_a_warning(tmp_path, capsys):
     write_words(tmp_path / "words.txt", ("a", "b", "a", "a"), np.arange(8, dtype=np.float32).reshape(4, 2))
     np.testing.assert_array_equal(encoder_at(tmp_path / "words.txt").encode(["a", "b"]), [[0, 1], [2, 3]])
     assert "2 lines repeat a word; its first vector is used" in capsys.readouterr().err
@@ -195,15 +193,10 @@ def test_a_remote_file_is_the_same_encoder(s3, tmp_path):
 
 
 def test_a_copy_of_the_files_is_the_same_encoder(glove, tmp_path):
-    folder = encoder_at(glove, max_length=50).folder
-    for name in folder.files:
-        shutil.copy(folder.file(name), tmp_path / name)
-    (tmp_path / "copy").mkdir()
-    for name in folder.files:
-        (tmp_path / name).rename(tmp_path / "copy" / name)
-    copy = encoder_at(tmp_path / "copy", max_length=50)
-    assert (copy.space_id, copy.folder.files) == (folder.space_id, folder.files)
-    np.testing.assert_array_equal(copy.encode(SENTENCES), encoder_at(glove, max_length=50).encode(SENTENCES))
+    original = encoder_at(glove, max_length=50)
+    copy = encoder_at(copy_listed_files(original.folder, tmp_path / "copy"), max_length=50)
+    assert (copy.space_id, copy.folder.files) == (original.space_id, original.folder.files)
+    np.testing.assert_array_equal(copy.encode(SENTENCES), original.encode(SENTENCES))
 
 
 def test_workers_get_absolute_paths(glove, monkeypatch):

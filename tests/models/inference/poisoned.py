@@ -1,13 +1,12 @@
-"""Encoder folders with code, each in one way. If the code is run, it writes a file."""
+"""Encoder folders with code, each in another place. If the code is run, it writes a file."""
 
 import json
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tests.models.folders import save_folder
+from tests.models.folders import edit_json, save_folder
 
 CODE = "evil_code"
 _TRANSFORMER = "sentence_transformers.models.Transformer"
@@ -30,24 +29,25 @@ class Poisoned:
     path: Path
     witness: Path
 
-    def edit(self, name: str, **changes: Any) -> None:
-        file = self.path / name
-        values = json.loads(file.read_text()) if file.exists() else {}
-        file.write_text(json.dumps(values | changes))
+    def edit(self, name: str, **changes: object) -> None:
+        """Replace keys of a JSON file of the folder."""
+        edit_json(self.path / name, **changes)
 
     def code(self, *names: str) -> None:
-        """Put the code into files of the folder."""
+        """Write the code to files of the folder."""
         for name in names:
             file = self.path / name
             file.parent.mkdir(exist_ok=True)
-            made = f"import pathlib\npathlib.Path({str(self.witness)!r}).touch()\n"
-            file.write_text(f"{made}class Model: pass\nConfig = T = Module = MaskPooling = Model\n")
+            touch = f"import pathlib\npathlib.Path({str(self.witness)!r}).touch()\n"
+            file.write_text(f"{touch}class Model: pass\nConfig = T = Module = MaskPooling = Model\n")
 
     def pickle(self, *names: str) -> None:
+        """Write files of the folder whose unpickling runs code."""
         for name in names:
             (self.path / name).write_bytes(pickle.dumps({"weight": _Touch(self.witness)}))
 
     def modules(self, first: str, second: str = "sentence_transformers.models.Pooling") -> None:
+        """Write a modules.json of two modules, given by their classes."""
         entries = [
             {"idx": 0, "name": "0", "path": "", "type": first},
             {"idx": 1, "name": "1", "path": "1_Pooling", "type": second},
@@ -78,7 +78,7 @@ def _module_of_ours(folder: Poisoned) -> None:
     folder.code("template_modules.py")
 
 
-def _trusting(folder: Poisoned) -> None:
+def _trusting_arguments(folder: Poisoned) -> None:
     folder.modules(_TRANSFORMER)
     folder.edit("config.json", auto_map={"AutoModel": f"{CODE}.Model"})
     trust = {"trust_remote_code": True}
@@ -103,8 +103,8 @@ def _adapter(folder: Poisoned) -> None:
     )
 
 
-Way = Callable[[Poisoned], None]
-LOADED: dict[str, Way] = {
+Poison = Callable[[Poisoned], None]
+LOADED: dict[str, Poison] = {
     "the configuration's class": lambda folder: folder.edit(
         "config.json", auto_map={"AutoConfig": f"{CODE}.Config"}
     ),
@@ -123,8 +123,8 @@ LOADED: dict[str, Way] = {
     ),
     "a generator of its own": lambda folder: folder.code("custom_generate/generate.py"),
 }
-"""ways that change no vector: the folder is read without them"""
-REFUSED: dict[str, Way] = {
+"""code that no vector depends on: the folder is read, and the code is ignored"""
+REFUSED: dict[str, Poison] = {
     "the model's class": lambda folder: folder.edit("config.json", auto_map={"AutoModel": f"{CODE}.Model"}),
     "the class of a type that nobody knows": lambda folder: folder.edit(
         "config.json", model_type="evil", auto_map={"AutoConfig": f"{CODE}.Config"}
@@ -134,7 +134,7 @@ REFUSED: dict[str, Way] = {
     "a first module of its own": lambda folder: folder.modules(f"{CODE}.Module"),
     "a second module of its own": lambda folder: folder.modules(_TRANSFORMER, f"{CODE}.Module"),
     "a module of a package": lambda folder: folder.modules(_TRANSFORMER, "os.system"),
-    "arguments that trust it": _trusting,
+    "arguments that trust remote code": _trusting_arguments,
     "a pickle for weights": _pickled_weights,
     "a kernel from the hub": lambda folder: folder.edit("config.json", attn_implementation="evil/kernel"),
     "a kernel from the hub, further down": lambda folder: folder.edit(
@@ -142,12 +142,12 @@ REFUSED: dict[str, Way] = {
     ),
     "an adapter of its own": _adapter,
 }
-"""ways without which nobody knows the vectors that the authors mean"""
+"""code that computes the vectors, or might: the folder is refused"""
 
 
-def save_poisoned(folder: Path, family: str, way: Way, witness: Path) -> Path:
-    """A folder of that family that makes the file `witness` if its code runs."""
+def save_poisoned(folder: Path, family: str, poison: Poison, witness: Path) -> Path:
+    """Write a folder of that family, with code that writes the file `witness` if it runs."""
     poisoned = Poisoned(save_folder(folder, family), witness)
     poisoned.code(f"{CODE}.py")
-    way(poisoned)
+    poison(poisoned)
     return folder

@@ -1,4 +1,4 @@
-"""Vectors equal the references', and do not depend on what else is encoded."""
+"""Vectors equal those of reference implementations, and do not depend on the other texts of a batch."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoTokenizer
 
 from pipeline.errors import ConfigError, ModelError
 from pipeline.models.inference.encoder import load_encoder
@@ -49,14 +50,10 @@ def test_every_pooling_equals_its_formula_on_the_states_of_each_text_alone(folde
         np.testing.assert_allclose(vector, expected, atol=1e-5 * terms)
 
 
-def test_cls_mlp_is_the_trained_layer_over_the_first_token(folders):
+def test_cls_mlp_applies_the_trained_layer_to_the_first_token(folders):
     encoder = load_encoder(settings(folders["bert"], pooling="cls_mlp"), EncodeSettings())
-    from transformers import AutoModel, AutoTokenizer
-
-    model, tokenizer = (
-        AutoModel.from_pretrained(folders["bert"]).eval(),
-        AutoTokenizer.from_pretrained(folders["bert"]),
-    )
+    model = AutoModel.from_pretrained(folders["bert"]).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folders["bert"])
     with torch.no_grad():
         expected = model(**tokenizer(TEXTS[0], return_tensors="pt")).pooler_output[0]
     np.testing.assert_allclose(encoder.encode([TEXTS[0]])[0], expected, atol=1e-5)
@@ -114,13 +111,12 @@ def test_a_stream_returns_the_rows_of_each_batch_in_order(minilm):
 
 def test_a_stream_reports_rows_during_a_window(folders):
     encoder = load_encoder(settings(folders["bert"]), EncodeSettings(max_tokens=128))
-    reported = list[int]()
-    first, *_ = encoder.encode_stream(
-        [random_texts(60), random_texts(90)[60:], random_texts(120)[90:]], reported.append
-    )
+    texts, reported = random_texts(120), list[int]()
+    first, *_ = encoder.encode_stream([texts[:60], texts[60:90], texts[90:]], reported.append)
     assert len(first.vectors) == 60
     assert reported == sorted(reported)
-    assert (reported[-1], len(set(reported)) > 10) == (120, True), "one window has all rows, in many buffers"
+    assert reported[-1] == 120, "one window has all rows"
+    assert len(set(reported)) > 10, "a window has many buffers"
 
 
 def test_errors_of_the_reader_are_raised_and_a_caller_may_stop_early(minilm):
@@ -135,7 +131,7 @@ def test_errors_of_the_reader_are_raised_and_a_caller_may_stop_early(minilm):
     stream.close()
 
 
-def test_counters_count_tokens_padding_and_repeats(folders):
+def test_tokens_padding_and_repeated_texts_are_counted(folders):
     encoder = load_encoder(settings(folders["bert"]), EncodeSettings(max_tokens=128))
     encoder.encode(["Two dogs run.", "x", "Two dogs run."])
     tokens = encoder.count_tokens(["Two dogs run.", "x"]).lengths.sum()
@@ -153,7 +149,7 @@ def test_truncation_is_counted_and_equals_the_reference(folders):
     )
 
 
-def test_a_vector_that_is_not_finite_is_marked(folders):
+def test_a_vector_that_is_not_finite_is_marked_as_bad(folders):
     encoder = load_encoder(settings(folders["bert"]), EncodeSettings())
     words_table = encoder._model._tables[0]
     words_table[encoder._tokenizer(["x"]).ids[1]] = torch.nan
@@ -193,8 +189,8 @@ def test_a_buffer_shorter_than_the_longest_text_is_refused(folders):
 
 def test_running_out_of_device_memory_halves_the_buffer(folders, monkeypatch):
     encoder = load_encoder(settings(folders["bert"]), EncodeSettings(max_tokens=256))
-    texts, before, numerics = random_texts(20), encoder.encode(random_texts(20)), encoder.numerics_id
-    embedding = F.embedding
+    texts, numerics = random_texts(20), encoder.numerics_id
+    before, embedding = encoder.encode(texts), F.embedding
 
     def scarce(ids, table):
         if len(ids) > 64:

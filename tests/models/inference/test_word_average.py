@@ -1,6 +1,5 @@
-"""SIF weights a / (a + p) of words in averages, with word counts that are copied with the encoder."""
+"""Averages weight words by a / (a + p) (SIF), with word counts that are part of the encoder's files."""
 
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.inference.word_average import sif_weights
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.folder.wordfiles import minilm_table, write_counts, write_words
-from tests.models.folders import LONG, TEXTS, encoder_at
+from tests.models.folders import LONG, TEXTS, copy_listed_files, encoder_at
 
 COUNTS = {"the": 50, "cat": 30, "sat": 15, "dog": 5}
 TABLE = {"the": [1, 1], "cat": [2, 0], "sat": [0, 1], "dog": [1, -1]}
@@ -44,7 +43,7 @@ def test_weighted_averages_match_a_hand_computation(small, tmp_path):
 def test_weighted_averages_match_numpy(tmp_path):
     words, table = minilm_table()
     texts = [text for text in (*TEXTS, LONG) if text]
-    # some have signs at their ends, so the table does not contain them
+    # words that end with punctuation are not in the table, so they are counted for the total alone
     counted = Counter(word for text in texts for word in text.lower().split())
     counts = write_counts(tmp_path / "counts.parquet", counted)
     encoder = encoder_at(write_words(tmp_path / "words.txt", words, table), sif=0.01, frequencies=str(counts))
@@ -67,35 +66,33 @@ def test_uncounted_words_weigh_one_and_counts_of_upper_and_lower_case_add_up(sma
     )
 
 
-def test_a_copy_includes_the_counts_and_keeps_the_space(small, tmp_path):
+def test_a_copy_has_counts_of_its_own_and_the_same_space(small, tmp_path):
     counts = write_counts(tmp_path / "counts.parquet", COUNTS)
     settings = EncoderSettings(path=str(small), sif=1e-3, frequencies=str(counts))
     folder = open_folder(settings)
     assert "frequencies.parquet" in folder.files
-    (tmp_path / "copy").mkdir()
-    for name in folder.files:
-        shutil.copy(folder.file(name), tmp_path / "copy" / name)
+    copy = copy_listed_files(folder, tmp_path / "copy")
     expected = load_encoder(settings, EncodeSettings()).encode(SENTENCES)
-    for happens in (lambda: None, lambda: write_counts(counts, {"the": 1}), counts.unlink):
-        happens()
-        copied = encoder_at(tmp_path / "copy", sif=1e-3, frequencies=str(counts))
+    for change_the_file in (lambda: None, lambda: write_counts(counts, {"the": 1}), counts.unlink):
+        change_the_file()
+        copied = encoder_at(copy, sif=1e-3, frequencies=str(counts))
         assert (copied.space_id, copied.folder.files) == (folder.space_id, folder.files)
         np.testing.assert_array_equal(copied.encode(SENTENCES), expected)
-    assert encoder_at(tmp_path / "copy", sif=1e-3).space_id == folder.space_id
-    assert encoder_at(tmp_path / "copy").space_id == open_folder(EncoderSettings(path=str(small))).space_id
+    assert encoder_at(copy, sif=1e-3).space_id == folder.space_id
+    assert encoder_at(copy).space_id == open_folder(EncoderSettings(path=str(small))).space_id
 
 
 def test_the_space_depends_on_weight_and_used_counts(small, tmp_path):
     first, second = (
         str(write_counts(tmp_path / f"{number}.parquet", COUNTS | {"dog": number})) for number in (5, 6)
     )
-    ways = [
+    different: list[dict[str, object]] = [
         {},
         {"sif": 1e-3, "frequencies": first},
         {"sif": 1e-3, "frequencies": second},
         {"sif": 1e-4, "frequencies": first},
     ]
-    assert len({encoder_at(small, **way).space_id for way in ways}) == 4
+    assert len({encoder_at(small, **settings).space_id for settings in different}) == 4
     assert encoder_at(small, frequencies=str(tmp_path / "none")).space_id == encoder_at(small).space_id
 
 

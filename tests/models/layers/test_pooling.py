@@ -10,12 +10,7 @@ from tests.models.poolings import FORMULAS, TABLE
 
 H = torch.tensor([[1.0, 2], [3, 0], [5, -4], [9, 9]])
 H2 = torch.tensor([[0.0, 2], [2, 2], [1, 5], [7, 7]])
-READ_WHOLE = (
-    "cls",
-    "cls_mlp",
-    "last",
-    "ends",
-)  # these read excluded tokens, too
+UNFILTERED = ("cls", "cls_mlp", "last", "ends")  # poolings that read excluded tokens too
 FIRST_THREE = find_segments(np.array([0]), np.array([3]), 0, torch.from_numpy)
 
 
@@ -35,7 +30,7 @@ def test_averages_of_two_layers_match_a_hand_computation(name, states):
     np.testing.assert_allclose(pool(name, states, 2, FIRST_THREE)[0], [2.0, 1.166667], atol=1e-6)
 
 
-def test_a_pooling_reads_the_layers_of_its_name():
+def test_a_pooling_reads_only_the_layers_that_it_needs():
     assert layers_of(["static"], 6) == {0}
     assert layers_of(["static_last", "last2"], 6) == {0, 5, 6}
     assert layers_of(["first_last", "mean"], 6) == {1, 6}
@@ -61,14 +56,14 @@ def test_every_pooling_equals_its_formula_text_by_text(pooling, skip, filtered):
     got = pool(pooling.name, {number: torch.from_numpy(each) for number, each in states.items()}, 3, segments)
     for start, length, vector in zip(ends - lengths, lengths, got, strict=True):
         at = np.arange(skip if length > skip else 0, length)  # a text that is only a prompt keeps all tokens
-        if kept is not None and kept[start + at].any() and pooling.name not in READ_WHOLE:
+        if kept is not None and kept[start + at].any() and pooling.name not in UNFILTERED:
             at = at[kept[start + at]]
         of_text = {number: each[start : start + length] for number, each in states.items()}
         h = of_text | {-1: of_text[3], -2: of_text[2], TABLE: of_text[TABLE_STATE]}
         np.testing.assert_allclose(vector, FORMULAS[pooling.name](h, at), atol=1e-6)
 
 
-def test_poolings_know_the_names_that_sentence_transformers_gives_them():
+def test_poolings_have_the_names_of_sentence_transformers():
     for flag, name in ST_FLAGS.items():
         library = LibraryPooling(4, **{mode: mode == flag for mode in ST_FLAGS})
         assert library.get_config_dict()["pooling_mode"] == POOLINGS[name].st_name

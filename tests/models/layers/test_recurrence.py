@@ -1,4 +1,4 @@
-"""The cells compute their equations, and their gradients are those of the equations."""
+"""Recurrent cells compute the published equations and their gradients."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,7 @@ from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 from pipeline.models.layers.pooling import find_segments, pool
 from pipeline.models.layers.recurrence import CELLS, recurrence
 from pipeline.models.trainable.recurrent import Steps, permute_rows
-from tests.models.trainable.recurrents import gru_step, lstm_step
-
-STEPS = {"gru": gru_step, "lstm": lstm_step}
+from tests.models.trainable.recurrents import STEPS
 
 
 def weights(
@@ -24,7 +22,7 @@ def weights(
 
 
 def one_by_one(cell, texts, inputs, recurrent):
-    """Compute the states (T, width) text after text, with autograd's own graph."""
+    """Compute the states (T, width) text after text, so that autograd finds the gradients by itself."""
     states = []
     for text in texts:
         h = c = torch.zeros(recurrent.shape[1], dtype=text.dtype)
@@ -35,6 +33,7 @@ def one_by_one(cell, texts, inputs, recurrent):
 
 
 def together(cell, texts, inputs, recurrent):
+    """Compute the states (T, width) with the packed recurrence, one step of all texts after another."""
     steps = Steps.of(np.array([len(text) for text in texts]), torch.from_numpy)
     x = permute_rows(torch.cat(texts), steps.orders[0], steps.inverses[0])
     return permute_rows(
@@ -87,11 +86,12 @@ def test_gradients_match_finite_differences(cell):
 def test_an_lstm_equals_that_of_torch():
     inputs, recurrent = weights("lstm", 5, 4)
     reference = nn.LSTM(5, 4, dtype=torch.float64)
-    order = [0, 1, 3, 2]  # torch has the output gate last
+    order = [0, 1, 3, 2]  # in torch the output gate is the last of the four
     with torch.no_grad():
         for own, value in ((reference.weight_ih_l0, inputs), (reference.weight_hh_l0, recurrent)):
             own.copy_(torch.cat([value.chunk(4)[index] for index in order]))
-        reference.bias_ih_l0.zero_(), reference.bias_hh_l0.zero_()
+        reference.bias_ih_l0.zero_()
+        reference.bias_hh_l0.zero_()
     texts = [
         torch.randn(length, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(length))
         for length in (2, 6, 4)
@@ -117,8 +117,8 @@ def test_the_gradient_of_all_steps_in_one_product_is_exact_in_float32(cell):
     assert (found - exact).norm() < 1e-5 * exact.norm()
 
 
-def test_max_pooling_ignores_ended_texts_and_neighbours():
-    # a text of two words, and two rows after its end
+def test_poolings_do_not_read_rows_after_the_end_of_a_text():
+    # a text of two words, and two rows after its end, whose zeros exceed all values of the text
     states = torch.tensor([[-1.0, -2.0], [-3.0, -0.5], [0.0, 0.0], [0.0, 0.0]])
     where = find_segments(np.array([0]), np.array([2]), 0, torch.from_numpy)
     assert pool("max", {1: states}, 1, where).tolist() == [[-1.0, -0.5]]
@@ -135,7 +135,7 @@ def test_recurrent_steps_stay_in_float32_under_autocast():
 
 
 @pytest.mark.parametrize(("cell", "width"), [("gru", 514), ("lstm", 517)])
-def test_states_do_not_depend_on_the_thread(cell, width):
+def test_equal_rows_have_equal_states_in_every_thread(cell, width):
     _, recurrent = weights(cell, 1, width, torch.float32)
     draw = torch.Generator().manual_seed(0)
     x, state = (
@@ -143,10 +143,7 @@ def test_states_do_not_depend_on_the_thread(cell, width):
         tuple(torch.randn(1, width, generator=draw).expand(64, -1) for _ in range(CELLS[cell].state_tensors)),
     )
     products = CELLS[cell].prepare(recurrent, 64)
-    torch.set_num_threads(5)  # a step has work for several, split at any value
-    try:
-        for row in x:
-            _, state = CELLS[cell].step(row.expand(64, -1), state, products)
-            assert all(torch.equal(part, part[:1].expand(64, -1)) for part in state)
-    finally:
-        torch.set_num_threads(1)
+    torch.set_num_threads(5)  # torch splits the values of a step among them, also within a row
+    for row in x:
+        _, state = CELLS[cell].step(row.expand(64, -1), state, products)
+        assert all(torch.equal(part, part[:1].expand(64, -1)) for part in state)

@@ -1,4 +1,4 @@
-"""The padded reference of the trainable encoder, and texts as packed tokens."""
+"""Packed tokens of texts and ids, and the padded model of transformers as a reference."""
 
 import numpy as np
 import torch
@@ -9,25 +9,28 @@ from pipeline.text.tokens.tokens import Tokens
 from tests.models.folders import FAMILIES, LONG, TEXTS
 
 PACKED = [family for family in FAMILIES if family != "electra"]
+"""families with a packed forward pass"""
 
 
 def tokens_of(path, texts, max_length=64) -> Tokens:
+    """Tokenize texts with the tokenizer of a folder."""
     return load_tokenizer(path, max_length)(texts)
 
 
-def of_ids(rows) -> Tokens:
+def packed_ids(rows) -> Tokens:
+    """Pack texts that are given as rows of token ids."""
     offsets = np.cumsum([0, *map(len, rows)])
     return Tokens(np.concatenate(rows).astype(np.int32), offsets, np.zeros(len(rows), bool))
 
 
 def many(count: int, seed: int = 0) -> list[str]:
-    """Texts of 1 to 40 words: more than one block of them, of many lengths."""
+    """Return texts of 1 to 40 random words."""
     rng, words = np.random.default_rng(seed), LONG.split()[:16]
     return [" ".join(rng.choice(words, rng.integers(1, 41))) for _ in range(count)]
 
 
 def padded(model, tokens: Tokens, **inputs) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """(hidden states (n, L, d), mask (n, L)) through transformers."""
+    """Run a model of transformers. Returns hidden states, each (n, L, d), and the mask of tokens (n, L)."""
     rows = np.split(tokens.ids, tokens.offsets[1:-1])
     ids = torch.nn.utils.rnn.pad_sequence(
         [torch.from_numpy(row).long() for row in rows], True, model.config.pad_token_id
@@ -39,16 +42,15 @@ def padded(model, tokens: Tokens, **inputs) -> tuple[list[torch.Tensor], torch.T
 
 
 def mean(states, mask):
+    """Average the last hidden states over the tokens of each text, (n, d)."""
     return (states[-1] * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
 
 
 def trained(folder, seed=0):
-    """After one step of a loss that reaches everything."""
+    """Load an encoder and train it for one step, whose gradients reach all weights."""
     torch.manual_seed(seed)
     encoder = load_trainable(folder)
-    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.05)
-    (
-        encoder(tokens_of(folder.path / folder.transformer, TEXTS)) * torch.randn(len(TEXTS), encoder.dim)
-    ).sum().backward()
-    optimizer.step()
+    vectors = encoder(tokens_of(folder.transformer_path, TEXTS))
+    (vectors * torch.randn(vectors.shape)).sum().backward()
+    torch.optim.SGD(encoder.parameters(), lr=0.05).step()
     return encoder.eval()

@@ -23,7 +23,7 @@ def write_paragraphs(
     words_known: Sequence[str] = WORDS,
     **settings: object,
 ) -> Path:
-    """Write new paragraph vectors of a few words; `scale` multiplies their weights."""
+    """Write new paragraph vectors of a few words, with their weights multiplied by `scale`."""
     counts = Counter({word: 10 + row for row, word in enumerate(words_known)})
     write_paragraph_folder(ParagraphSettings(**(SMALL | settings)), counts, folder, rows=rows, seed=seed)
     weights = load_file(folder / "model.safetensors")

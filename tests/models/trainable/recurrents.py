@@ -32,7 +32,7 @@ def word_counts() -> Counter[str]:
 
 
 def recurrent_folder(path: Path, shape: str, **changes: object) -> EncoderFolder:
-    """Write an encoder of that shape, unless `path` exists, and open it."""
+    """Open an encoder of that shape at `path`; write it if it does not exist."""
     if not path.exists():
         write_recurrent_folder(SHAPES[shape], word_counts(), path, seed=1)
     return open_folder(EncoderSettings.model_validate({"path": str(path), **changes}))
@@ -41,10 +41,11 @@ def recurrent_folder(path: Path, shape: str, **changes: object) -> EncoderFolder
 def by_equations(backbone: RecurrentBackbone, ids: np.ndarray) -> torch.Tensor:
     """Return the last hidden states (tokens, width) of one text, in float64."""
     x = backbone.word_table[torch.from_numpy(ids).long()].double()
-    step = gru_step if backbone.shape.cell == "gru" else lstm_step
+    step = STEPS[backbone.shape.cell]
     for layer in backbone.directions:
-        sides = []
-        for direction, backward in zip(layer, (False, True), strict=False):
+        states_by_direction = []
+        for number, direction in enumerate(layer):
+            is_backward = number == 1
             weights = direction.input.weight.double(), direction.recurrent.double()
             bias = (
                 torch.zeros(len(weights[0]), dtype=torch.float64)
@@ -53,16 +54,16 @@ def by_equations(backbone: RecurrentBackbone, ids: np.ndarray) -> torch.Tensor:
             )
             h = c = torch.zeros(direction.recurrent.shape[1], dtype=torch.float64)
             states = []
-            for row in x.flip(0) if backward else x:
+            for row in x.flip(0) if is_backward else x:
                 h, c = step(row, h, c, *weights, bias)
                 states.append(h)
-            sides.append(torch.stack(states[::-1] if backward else states))
-        x = torch.cat(sides, dim=1)
+            states_by_direction.append(torch.stack(states[::-1] if is_backward else states))
+        x = torch.cat(states_by_direction, dim=1)
     return x
 
 
 def gru_step(x, h, c, inputs, recurrent, bias):
-    """Compute a step by the equations of Skip-Thought (Kiros et al. 2015)."""
+    """Compute a step of Skip-Thought (Kiros et al. 2015), which has no bias. Returns h and c."""
     (w_r, w_z, w), (u_r, u_z, u) = inputs.chunk(3), recurrent.chunk(3)
     r = torch.sigmoid(w_r @ x + u_r @ h)
     z = torch.sigmoid(w_z @ x + u_z @ h)
@@ -71,6 +72,10 @@ def gru_step(x, h, c, inputs, recurrent, bias):
 
 
 def lstm_step(x, h, c, inputs, recurrent, bias):
+    """Compute a step of an LSTM whose gates are in the order i, f, o, g. Returns h and c."""
     i, f, o, g = (inputs @ x + bias + recurrent @ h).chunk(4)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
+
+
+STEPS = {"gru": gru_step, "lstm": lstm_step}

@@ -1,4 +1,4 @@
-"""The decoder computes the published equations, and its gradients are theirs."""
+"""The decoder computes the published equations and their gradients."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,8 @@ import torch
 
 from pipeline.models.layers.recurrence import CELLS
 from pipeline.models.trainable.decoder import ConditionalDecoder
-from tests.models.trainable.recurrents import gru_step, lstm_step
+from tests.models.trainable.recurrents import STEPS
 
-STEPS = {"gru": gru_step, "lstm": lstm_step}
 LENGTHS = np.array([3, 1, 5])
 
 
@@ -18,7 +17,7 @@ def decoder_of(cell: str) -> ConditionalDecoder:
 
 
 def one_by_one(cell: str, decoder: ConditionalDecoder, words: torch.Tensor, vectors: torch.Tensor):
-    """Compute the states (T, width) text after text: C v is added to W x before each activation."""
+    """Compute the states (T, width) text after text; C v is added to W x before each activation."""
     direction, states = decoder.direction, []
     bias = torch.zeros(len(direction.recurrent)) if direction.input.bias is None else direction.input.bias
     for text, vector in zip(words.split(LENGTHS.tolist()), vectors, strict=True):
@@ -34,7 +33,10 @@ def one_by_one(cell: str, decoder: ConditionalDecoder, words: torch.Tensor, vect
 
 
 def test_a_step_matches_the_published_equations():
-    """The hand computation begins at the state 0.5, which a first word of the right size gives."""
+    """The example worked by hand starts from the state 0.5.
+
+    A bisection finds the first word that leads from the zero state to it.
+    """
     decoder = ConditionalDecoder(CELLS["gru"], inner=1, width=1, condition=1).double()
     with torch.no_grad():
         decoder.direction.input.weight.copy_(torch.tensor([[0.1], [0.3], [0.5]]))

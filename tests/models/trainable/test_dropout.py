@@ -1,4 +1,4 @@
-"""Dropout of the trainable encoder: its generator, its rates and the layers at which it acts."""
+"""Dropout of the trainable encoder: its random numbers, its rates and the layers at which it acts."""
 
 import shutil
 
@@ -10,15 +10,19 @@ from transformers import AutoModel
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.packed_backbone import Rates, rates_of
 from tests.models.folders import FAMILIES, edit_json, folder_at
-from tests.models.trainable.padded import PACKED, many, mean, of_ids, padded, tokens_of
+from tests.models.trainable.padded import PACKED, many, mean, packed_ids, padded, tokens_of
+
+RATE_NAMES = {
+    False: ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    True: ("dropout", "attention_dropout"),
+}
+"""is DistilBERT -> keys of config.json: rate of dropout of hidden states, and of attention weights"""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_dropout_depends_on_the_generator_and_differs_by_row(folders, family):
-    encoder, tokens = (
-        load_trainable(folder_at(folders[family])),
-        tokens_of(folders[family], ["Two dogs run.", "x", "Two dogs run."]),
-    )
+    encoder = load_trainable(folder_at(folders[family]))
+    tokens = tokens_of(folders[family], ["Two dogs run.", "x", "Two dogs run."])
     torch.manual_seed(3)
     first = encoder(tokens)
     torch.manual_seed(3)
@@ -34,31 +38,27 @@ def test_dropout_depends_on_the_generator_and_differs_by_row(folders, family):
 
 @pytest.mark.parametrize("family", PACKED)
 def test_dropout_at_the_embeddings_zeroes_the_configured_proportion_and_keeps_the_mean(folders, family):
-    encoder, tokens = (
-        load_trainable(folder_at(folders[family], pooling="static"), dropout=0.3),
-        tokens_of(folders[family], many(40)),
-    )
-    seen = []
+    encoder = load_trainable(folder_at(folders[family], pooling="static"), dropout=0.3)
+    tokens, seen = tokens_of(folders[family], many(40)), []
+
+    def watch(x, where):
+        seen.append(x.detach())
+        return x
+
     torch.manual_seed(0)
-    for _ in range(2):
-        encoder(tokens, at_embedding=lambda x, segments: seen.append(x.detach()) or x)
-        encoder.eval()
-    dropped = seen[0] == 0
+    encoder(tokens, at_embedding=watch)
+    encoder.eval()(tokens, at_embedding=watch)
+    with_dropout, without = seen
+    dropped = with_dropout == 0
     assert dropped.float().mean() == pytest.approx(0.3, abs=0.01)
-    torch.testing.assert_close(seen[0][~dropped], seen[1][~dropped] / 0.7, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(with_dropout[~dropped], without[~dropped] / 0.7, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", PACKED)
 def test_dropout_rates_are_those_of_the_configuration_unless_overridden(folders, tmp_path, family):
     folder, is_distilbert = shutil.copytree(folders[family], tmp_path / "own"), family == "distilbert"
-    edit_json(
-        folder / "config.json",
-        **(
-            {"dropout": 0.3, "attention_dropout": 0.2}
-            if is_distilbert
-            else {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
-        ),
-    )
+    hidden, attention = RATE_NAMES[is_distilbert]
+    edit_json(folder / "config.json", **{hidden: 0.3, attention: 0.2})
     after_attention = 0.0 if is_distilbert else 0.3  # DistilBERT has no dropout after the attention
     assert rates_of(folder_at(folder), None) == Rates(0.3, 0.2, after_attention, 0.3)
     assert rates_of(folder_at(folder), 0.05) == Rates(0.05, 0.05, 0.0 if is_distilbert else 0.05, 0.05)
@@ -66,18 +66,14 @@ def test_dropout_rates_are_those_of_the_configuration_unless_overridden(folders,
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
 def test_dropout_acts_at_each_configured_layer_with_the_variance_of_the_reference(folders, tmp_path, family):
-    """With dropout in one layer alone, the standard deviation over many draws equals the reference's."""
-    names = (
-        ("dropout", "attention_dropout")
-        if family == "distilbert"
-        else ("hidden_dropout_prob", "attention_probs_dropout_prob")
-    )
-    tokens = of_ids(400 * [np.random.default_rng(0).integers(5, 250, 12)])
+    """With dropout at one kind of layer alone, the deviation over 400 draws equals the reference's."""
+    names = RATE_NAMES[family == "distilbert"]
+    tokens = packed_ids(400 * [np.random.default_rng(0).integers(5, 250, 12)])
     for chosen in names:
         folder = shutil.copytree(folders[family], tmp_path / chosen)
         edit_json(folder / "config.json", **{name: 0.2 * (name == chosen) for name in names})
         torch.manual_seed(0)
         encoder, model = load_trainable(folder_at(folder)), AutoModel.from_pretrained(folder).train()
         with torch.no_grad():
-            ours, theirs = encoder(tokens).std(0), mean(*padded(model, tokens)).std(0)
-        assert (ours / theirs).mean() == pytest.approx(1, abs=0.03)
+            found, expected = encoder(tokens).std(0), mean(*padded(model, tokens)).std(0)
+        assert (found / expected).mean() == pytest.approx(1, abs=0.03)

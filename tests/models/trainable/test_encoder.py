@@ -12,24 +12,20 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from pipeline.models.folder.token_filter import load_filter
-from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.layers.linear import TrainableLinear
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.saving import save_folder
-from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
-from tests.models.folders import FAMILIES, TEXTS, edit_json, folder_at
+from tests.models.folders import FAMILIES, TEXTS, edit_json, encoder_at, folder_at
 from tests.models.poolings import OF_TRANSFORMERS
-from tests.models.trainable.layer_calls import layer_calls
+from tests.models.trainable.layer_calls import assert_checkpointing_is_exact
 from tests.models.trainable.padded import many, mean, padded, tokens_of
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_vectors_and_every_gradient_equal_those_of_the_padded_model(folders, family):
-    encoder, model = (
-        load_trainable(folder_at(folders[family]), dropout=0.0),
-        AutoModel.from_pretrained(folders[family]).eval(),
-    )
+    encoder = load_trainable(folder_at(folders[family]), dropout=0.0)
+    model = AutoModel.from_pretrained(folders[family]).eval()
     tokens = tokens_of(folders[family], [*TEXTS, *many(30)])
     vectors, expected = encoder(tokens), mean(*padded(model, tokens))
     torch.testing.assert_close(vectors, expected, atol=1e-5, rtol=0)
@@ -53,13 +49,9 @@ def test_every_pooling_equals_the_encoder_and_has_a_gradient(folders, family, po
     encoder = load_trainable(folder).eval()
     tokens = tokens_of(folders[family], TEXTS)
     vectors = encoder(tokens)
-    np.testing.assert_allclose(
-        vectors.detach(),
-        load_encoder(EncoderSettings(path=str(folders[family]), pooling=pooling), EncodeSettings()).encode(
-            TEXTS
-        ),
-        atol=1e-5 * (tokens.lengths.max() if pooling == "sum" else 1),  # a sum grows with the text
-    )
+    expected = encoder_at(folders[family], pooling=pooling).encode(TEXTS)
+    terms = tokens.lengths.max() if pooling == "sum" else 1  # rounding grows with the sum
+    np.testing.assert_allclose(vectors.detach(), expected, atol=1e-5 * terms)
     vectors.square().sum().backward()
     name = "embeddings.word_embeddings.weight"
     gradient = next(parameter.grad for full, parameter in encoder.named_parameters() if full.endswith(name))
@@ -71,21 +63,18 @@ def test_every_pooling_equals_the_encoder_and_has_a_gradient(folders, family, po
 @pytest.mark.parametrize("frozen", ["nothing", "input", "weight"])
 def test_the_linear_layer_equals_torch_forwards_and_backwards(bias, frozen):
     torch.manual_seed(0)
-    layer, x, gradient = (
-        TrainableLinear(48, 96, bias=bias),
-        torch.randn(37, 48, requires_grad=frozen != "input"),
-        torch.randn(37, 96),
-    )
+    layer = TrainableLinear(48, 96, bias=bias)
+    x, gradient = torch.randn(37, 48, requires_grad=frozen != "input"), torch.randn(37, 96)
     layer.weight.requires_grad_(frozen != "weight")
-    wanted = [tensor for tensor in (x, *layer.parameters()) if tensor.requires_grad]
+    leaves = [tensor for tensor in (x, *layer.parameters()) if tensor.requires_grad]
     expected = F.linear(x, layer.weight, layer.bias)
     torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=0)
-    for got, reference in zip(
-        torch.autograd.grad(layer(x), wanted, gradient),
-        torch.autograd.grad(expected, wanted, gradient),
+    for found, reference in zip(
+        torch.autograd.grad(layer(x), leaves, gradient),
+        torch.autograd.grad(expected, leaves, gradient),
         strict=True,
     ):
-        torch.testing.assert_close(got, reference, atol=2e-5, rtol=0)
+        torch.testing.assert_close(found, reference, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max", "weighted_mean", "sqrt_len"])
@@ -93,9 +82,8 @@ def test_gradients_of_poolings_equal_finite_differences(folders, pooling):
     encoder = load_trainable(folder_at(folders["bert"], pooling=pooling), dropout=0.0)
     tokens, bump = tokens_of(folders["bert"], TEXTS[:3]), 3e-3
     direction = torch.randn(encoder(tokens).shape, generator=torch.Generator().manual_seed(1))
-    bias = encoder.backbone.get_parameter(
-        "encoder.layer.2.output.LayerNorm.bias"
-    )  # shifts every token's last state: vectors are linear in it
+    # it shifts the last state of every token, so that vectors are linear in it
+    bias = encoder.backbone.get_parameter("encoder.layer.2.output.LayerNorm.bias")
     (encoder(tokens) * direction).sum().backward()
     with torch.no_grad():
         before = (encoder(tokens) * direction).sum()
@@ -106,54 +94,25 @@ def test_gradients_of_poolings_equal_finite_differences(folders, pooling):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_checkpointing_computes_layers_again_with_the_same_dropout(folders, family):
-    encoder, tokens = load_trainable(folder_at(folders[family])), tokens_of(folders[family], many(20))
-
-    def gradients(checkpointed):
-        encoder.backbone.checkpointing = checkpointed
-        encoder.zero_grad()
-        torch.manual_seed(5)
-        calls = layer_calls(encoder.backbone, lambda: encoder(tokens).square().sum().backward())
-        assert set(calls.values()) == {2 if checkpointed else 1}
-        return torch.rand(1), {
-            name: parameter.grad.clone()
-            for name, parameter in encoder.named_parameters()
-            if parameter.grad is not None
-        }
-
-    (draw, stored), (draw_with_checkpoints, recomputed) = gradients(False), gradients(True)
-    assert draw == draw_with_checkpoints  # both passes took as many random numbers
-    assert set(stored) == set(recomputed)
-    for name, gradient in stored.items():
-        torch.testing.assert_close(recomputed[name], gradient, atol=0, rtol=0, msg=name)
+    encoder = load_trainable(folder_at(folders[family]))
+    assert_checkpointing_is_exact(encoder, tokens_of(folders[family], many(20)))
 
 
 def test_excluded_tokens_do_not_affect_the_average(folders):
     changes = {"pooling": "mean", "exclude": ("punctuation", "case")}
     folder, tokenizer = folder_at(folders["bert"], **changes), load_tokenizer(folders["bert"], 64)
     tokens = tokenizer(TEXTS)
-    vectors = (
-        load_trainable(folder)
-        .eval()(replace(tokens, kept=load_filter(folder, tokenizer)[tokens.ids]))
-        .detach()
-    )
-    np.testing.assert_allclose(
-        vectors,
-        load_encoder(EncoderSettings(path=str(folders["bert"]), **changes), EncodeSettings()).encode(TEXTS),
-        atol=1e-5,
-    )
+    kept = load_filter(folder, tokenizer)[tokens.ids]
+    vectors = load_trainable(folder).eval()(replace(tokens, kept=kept)).detach()
+    np.testing.assert_allclose(vectors, encoder_at(folders["bert"], **changes).encode(TEXTS), atol=1e-5)
 
 
-def test_a_prompt_is_pooled_or_excluded_as_configured_in_the_folder(folders, tmp_path):
-    source = save_folder(
-        load_trainable(folder_at(folders["bert"], prompt="a man ")),
-        folder_at(folders["bert"], prompt="a man "),
-        tmp_path / "saved",
-    ).path
-    edit_json(source / "1_Pooling" / "config.json", include_prompt=False)
-    encoder, reference = (
-        load_trainable(folder_at(source)).eval(),
-        load_encoder(EncoderSettings(path=str(source)), EncodeSettings()),
-    )
+@pytest.mark.parametrize("include", [True, False])
+def test_a_prompt_is_pooled_or_excluded_as_configured_in_the_folder(folders, tmp_path, include):
+    folder = folder_at(folders["bert"], prompt="a man ")
+    source = save_folder(load_trainable(folder), folder, tmp_path / "saved").path
+    edit_json(source / "1_Pooling" / "config.json", include_prompt=include)
+    encoder, reference = load_trainable(folder_at(source)).eval(), encoder_at(source)
     tokens = load_tokenizer(source, 64, prompt="a man ")(TEXTS)
     np.testing.assert_allclose(encoder(tokens).detach(), reference.encode(TEXTS), atol=1e-5)
     np.testing.assert_allclose(
@@ -164,11 +123,10 @@ def test_a_prompt_is_pooled_or_excluded_as_configured_in_the_folder(folders, tmp
 @pytest.mark.parametrize("family", ["bert", "mpnet", "electra"])
 def test_a_copy_is_independent(folders, family):
     encoder, tokens = load_trainable(folder_at(folders[family])).eval(), tokens_of(folders[family], TEXTS)
-    before = encoder(tokens).detach()
-    for copied in (
-        copy.deepcopy(encoder),
-        *(() if family == "electra" else (pickle.loads(pickle.dumps(encoder)),)),
-    ):  # transformers' hooks do not pickle
+    before, copies = encoder(tokens).detach(), [copy.deepcopy(encoder)]
+    if family != "electra":  # a model of transformers has hooks, which cannot be pickled
+        copies.append(pickle.loads(pickle.dumps(encoder)))
+    for copied in copies:
         torch.testing.assert_close(copied(tokens), before, atol=0, rtol=0)
         with torch.no_grad():
             for parameter in copied.parameters():
@@ -179,10 +137,8 @@ def test_a_copy_is_independent(folders, family):
 
 @pytest.mark.parametrize("family", ["bert", "mpnet"])
 def test_half_precision_is_close_and_has_finite_gradients(folders, family):
-    encoder, tokens = (
-        load_trainable(folder_at(folders[family]), dropout=0.0),
-        tokens_of(folders[family], many(20)),
-    )
+    encoder = load_trainable(folder_at(folders[family]), dropout=0.0)
+    tokens = tokens_of(folders[family], many(20))
     exact = encoder(tokens)
     with torch.autocast("cpu", torch.bfloat16):
         half = encoder(tokens)

@@ -26,7 +26,10 @@ def _own_cache(cache: Path) -> None:
 
 
 def write_vectors(file: Path, words: tuple[str, ...] = WORDS, seed: int = 0) -> EncoderFolder:
-    """Write vectors of 2 dimensions, with 3 shared words: fewer dimensions than equations."""
+    """Write vectors of 2 dimensions.
+
+    With WORDS, the encoder shares 3 words, so that the map has fewer unknowns than equations.
+    """
     vectors = np.random.default_rng(seed).normal(size=(len(words), 2)).astype(np.float32)
     lines = (f"{word} {row[0]} {row[1]}" for word, row in zip(words, vectors.tolist(), strict=True))
     file.write_text("\n".join(lines))
@@ -34,6 +37,7 @@ def write_vectors(file: Path, words: tuple[str, ...] = WORDS, seed: int = 0) -> 
 
 
 def table_of(folder: EncoderFolder) -> dict[str, np.ndarray]:
+    """Load the word vectors of a folder by word."""
     words = read_words(folder.transformer_path)
     return dict(zip(words, load_file(folder.file(folder.weights[0]))[TABLE], strict=True))
 
@@ -52,44 +56,49 @@ def test_further_words_get_mapped_vectors_and_known_words_keep_theirs(tmp_path: 
     before, texts = table_of(encoder), ["zero two", "one", "unknown"]
     encoded = encoder_at(encoder.path).encode([*texts, "three"])
     expanded = expand_vocabulary(encoder, vectors, None)
-    after, given = table_of(expanded), table_of(vectors)
+    after, in_file = table_of(expanded), table_of(vectors)
     assert list(after) == [*before, "three", "four", "five"]  # "Paris" cannot occur in a lowercased text
     for word, vector in before.items():
         np.testing.assert_array_equal(after[word], vector)
     shared = ("zero", "one", "two")
     word_map = np.linalg.lstsq(
-        np.stack([given[word] for word in shared]).astype(np.float64),
+        np.stack([in_file[word] for word in shared]).astype(np.float64),
         np.stack([before[word] for word in shared]).astype(np.float64),
     )[0]
     for word in ("three", "four", "five"):
-        np.testing.assert_allclose(after[word], given[word] @ word_map, atol=1e-6)
+        np.testing.assert_allclose(after[word], in_file[word] @ word_map, atol=1e-6)
     assert expanded.config["vocab_size"] == len(after)
     assert expanded.space_id != encoder.space_id
-    product = encoder_at(expanded.path)
-    np.testing.assert_array_equal(product.encode(texts), encoded[:3])
-    assert np.abs(product.encode(["three"]) - encoded[3]).max() > 1e-3  # an unknown word before
+    loaded = encoder_at(expanded.path)
+    np.testing.assert_array_equal(loaded.encode(texts), encoded[:3])
+    assert np.abs(loaded.encode(["three"]) - encoded[3]).max() > 1e-3, "three was an unknown word before"
 
 
-def test_the_first_words_of_the_file_are_read(tmp_path: Path):
+def test_only_the_first_words_of_the_file_are_read_up_to_the_limit(tmp_path: Path):
     encoder, vectors = new_recurrent(tmp_path / "gru"), write_vectors(tmp_path / "vectors.txt")
     expanded = expand_vocabulary(encoder, vectors, 4)
     assert read_words(expanded.path) == ["<unk>", "<s>", "</s>", "zero", "one", "two", "three"]
 
 
-def test_encoders_side_by_side_are_expanded_one_by_one(tmp_path: Path):
+def test_concatenated_encoders_are_expanded_one_by_one(tmp_path: Path):
     folders = [new_recurrent(tmp_path / "uni"), new_recurrent(tmp_path / "bi", 2)]
     joined = save_joined([load_trainable(folder) for folder in folders], tmp_path / "joined")
     vectors = write_vectors(tmp_path / "vectors.txt")
-    modes = {file.name: file.stat().st_mode for file in joined.parts[0].path.glob("*.*")}
+    permissions = permissions_in(joined.parts[0].path)
     expanded = expand_vocabulary(joined, vectors, None)
-    assert {file.name: file.stat().st_mode for file in expanded.parts[0].path.glob("*.*")} == modes
+    assert permissions_in(expanded.parts[0].path) == permissions
     alone = [expand_vocabulary(folder, vectors, None) for folder in folders]
     texts = ["three zero", "unknown"]
     expected = np.hstack([encoder_at(folder.path).encode(texts) for folder in alone])
     np.testing.assert_array_equal(encoder_at(expanded.path).encode(texts), expected)
 
 
-def test_what_cannot_be_expanded_is_refused_before_the_training(tmp_path: Path):
+def permissions_in(folder: Path) -> dict[str, int]:
+    """Return the permissions of the files in a folder by name."""
+    return {file.name: file.stat().st_mode for file in folder.glob("*.*")}
+
+
+def test_encoders_and_files_that_do_not_fit_are_refused_before_the_training(tmp_path: Path):
     encoder, vectors = new_recurrent(tmp_path / "gru"), write_vectors(tmp_path / "vectors.txt")
     check_expansion(encoder, vectors, None)
     with pytest.raises(ConfigError, match=r"learned word vectors, found manta-words"):

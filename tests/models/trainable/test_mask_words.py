@@ -1,4 +1,4 @@
-"""The mask token read by words equals a computation with transformers' own masked language model."""
+"""Reading the mask token as words equals a computation with the masked language model of transformers."""
 
 import numpy as np
 import pytest
@@ -13,13 +13,13 @@ from pipeline.settings import EncoderSettings
 from tests.models.folders import folder_of_language_model, save_folder
 
 TEMPLATE = 'This sentence : "[X]" means [MASK].'
-# not "", whose de-noised state is zero, so that its words tie
+# without "": its denoised state is zero, so that its words tie
 SENTENCES = ["Two dogs run.", "A girl reads a book on the grass.", "a [MASK] b", "x " * 90]
 TOP_K = 20
 
 
 def untied(folder):
-    """Give a folder an output table and a bias of its own."""
+    """Replace the output table, which is shared with the words, by a random one with a random bias."""
     model = AutoModelForMaskedLM.from_pretrained(folder)
     model.config.tie_word_embeddings = False
     generator = torch.Generator().manual_seed(3)
@@ -43,11 +43,13 @@ def reader_of(folder, top_k=TOP_K, template=TEMPLATE) -> MaskReader:
 
 
 def reference(folder, text):
-    """Return h and the two pairs (words' mean, ids) of one text, step by step with BertForMaskedLM."""
-    model, tokenizer = (
-        AutoModelForMaskedLM.from_pretrained(folder).eval(),
-        AutoTokenizer.from_pretrained(folder),
-    )
+    """Read one text with BertForMaskedLM.
+
+    Returns h, h_hat, and two pairs (mean of the vectors of the most probable words, their ids): without and
+    with denoising.
+    """
+    model = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     table, output = model.get_input_embeddings().weight, model.get_output_embeddings()
     assert (table.data_ptr() == output.weight.data_ptr()) == model.config.tie_word_embeddings
     before, behind = (
@@ -83,20 +85,21 @@ def test_readings_equal_those_of_the_reference_model(folder):
     assert (readings.ids != readings.denoised_ids).any()
 
 
-def test_one_word_is_the_row_of_the_table(folder):
+def test_the_mean_of_one_word_is_its_row_of_the_table(folder):
     readings = reader_of(folder, top_k=1).read(SENTENCES)
     table = AutoModelForMaskedLM.from_pretrained(folder).get_input_embeddings().weight.detach().numpy()
     np.testing.assert_allclose(readings.words, table[readings.ids[:, 0]], atol=1e-6)
 
 
-def test_more_words_than_the_vocabulary_has_are_all_of_them(folder):
+def test_top_k_is_at_most_the_size_of_the_vocabulary(folder):
     reader, words = reader_of(folder, top_k=10_000), len(AutoTokenizer.from_pretrained(folder))
     ids = reader.read(SENTENCES[:1]).ids
-    assert words < 300, "the table has rows that are no words"
-    assert (sorted(ids[0]), reader.top_k) == (list(range(words)), words)
+    assert words < 300, "the table has rows without a word"
+    assert reader.top_k == words
+    assert sorted(ids[0]) == list(range(words))
 
 
-def test_words_are_spelled_as_the_tokenizer_has_them(folder):
+def test_spellings_are_those_of_the_tokenizer(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = np.arange(len(tokenizer))
     assert reader_of(folder).spellings(ids) == tokenizer.convert_ids_to_tokens(ids.tolist())

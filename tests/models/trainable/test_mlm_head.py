@@ -21,6 +21,7 @@ from tests.models.folders import TEXTS, folder_of_language_model, save_folder
 
 
 def opened(path) -> TrainableEncoder:
+    """Load a trainable encoder without dropout."""
     return load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=0.0)
 
 
@@ -40,6 +41,7 @@ def test_logits_equal_those_of_the_padded_model(tmp_path, family):
 
 
 def logits_of_transformers(path: Path, tokens: Tokens) -> torch.Tensor:
+    """Compute the logits (tokens, vocabulary) with the padded model of transformers."""
     model = AutoModelForMaskedLM.from_pretrained(path).eval()
     rows = torch.nn.utils.rnn.pad_sequence(
         list(torch.from_numpy(tokens.ids).long().split(tokens.lengths.tolist())),
@@ -76,7 +78,7 @@ def test_a_trained_head_is_saved_where_transformers_finds_it(tmp_path, family, t
     torch.testing.assert_close(again(tokens), encoder(tokens))
 
 
-def test_an_output_table_of_its_own_starts_as_a_copy_of_the_words(folders):
+def test_an_untied_output_table_starts_as_a_copy_of_the_word_table(folders):
     encoder = opened(folders["bert"])
     head = load_language_head(encoder, tied=False)
     assert torch.equal(head.table, encoder.backbone.word_table)
@@ -114,7 +116,7 @@ def test_an_incomplete_cls_mlp_layer_is_refused(tmp_path, gone):
 
 
 @pytest.mark.parametrize("family", ["bert", "electra"])
-def test_an_encoder_without_a_head_gets_a_new_one_tied_to_its_words(folders, family):
+def test_an_encoder_without_a_head_gets_a_new_one_that_shares_its_word_table(folders, family):
     encoder = opened(folders[family])
     assert not has_language_head(encoder)
     head, tokens = load_language_head(encoder), load_tokenizer(folders[family], 64)(TEXTS)

@@ -1,4 +1,4 @@
-"""A new Transformer reads the words that vocabularies count, and is an encoder of other libraries too."""
+"""A new Transformer reads the words that are counted for vocabularies, and loads in other libraries too."""
 
 from collections import Counter
 from pathlib import Path
@@ -12,14 +12,12 @@ from sentence_transformers import SentenceTransformer
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.word_vectors import END, START, UNKNOWN, words_of
-from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.new_transformer import write_transformer_folder
-from pipeline.settings import EncoderSettings, EncodeSettings, Job
+from pipeline.settings import Job
 from pipeline.settings.weights import TransformerSettings
-from tests.models.folders import LONG, TEXTS
+from tests.models.folders import LONG, TEXTS, encoder_at, folder_at
 from tests.models.trainable.recurrents import word_counts
 
 SMALL = TransformerSettings(width=16, layers=2, heads=2, output=12)
@@ -30,14 +28,14 @@ CONTRACTIONS = ("I can't, and it's 3.14 o'clock!", "Unknown zebras' well-known '
 def folder(tmp_path_factory: pytest.TempPathFactory) -> EncoderFolder:
     path = tmp_path_factory.mktemp("transformer") / "new"
     write_transformer_folder(SMALL, word_counts(), path, seed=1)
-    return open_folder(EncoderSettings(path=str(path)))
+    return folder_at(path)
 
 
-def test_tokens_are_the_words_that_vocabularies_count(tmp_path: Path):
+def test_tokens_are_the_words_that_are_counted_for_vocabularies(tmp_path: Path):
     texts = [*TEXTS, *CONTRACTIONS]
     counts = Counter(word for text in texts for word in words_of(text) if word != "zebras")
     write_transformer_folder(SMALL, counts, tmp_path / "new", seed=1)
-    tokenizer = open_folder(EncoderSettings(path=str(tmp_path / "new"))).tokenizer()
+    tokenizer = folder_at(tmp_path / "new").tokenizer()
     names = {number: token for token, number in tokenizer.vocabulary().items()}
     assert len(names) == len(counts) + 4
     tokens = tokenizer(texts)
@@ -47,36 +45,37 @@ def test_tokens_are_the_words_that_vocabularies_count(tmp_path: Path):
     assert {"ca", "n't", "it", "'s", "do"} <= counts.keys()
 
 
-def test_vectors_are_sums_of_states_by_the_root_of_their_number(folder: EncoderFolder):
+def test_vectors_are_sums_of_states_divided_by_the_root_of_their_number(folder: EncoderFolder):
     model = transformers.AutoModel.from_pretrained(folder.path).eval()
-    (dense,), tokens = load_trainable(folder).tail, folder.tokenizer()(TEXTS)
+    [dense] = load_trainable(folder).tail
+    tokens = folder.tokenizer()(TEXTS)
     expected = []
     with torch.no_grad():
         for ids in np.split(tokens.ids, tokens.offsets[1:-1]):
             states = model(torch.from_numpy(ids).long()[None]).last_hidden_state[0]
             expected.append(dense.linear(states.sum(0) / len(states) ** 0.5))
-    found = load_encoder(EncoderSettings(path=str(folder.path)), EncodeSettings()).encode(TEXTS)
+    found = encoder_at(folder.path).encode(TEXTS)
     assert found.shape == (len(TEXTS), 12)
     np.testing.assert_allclose(found, torch.stack(expected), atol=1e-5)
     library = SentenceTransformer(str(folder.path), device="cpu").encode(list(TEXTS))
     np.testing.assert_allclose(found, library, atol=1e-5)
 
 
-def test_long_texts_are_cut(folder: EncoderFolder):
+def test_long_texts_are_truncated(folder: EncoderFolder):
     assert folder.max_length == 256
     assert folder.tokenizer()([LONG]).lengths.tolist() == [256]
 
 
-def test_equal_seeds_give_equal_weights_and_random_numbers_stay(folder: EncoderFolder, tmp_path: Path):
+def test_new_weights_follow_from_the_seed_without_torchs_generator(folder: EncoderFolder, tmp_path: Path):
     state = torch.random.get_rng_state()
     for name, seed in (("same", 1), ("other", 2)):
         write_transformer_folder(SMALL, word_counts(), tmp_path / name, seed=seed)
     assert torch.equal(torch.random.get_rng_state(), state)
-    same, other = (open_folder(EncoderSettings(path=str(tmp_path / name))) for name in ("same", "other"))
+    same, other = (folder_at(tmp_path / name) for name in ("same", "other"))
     assert same.space_id == folder.space_id != other.space_id
 
 
-def test_unusable_settings_and_texts_are_refused(tmp_path: Path):
+def test_unusable_settings_and_counts_are_refused(tmp_path: Path):
     with pytest.raises(ModelError, match="words to learn vectors for"):
         write_transformer_folder(SMALL, Counter(), tmp_path / "new", seed=0)
     with pytest.raises(ConfigError, match="a width that 8 heads divide: 20 does not"):

@@ -1,4 +1,4 @@
-"""Paragraph vectors of texts: gradient steps that the text alone decides, bit for bit."""
+"""Paragraph vectors are inferred by gradient steps whose bits depend on the text alone."""
 
 import json
 from dataclasses import replace
@@ -20,6 +20,7 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.corpus.normalize import normalize, text_keys
 from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gradcache import loss_and_backward
+from tests.models.folders import folder_at
 from tests.models.trainable.paragraphs import write_paragraphs
 from tests.objectives.tiny import batch_of
 
@@ -35,12 +36,18 @@ TEXTS = [
 WITH_KNOWN_WORDS = [0, 1, 3, 4, 6]
 
 
-@pytest.fixture(scope="module", params=["dm dbow", "dbow", "dm average"])
+KINDS = {
+    "dm and dbow": {"models": ["dm", "dbow"], "context": "concatenate"},
+    "dbow": {"models": ["dbow"], "context": "concatenate"},
+    "dm of averages": {"models": ["dm"], "context": "average"},
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """New paragraph vectors, with weights so large that inference moves the vectors."""
-    models, *context = request.param.replace("dm average", "dm,average").split(",")
-    settings = {"models": models.split(), "context": "average" if context else "concatenate"}
-    return write_paragraphs(tmp_path_factory.mktemp("paragraphs") / "new", scale=8, **settings)
+    path = tmp_path_factory.mktemp("paragraphs") / "new"
+    return write_paragraphs(path, scale=8, **KINDS[request.param])
 
 
 def encoder_of(folder: Path, **encode: object) -> Encoder:
@@ -54,19 +61,19 @@ def trainable(folder: Path) -> TrainableEncoder:
 def test_bits_of_a_vector_do_not_depend_on_batch_order_threads_or_window(folder: Path):
     encoder = encoder_of(folder)
     expected = encoder.encode(TEXTS)
-    others = [f"the dog {number} here" * (1 + number % 3) for number in range(50)]
-    order = np.random.default_rng(0).permutation(57)
-    shuffled = [[*TEXTS, *others][number] for number in order]
+    texts = [*TEXTS, *(f"the dog {number} here" * (1 + number % 3) for number in range(50))]
+    order = np.random.default_rng(0).permutation(len(texts))
+    shuffled = [texts[row] for row in order]
     for other in (
         encoder,
         encoder_of(folder, threads=2),
         encoder_of(folder, window_rows=3, max_tokens=4_096),
     ):
-        found = np.empty((57, encoder.dim), np.float32)
+        found = np.empty((len(texts), encoder.dim), np.float32)
         found[order] = np.concatenate(
             [part.vectors for part in other.encode_stream([shuffled[:9], shuffled[9:]])]
         )
-        np.testing.assert_array_equal(found[:7], expected)
+        np.testing.assert_array_equal(found[: len(TEXTS)], expected)
     for text, vector in zip(TEXTS, expected, strict=True):
         np.testing.assert_array_equal(encoder.encode(text), vector)
         np.testing.assert_array_equal(encoder.encode([text], query=True)[0], vector)
@@ -76,9 +83,9 @@ def test_bits_of_a_vector_do_not_depend_on_batch_order_threads_or_window(folder:
     np.testing.assert_array_equal(in_training, expected)
 
 
-def test_gradient_steps_on_the_loss_of_the_drawn_words_make_a_vector(folder: Path):
+def test_a_vector_is_the_result_of_gradient_steps_on_the_loss_of_drawn_words(folder: Path):
     backbone = trainable(folder).backbone
-    tokens = backbone_tokens(folder)
+    tokens = tokens_of_known_words(folder)
     start, at, candidates = map(torch.from_numpy, backbone._drawn(tokens))
     vectors, rates = start.clone(), np.linspace(0.5, 0.001, 8)
     for step, rate in enumerate(rates):
@@ -102,19 +109,20 @@ def test_gradient_steps_on_the_loss_of_the_drawn_words_make_a_vector(folder: Pat
     assert (found - start).abs().max() > 0.1
 
 
-def backbone_tokens(folder: Path) -> Tokens:
+def tokens_of_known_words(folder: Path) -> Tokens:
+    """Tokenize the texts that have a known word."""
     tokens = open_folder(EncoderSettings(path=str(folder))).tokenizer()(TEXTS)
     return tokens.of_rows(np.array(WITH_KNOWN_WORDS))
 
 
-def test_a_text_without_a_known_word_has_a_zero_vector_and_other_texts_their_own(folder: Path):
+def test_only_texts_without_a_known_word_have_the_zero_vector(folder: Path):
     vectors = encoder_of(folder).encode(TEXTS)
     assert np.flatnonzero(vectors.any(axis=1)).tolist() == WITH_KNOWN_WORDS
-    assert np.abs(vectors[0] - vectors[1]).max() > 1e-3, "the whole text seeds the draws"
+    assert np.abs(vectors[0] - vectors[1]).max() > 1e-3, "the text before lowercasing seeds the draws"
 
 
 def test_draws_follow_from_the_key_and_the_seed(folder: Path):
-    backbone, tokens = trainable(folder).backbone, backbone_tokens(folder)
+    backbone, tokens = trainable(folder).backbone, tokens_of_known_words(folder)
     start, at, candidates = backbone._drawn(tokens)
     assert (np.abs(start) <= 0.1).all()
     assert ((at >= tokens.offsets[:-1, None, None]) & (at < tokens.offsets[1:, None, None])).all()
@@ -135,15 +143,15 @@ def test_negatives_are_drawn_by_the_counts_to_the_power_of_three_quarters(folder
 
 def test_steps_rates_and_seed_are_part_of_the_space(tmp_path: Path):
     path = write_paragraphs(tmp_path / "new", models=["dbow"])
-    config, spaces = json.loads((path / "config.json").read_text()), set()
+    config, spaces = json.loads((path / "config.json").read_text()), {folder_at(path).space_id}
     for key, value in {"steps": 9, "learning_rate": 0.4, "final": 0.002, "seed": 3, "words": 4}.items():
         changed = config | {"paragraph_vectors": config["paragraph_vectors"] | {key: value}}
         (path / "config.json").write_text(json.dumps(changed))
-        spaces.add(open_folder(EncoderSettings(path=str(path))).space_id)
-    assert len(spaces) == 5
+        spaces.add(folder_at(path).space_id)
+    assert len(spaces) == 1 + 5
 
 
-def test_a_saved_encoder_makes_the_same_vectors(folder: Path, tmp_path: Path):
+def test_a_saved_encoder_gives_the_same_vectors(folder: Path, tmp_path: Path):
     encoder = trainable(folder)
     before = encoder_of(folder).encode(TEXTS)
     saved = save_folder(encoder, encoder.folder, tmp_path / "saved")
@@ -156,7 +164,7 @@ def test_a_saved_encoder_makes_the_same_vectors(folder: Path, tmp_path: Path):
     assert np.abs(encoder_of(changed.path).encode(TEXTS) - before).max() > 1e-3
 
 
-def test_keys_are_those_of_the_corpus_and_stay_with_their_texts(folder: Path):
+def test_keys_are_those_of_the_corpus_and_follow_their_texts(folder: Path):
     tokens = open_folder(EncoderSettings(path=str(folder), prompt="the cat: ")).tokenizer()(
         [*TEXTS, " \ud800 "]
     )
@@ -166,7 +174,7 @@ def test_keys_are_those_of_the_corpus_and_stay_with_their_texts(folder: Path):
     np.testing.assert_array_equal(joined.keys, tokens.keys[[3, 0, 4]])
 
 
-def test_settings_and_objectives_that_paragraph_vectors_cannot_have_are_refused(folder: Path):
+def test_incompatible_settings_and_objectives_are_refused(folder: Path):
     path = str(folder)
     for settings, message in (
         ({"pooling": "mean"}, "cls, the only pooling of paragraph vectors"),

@@ -1,5 +1,6 @@
-"""Other views of the same words."""
+"""Perturbed views of texts: shuffled positions, cutoffs and adversarial steps."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +17,16 @@ from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import save_folder
-
-
-def tokens_of(*texts: list[int]) -> Tokens:
-    offsets = np.cumsum([0, *map(len, texts)])
-    return Tokens(np.concatenate(texts).astype(np.int32), offsets, np.zeros(len(texts), bool))
+from tests.models.trainable.padded import packed_ids
 
 
 def of_lengths(*lengths: int) -> Tokens:
-    return tokens_of(*(list(range(4, 4 + length)) for length in lengths))
+    """Pack texts of these lengths, each of the ids 4, 5, ..."""
+    return packed_ids([np.arange(4, 4 + length) for length in lengths])
 
 
-def where_of(tokens: Tokens, starts: np.ndarray | None = None) -> Segments:
+def segments_of(tokens: Tokens, starts: np.ndarray | None = None) -> Segments:
+    """Return the segments of texts that begin at `starts`, by default one after another."""
     return find_segments(
         tokens.offsets[:-1] if starts is None else starts, tokens.lengths, 0, torch.from_numpy
     )
@@ -46,7 +45,7 @@ def test_positions_are_shuffled_within_each_text():
     tokens = of_lengths(9, 1, 30, 2)
     torch.manual_seed(0)
     positions = shuffled_positions(tokens, keep_special=False)
-    for start, end in zip(tokens.offsets, tokens.offsets[1:], strict=False):
+    for start, end in pairwise(tokens.offsets):
         assert sorted(positions[start:end]) == list(range(end - start))
     assert positions[10:40].tolist() != list(range(30))
     assert shuffled_positions(tokens, keep_special=False).tolist() != positions.tolist()
@@ -61,7 +60,7 @@ def test_every_position_is_equally_likely():
         np.testing.assert_allclose(np.bincount(drawn[:, index]) / 4_000, 0.25, atol=0.03)
 
 
-def test_the_first_and_the_last_token_may_stay():
+def test_special_tokens_keep_their_positions_if_requested():
     torch.manual_seed(0)
     drawn = shuffled_positions(of_lengths(*[6] * 200), keep_special=True).reshape(-1, 6)
     assert (drawn[:, 0] == 0).all()
@@ -74,13 +73,13 @@ def test_shuffled_positions_equal_reordered_tokens(folder: Path):
     sentence, positions = [2, 10, 11, 12, 13, 3], np.array([0, 3, 1, 4, 2, 5])
     reordered = [sentence[index] for index in np.argsort(positions)]
     assert reordered == [2, 11, 13, 10, 12, 3]
-    plain = encoder(tokens_of(sentence))
-    shuffled = encoder(tokens_of(sentence), positions=positions)
-    torch.testing.assert_close(shuffled, encoder(tokens_of(reordered)), rtol=0, atol=1e-12)
+    plain = encoder(packed_ids([sentence]))
+    shuffled = encoder(packed_ids([sentence]), positions=positions)
+    torch.testing.assert_close(shuffled, encoder(packed_ids([reordered])), rtol=0, atol=1e-12)
     assert (shuffled - plain).abs().max() > 1e-3
 
 
-def test_special_tokens_keep_their_positions_if_pooled(folder: Path):
+def test_positions_of_special_tokens_are_kept_if_they_are_pooled(folder: Path):
     assert keeps_special(trainable(folder, "cls"))
     assert not keeps_special(trainable(folder, "mean"))
 
@@ -89,38 +88,38 @@ def test_special_tokens_keep_their_positions_if_pooled(folder: Path):
 def test_a_cutoff_zeroes_the_configured_number_of_rows_or_columns(rate: float, columns: int, rows: int):
     tokens = of_lengths(7, 7)
     x = torch.randn(14, 768, generator=torch.Generator().manual_seed(0))
-    features = cutoff(tokens, "features", rate)(x, where_of(tokens))
+    features = cutoff(tokens, "features", rate)(x, segments_of(tokens))
     assert ((features == 0).sum(1) == columns).all()
-    whole = cutoff(tokens, "tokens", rate)(x, where_of(tokens))
+    whole = cutoff(tokens, "tokens", rate)(x, segments_of(tokens))
     assert [(part == 0).all(1).sum().item() for part in whole.split(7)] == [rows, rows]
     for cut in (features, whole):
-        assert torch.equal(cut[cut != 0], x[cut != 0])  # nothing is scaled
+        assert torch.equal(cut[cut != 0], x[cut != 0]), "other values are not scaled"
 
 
 def test_feature_cutoff_zeroes_equal_columns_for_all_tokens_of_a_text():
     tokens = of_lengths(5, 3, 9)
     x = torch.ones(17, 100)
-    zeros = [part == 0 for part in cutoff(tokens, "features", 0.3)(x, where_of(tokens)).split([5, 3, 9])]
+    zeros = [part == 0 for part in cutoff(tokens, "features", 0.3)(x, segments_of(tokens)).split([5, 3, 9])]
     for part in zeros:
         assert (part == part[0]).all()
     assert (zeros[0][0] != zeros[1][0]).any()
 
 
 @pytest.mark.parametrize("of", ["features", "tokens"])
-def test_a_cutoff_does_not_depend_on_chunk_or_layout(of: str):
+def test_a_cutoff_does_not_depend_on_the_chunk_or_the_order_of_texts_in_it(of: str):
     tokens = of_lengths(5, 8, 3, 9)
     x = torch.randn(25, 40, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(1)
     change = cutoff(tokens, of, 0.4)
-    whole = change(x, where_of(tokens))
+    whole = change(x, segments_of(tokens))
     rows = np.array([3, 1])
     part = torch.cat([x[16:], x[5:13]])
     assert torch.equal(
-        change.of_rows(rows)(part, where_of(tokens.of_rows(rows))), torch.cat([whole[16:], whole[5:13]])
+        change.of_rows(rows)(part, segments_of(tokens.of_rows(rows))), torch.cat([whole[16:], whole[5:13]])
     )
-    starts = np.array([20, 12, 9, 0])  # the texts the other way round
-    turned = change(torch.cat(list(reversed(x.split([5, 8, 3, 9])))), where_of(tokens, starts))
-    assert torch.equal(torch.cat(list(reversed(turned.split([9, 3, 8, 5])))), whole)
+    starts = np.array([20, 12, 9, 0])  # of the texts in reverse order
+    in_reverse = change(torch.cat(x.split([5, 8, 3, 9])[::-1]), segments_of(tokens, starts))
+    assert torch.equal(torch.cat(in_reverse.split([9, 3, 8, 5])[::-1]), whole)
 
 
 def test_rates_that_cut_nothing_or_everything_are_refused():
@@ -136,22 +135,24 @@ def test_an_adversarial_step_has_its_norm_at_every_token_and_raises_the_loss(fol
     def cost(vectors: torch.Tensor) -> torch.Tensor:
         return (vectors * target).sum()
 
-    probe, seen = Probe(), []
+    probe, change = Probe(), []
+
+    def take_step(x: torch.Tensor, where: Segments) -> torch.Tensor:
+        change.append(step(x, where) - x)
+        return x + change[0]
+
     before = cost(encoder(tokens, at_embedding=probe))
     step = probe.ascent_step(before, 1e-4)
     torch.testing.assert_close(
         step.by.norm(dim=1), torch.full((18,), 1e-4, dtype=torch.float64), rtol=1e-6, atol=0
     )
-    after = cost(
-        encoder(tokens, at_embedding=lambda x, where: seen.append((x, step(x, where))) or seen[-1][1])
-    )
+    after = cost(encoder(tokens, at_embedding=take_step))
     gradient = torch.autograd.grad(cost(encoder(tokens, at_embedding=probe)), probe.leaf)[0]
-    assert (after - before).item() == pytest.approx(
-        1e-4 * gradient.norm(dim=1).sum().item(), rel=1e-2
-    )  # the most that such steps can add
+    largest = 1e-4 * gradient.norm(dim=1).sum().item()  # the largest increase by steps of this norm
+    assert (after - before).item() == pytest.approx(largest, rel=1e-2)
     assert all(parameter.grad is None for parameter in encoder.parameters())
     torch.testing.assert_close(
-        (seen[0][1] - seen[0][0]).norm(dim=1), torch.full((18,), 1e-4, dtype=torch.float64), rtol=1e-6, atol=0
+        change[0].norm(dim=1), torch.full((18,), 1e-4, dtype=torch.float64), rtol=1e-6, atol=0
     )
 
 

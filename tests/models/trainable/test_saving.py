@@ -47,14 +47,12 @@ def test_the_saved_folder_gives_the_vectors_of_the_trained_module(
     np.testing.assert_allclose(
         SentenceTransformer(str(saved.path), device="cpu").encode([*TEXTS, LONG]), expected, atol=1e-5
     )
-    assert (
-        load_trainable(folder).eval()(tokens_of(folders[family], TEXTS[:1]))[0] - expected[0]
-    ).abs().max() > 1e-3
+    untrained = load_trainable(folder).eval()(tokens_of(folders[family], TEXTS[:1]))
+    assert (untrained[0] - expected[0]).abs().max() > 1e-3
     assert (saved.max_length, saved.normalize, saved.dim) == (40, bool(normalize), folder.dim)
-    assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["saved"]
-    assert (
-        len({file.stat().st_mode for file in saved.path.rglob("*.*") if file.is_file()}) == 1
-    )  # whoever reads one file reads all
+    assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["saved"], "no temporary folder is left"
+    permissions = {file.stat().st_mode for file in saved.path.rglob("*.*") if file.is_file()}
+    assert len(permissions) == 1
     again = save_folder(load_trainable(saved), saved, tmp_path / "again")
     assert again.space_id == saved.space_id != folder.space_id
     np.testing.assert_allclose(
@@ -83,10 +81,8 @@ def test_a_pooling_unknown_to_sentence_transformers_is_saved_and_refused_there(f
 def test_a_head_is_saved_only_if_it_is_kept_at_inference(folders, tmp_path):
     folder = folder_at(folders["distilbert"], pooling="cls")
     encoder, head = trained(folder), TanhHead(48)
-    with_head, without = (
-        save_folder(encoder, folder, tmp_path / "with", SavedHeads(head)),
-        save_folder(encoder, folder, tmp_path / "without"),
-    )
+    with_head = save_folder(encoder, folder, tmp_path / "with", SavedHeads(head))
+    without = save_folder(encoder, folder, tmp_path / "without")
     vectors = encoder(tokens_of(folders["distilbert"], TEXTS))
     for saved, expected in ((with_head, head(vectors)), (without, vectors)):
         np.testing.assert_allclose(
@@ -112,13 +108,13 @@ def test_prompts_of_the_settings_are_saved(folders, tmp_path):
     assert (saved.prompt, saved.query_prompt) == ("", "two dogs ")
 
 
-def test_the_saved_checkpoint_keeps_names_and_precision_of_its_source(folders, tmp_path):
+def test_the_saved_checkpoint_has_the_names_of_its_source_in_float32(folders, tmp_path):
     source = tmp_path / "source"
     AutoModel.from_pretrained(folders["bert"]).save_pretrained(source)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (source / name).write_bytes((folders["bert"] / name).read_bytes())
-    own = load_file(source / "model.safetensors")
-    named = {f"bert.{name}": tensor.half() for name, tensor in own.items()}
+    tensors = load_file(source / "model.safetensors")
+    named = {f"bert.{name}": tensor.half() for name, tensor in tensors.items()}
     save_file(
         named | {"cls.predictions.bias": torch.zeros(300)}, source / "model.safetensors", {"format": "pt"}
     )
@@ -127,7 +123,7 @@ def test_the_saved_checkpoint_keeps_names_and_precision_of_its_source(folders, t
     encoder = trained(folder)
     saved = save_folder(encoder, folder, tmp_path / "saved")
     written = load_file(saved.path / "model.safetensors")
-    assert set(written) == {f"bert.{name}" for name in own}
+    assert set(written) == {f"bert.{name}" for name in tensors}
     assert {tensor.dtype for tensor in written.values()} == {torch.float32}
     np.testing.assert_allclose(
         SentenceTransformer(str(saved.path), device="cpu").encode(list(TEXTS)),

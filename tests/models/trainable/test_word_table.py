@@ -1,4 +1,4 @@
-"""Trainable word vectors: they compute what inference computes, learn, and are saved as word vectors."""
+"""Trainable word vectors give the vectors of inference, learn, and are saved as word vectors."""
 
 import dataclasses
 from pathlib import Path
@@ -24,9 +24,9 @@ TEXTS = ["the dog runs", "nothing known here", "cat", "the the cat sleeps", ""]
 
 
 @pytest.fixture
-def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def words(tmp_path: Path, cache: Path) -> Path:
+    """A file of word vectors of 3 dimensions."""
     torch.set_num_threads(1)
-    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
     vectors = np.random.default_rng(0).normal(size=(len(WORDS), 3)).astype(np.float32)
     return write_words(tmp_path / "words.txt", WORDS, vectors)
 
@@ -49,12 +49,12 @@ def test_vectors_are_those_of_inference_and_zero_without_a_known_word(words, poo
     assert torch.isfinite(encoder.backbone.word_table.grad).all()
 
 
-def test_texts_without_a_known_word_alone_have_zero_vectors(words):
+def test_a_batch_without_a_known_word_has_zero_vectors(words):
     encoder = trainable(words, pooling="sum")
     assert not encoder(encoder.folder.tokenizer()(["unheard", ""])).any()
 
 
-def test_the_gradient_of_a_sum_counts_the_words(words):
+def test_the_gradient_of_a_sum_is_the_number_of_occurrences_of_each_word(words):
     encoder = trainable(words, pooling="sum")
     encoder(encoder.folder.tokenizer()(TEXTS)).sum().backward()
     assert encoder.backbone.word_table.grad[:, 0].tolist() == [1, 2, 1, 1, 3]
@@ -81,15 +81,21 @@ def test_dropout_and_contrastive_objectives_apply_to_word_vectors(words):
     result = loss_and_backward(objective, batch)
     assert not torch.equal(*result.reps)
     assert objective.encoder.backbone.has_dropout
+    assert not load_trainable(folder).backbone.has_dropout
     assert objective.encoder.backbone.word_table.grad.any()
 
 
-def test_new_vectors_are_small_and_uniform(words):
-    table = trainable(words).draw().backbone.word_table
-    assert 0 < table.abs().max() <= 0.5 / 3
+@pytest.mark.usefixtures("cache")
+def test_new_vectors_are_uniform_within_half_of_the_inverse_dimension(tmp_path):
+    names = tuple(f"w{number}" for number in range(2_000))
+    encoder = trainable(write_words(tmp_path / "many.txt", names, np.ones((2_000, 3), np.float32)))
+    torch.manual_seed(0)
+    drawn = np.sort(encoder.draw().backbone.word_table.detach().numpy().ravel())
+    np.testing.assert_allclose(drawn, np.linspace(-0.5 / 3, 0.5 / 3, 6_000), atol=0.01)
+    assert np.abs(drawn).max() <= 0.5 / 3
 
 
-def test_views_and_settings_that_word_vectors_cannot_have_are_refused(words, tmp_path):
+def test_positions_and_sif_weights_are_refused(words, tmp_path):
     encoder = trainable(words)
     tokens = encoder.folder.tokenizer()(TEXTS)
     with pytest.raises(ModelError, match="an encoder with layers"):
@@ -106,4 +112,4 @@ def test_saved_word_vectors_are_also_a_file_of_word2vec_with_the_same_bits(words
     assert [word for known, _ in parts for word in known] == list(WORDS)
     found = np.concatenate([vectors for _, vectors in parts])
     np.testing.assert_array_equal(found, encoder.backbone.word_table.detach())
-    assert "word2vec.txt" not in saved.files, "no vector depends on it"
+    assert "word2vec.txt" not in saved.files, "it is a copy for other programs, on which no vector depends"

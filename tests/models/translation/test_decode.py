@@ -31,11 +31,13 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 
 def opened(path: Path, family: str, decoding: DecodingSettings = DecodingSettings(), **options) -> Translator:
+    """Load a translator in float32, with the languages of its family."""
     settings = TranslatorSettings(path=str(path), decoding=decoding, **LANGUAGES[family], **options)
     return Translator(open_translator(settings), settings, CPU, "float32")
 
 
 def translations_of(translator: Translator, texts=SENTENCES, uniforms=None) -> list[list[list[int]]]:
+    """Translate texts. Returns the token ids of each translation of each text."""
     requests = [
         translator.request(ids, row, uniforms) for row, ids in enumerate(translator.tokenizer.tokens(texts))
     ]
@@ -47,8 +49,9 @@ def translations_of(translator: Translator, texts=SENTENCES, uniforms=None) -> l
     return [found[row] for row in range(len(texts))]
 
 
-def first(rows: list[list[list[int]]]) -> list[list[int]]:
-    return [each[0] for each in rows]
+def first(translations: list[list[list[int]]]) -> list[list[int]]:
+    """Return the first translation of each text."""
+    return [of_text[0] for of_text in translations]
 
 
 class Alone:
@@ -57,11 +60,8 @@ class Alone:
     def __init__(self, path: Path, family: str) -> None:
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-        self.model, self.tokenizer, languages = (
-            AutoModelForSeq2SeqLM.from_pretrained(path).eval(),
-            AutoTokenizer.from_pretrained(path),
-            LANGUAGES[family],
-        )
+        self.model = AutoModelForSeq2SeqLM.from_pretrained(path).eval()
+        self.tokenizer, languages = AutoTokenizer.from_pretrained(path), LANGUAGES[family]
         self.options, self.prefix = {}, languages.get("prefix", "")
         if "source" in languages:
             self.tokenizer.src_lang = languages["source"]
@@ -87,31 +87,28 @@ def test_greedy_decoding_in_a_batch_equals_generate_on_each_text(folders, family
     alone, lengths = Alone(folders[family], family), set()
     for bounds in ({}, {"max_ratio": 0.8, "max_extra": 1, "min_ratio": 0.5}):
         decoding = DecodingSettings(**bounds)
-        translator = opened(
-            folders[family], family, decoding, batch_tokens=80
-        )  # several batches, of rows that end at different steps
+        # several batches, in which texts end at different steps
+        translator = opened(folders[family], family, decoding, batch_tokens=80)
         expected = [alone(text, decoding)[0] for text in SENTENCES]
         assert first(translations_of(translator)) == expected, bounds
-        translator._stepper = GeneralStepper(translator._model)  # the stepper for all architectures
+        translator._stepper = GeneralStepper(translator._model)  # works for every architecture
         assert first(translations_of(translator)) == expected, bounds
         lengths |= {len(row) for row in expected}
-    assert len(lengths) > 2
+    assert len(lengths) > 2, "translations have different lengths"
 
 
 @pytest.mark.parametrize("family", ["marian", "nllb", "mbart50", "t5"])
 def test_half_precision_decoding_equals_generate_in_half_precision(folders, family: str):
     settings = TranslatorSettings(path=str(folders[family]), **LANGUAGES[family])
-    translator, alone = (
-        Translator(open_translator(settings), settings, CPU, "bfloat16"),
-        Alone(folders[family], family),
-    )
+    translator = Translator(open_translator(settings), settings, CPU, "bfloat16")
+    alone = Alone(folders[family], family)
     alone.model.to(torch.bfloat16)
     expected = [alone(text, DecodingSettings())[0] for text in SENTENCES]
     agree = [
         sum(a == b for a, b in zip(*rows, strict=False)) / max(map(len, rows))
         for rows in zip(first(translations_of(translator)), expected, strict=True)
     ]
-    # products of other shapes round differently, which may change a close choice and all later tokens
+    # matrix products of other shapes round differently, which may change a token and all tokens after it
     assert np.mean(agree) > 0.6
 
 
@@ -142,8 +139,9 @@ def test_forbidden_tokens_are_not_generated(folders, tmp_path):
 
 @pytest.mark.parametrize("family", ["marian", "nllb", "t5"])
 def test_beam_search_equals_generate_on_each_text_below_the_length_limit(folders, family: str):
-    """Only translations that end by themselves are compared: generate also ranks translations that a length
-    limit has cut off, which this project does not.
+    """Only texts whose translations all end before the length limit are compared.
+
+    Beyond it, generate also ranks translations that the limit has cut off, and this project does not.
     """
     decoding = DecodingSettings(method="beam", beams=3, hypotheses=2, length_penalty=0.8)
     alone, compared = Alone(folders[family], family), 0
@@ -170,6 +168,7 @@ def test_beams_do_not_depend_on_their_neighbours(folders):
 
 
 def uniforms_of(row: int, most: int) -> np.ndarray:
+    """Draw uniform numbers for 3 translations of a text, which depend on its row alone."""
     return np.random.default_rng(row).random((3, most))
 
 
@@ -224,26 +223,36 @@ def test_random_numbers_at_both_ends_draw_possible_tokens(options: dict):
     assert set(drawn.tolist()) <= {3, 77, 130}
 
 
-def test_batches_hold_every_text_once_within_the_token_limit():
+def test_batches_hold_every_text_once_and_as_many_texts_as_the_token_limit_allows():
     lengths = np.random.default_rng(0).integers(1, 90, 300)
     batches = plan(lengths, 256, copies=2)
     assert sorted(np.concatenate(batches).tolist()) == list(range(300))
-    assert all(len(batch) == 1 or 2 * len(batch) * lengths[batch].max() <= 256 for batch in batches)
+    assert all(2 * len(batch) * lengths[batch].max() <= 256 for batch in batches)
+    assert all(2 * (len(batch) + 1) * lengths[batch].max() > 256 for batch in batches[:-1])
     assert (np.diff(lengths[np.concatenate(batches)]) <= 0).all()
 
 
+def test_a_text_above_the_token_limit_has_a_batch_of_its_own():
+    assert [batch.tolist() for batch in plan([3, 300, 200, 2], 256, copies=2)] == [[1], [2], [0, 3]]
+
+
 def test_running_out_of_device_memory_halves_the_batch(folders, monkeypatch):
-    """Batches of more than three rows raise the error of a full GPU."""
-    translator = opened(folders["t5"], "t5")
+    translator, sizes = opened(folders["t5"], "t5"), []
     expected, begin = translations_of(translator), translator._stepper.begin
 
-    def small(ids, *rest):
+    def begin_with_three_rows_at_most(ids, *rest):
+        sizes.append(len(ids))
         if len(ids) > 3:
             raise torch.OutOfMemoryError
         return begin(ids, *rest)
 
-    monkeypatch.setattr(translator._stepper, "begin", small)
+    def fail(*_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(translator._stepper, "begin", begin_with_three_rows_at_most)
     assert translations_of(translator) == expected
-    monkeypatch.setattr(translator._stepper, "begin", lambda *_: small(range(9)))
+    assert sizes[0] == len(SENTENCES)
+    assert sum(size for size in sizes if size <= 3) == len(SENTENCES), "each text is decoded once"
+    monkeypatch.setattr(translator._stepper, "begin", fail)
     with pytest.raises(ModelError, match="one text"):
         translations_of(translator)

@@ -1,8 +1,7 @@
-"""Which folders are translation models, which languages they have, and what is said of those that cannot be
+"""Folders of translation models: their languages, weights and digests, and errors for folders that cannot be
 used.
 """
 
-import json
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pipeline.models.translation.seq2seq import (
     open_translator,
 )
 from pipeline.settings.augment import TranslatorSettings
+from tests.models.folders import edit_json
 from tests.models.translation.translators import LANGUAGES, SENTENCES, save_translator
 
 
@@ -34,13 +34,15 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 
 def checked(path: Path, **options) -> None:
+    """Open a translation model, and check its languages as before a run."""
     settings = TranslatorSettings(path=str(path), **options)
     check_languages(open_translator(settings), settings)
 
 
 def copied(folder: Path, to: Path, **config) -> Path:
+    """Copy a folder with changes of its config.json."""
     shutil.copytree(folder, to)
-    (to / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
+    edit_json(to / "config.json", **config)
     return to
 
 
@@ -58,17 +60,13 @@ def test_a_model_without_output_bias_is_refused(folders, family: str, tmp_path: 
 @pytest.mark.parametrize("family", ["marian", "m2m100", "nllb", "mbart25", "t5"])
 def test_texts_survive_tokenizing_in_the_languages_of_each_family(folders, family: str):
     settings = TranslatorSettings(path=str(folders[family]), **LANGUAGES[family])
-    wording = open_tokenizer(open_translator(settings), settings)
-    tokens = wording.tokens(SENTENCES)
-    bare = {
-        "marian": lambda ids: ids[1:],
-        "m2m100": lambda ids: ids[1:],
-        "t5": lambda ids: ids[len(LANGUAGES["t5"]["prefix"].split()) :],
-    }.get(family, lambda ids: ids)
-    assert [" ".join(text.split()) for text in wording.texts([bare(ids) for ids in tokens])] == list(
-        SENTENCES
-    )
-    assert wording.texts([[]]) == [""]
+    tokenizer = open_tokenizer(open_translator(settings), settings)
+    tokens = tokenizer.tokens(SENTENCES)
+    # leading tokens that are not skipped as special tokens: a language, or words of the prefix
+    leading = {"marian": 1, "m2m100": 1, "t5": len(LANGUAGES["t5"]["prefix"].split())}.get(family, 0)
+    texts = tokenizer.texts([ids[leading:] for ids in tokens])
+    assert [" ".join(text.split()) for text in texts] == list(SENTENCES)
+    assert tokenizer.texts([[]]) == [""]
 
 
 @pytest.mark.parametrize(
@@ -88,13 +86,16 @@ def test_an_unknown_or_missing_language_is_named(folders, family: str, options: 
         checked(folders[family], **options)
 
 
-def test_a_model_without_decoder_is_refused_by_its_configuration(folders, tmp_path):
-    program = (
-        "import sys; from pipeline.models.translation.seq2seq import open_translator; from "
-        "pipeline.settings.augment import TranslatorSettings\n"
-        "try: open_translator(TranslatorSettings(path=sys.argv[1]))\nexcept Exception as error: "
-        "print(type(error).__name__, error, 'torch' in sys.modules)"
-    )
+def test_a_model_without_decoder_is_refused_before_torch_is_imported(folders, tmp_path):
+    program = """
+import sys
+from pipeline.models.translation.seq2seq import open_translator
+from pipeline.settings.augment import TranslatorSettings
+try:
+    open_translator(TranslatorSettings(path=sys.argv[1]))
+except Exception as error:
+    print(type(error).__name__, error, "torch" in sys.modules)
+"""
     encoder = copied(
         folders["t5"], tmp_path / "encoder", is_encoder_decoder=False, architectures=["BertModel"]
     )
@@ -116,31 +117,35 @@ def test_a_path_without_a_folder_is_refused(folders, tmp_path):
     for path in (tmp_path / "none", tmp_path / "file", tmp_path / "empty"):
         with pytest.raises(ModelError, match=path.name):
             checked(path)
+
+
+def test_a_max_length_above_the_positions_of_the_model_is_refused(folders):
+    checked(folders["t5"], max_length=48)
     with pytest.raises(ConfigError, match="positions"):
         checked(folders["t5"], max_length=49)
 
 
 def test_damaged_and_missing_weights_are_refused(folders, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    cut, lacking = copied(folders["t5"], tmp_path / "cut"), copied(folders["t5"], tmp_path / "lacking")
-    weights = (cut / "model.safetensors").read_bytes()
-    (cut / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    tensors = load_file(lacking / "model.safetensors")
+    truncated = copied(folders["t5"], tmp_path / "truncated")
+    weights = (truncated / "model.safetensors").read_bytes()
+    (truncated / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    incomplete = copied(folders["t5"], tmp_path / "incomplete")
+    tensors = load_file(incomplete / "model.safetensors")
     del tensors["decoder.block.1.layer.0.SelfAttention.q.weight"]
-    save_file(tensors, lacking / "model.safetensors", metadata={"format": "pt"})
-    for folder in (cut, lacking):
+    save_file(tensors, incomplete / "model.safetensors", {"format": "pt"})
+    for folder in (truncated, incomplete):
         with pytest.raises(ModelError, match="fetch"):
             load_model(open_translator(TranslatorSettings(path=str(folder))), "float32")
     with pytest.raises(ModelError, match="complete safetensors"):
-        check_weights(open_translator(TranslatorSettings(path=str(cut))))
-    check_weights(open_translator(TranslatorSettings(path=str(lacking))))  # which only loading finds out
-    (cut / "model.safetensors").unlink()
+        check_weights(open_translator(TranslatorSettings(path=str(truncated))))
+    # only loading the model finds a missing tensor
+    check_weights(open_translator(TranslatorSettings(path=str(incomplete))))
+    (truncated / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="weights"):
-        open_translator(TranslatorSettings(path=str(cut)))
+        open_translator(TranslatorSettings(path=str(truncated)))
 
 
-def test_digests_depend_on_content_and_not_on_the_path(folders, tmp_path):
+def test_digests_depend_on_the_content_of_the_model_and_not_on_its_path(folders, tmp_path):
     same, other = copied(folders["marian"], tmp_path / "same"), copied(folders["marian"], tmp_path / "other")
     (other / "source.spm").write_bytes(b"another")
     digests = [
@@ -177,5 +182,7 @@ def test_a_model_in_a_store_is_loaded_from_the_local_cache(folders, s3, tmp_path
     settings = TranslatorSettings(path=f"{s3}/marian", **LANGUAGES["marian"])
     folder = open_translator(settings)
     assert folder.path.is_relative_to(tmp_path)
-    assert folder.digests() == open_translator(TranslatorSettings(path=str(folders["marian"]))).digests()
-    assert open_tokenizer(folder, settings).tokens(SENTENCES[:1])
+    local = open_translator(TranslatorSettings(path=str(folders["marian"])))
+    assert folder.digests() == local.digests()
+    found, expected = (open_tokenizer(each, settings).tokens(SENTENCES) for each in (folder, local))
+    assert found == expected

@@ -1,4 +1,4 @@
-"""Small random sequence-to-sequence models of every family, with tokenizers of a few sentences."""
+"""Small random sequence-to-sequence models of every family, whose tokenizers know a few sentences."""
 
 import json
 from collections.abc import Callable
@@ -46,12 +46,13 @@ _SIZES: dict[str, Any] = {
 
 
 def _pieces() -> list[str]:
-    """Every character and every word."""
+    """List all characters and all words of the sentences as SentencePiece does."""
     words = sorted({f"▁{word}" for sentence in SENTENCES for word in sentence.split()})
     return ["▁", *sorted(set("".join(words)) - {"▁"}), *words]
 
 
 def _scored(*special: str) -> list[tuple[str, float]]:
+    """Return special tokens and pieces with log probabilities; a word is likelier than its letters."""
     return [
         *((token, 0.0) for token in special),
         *((piece, -float(2 if len(piece) > 1 else 6)) for piece in _pieces()),
@@ -198,8 +199,8 @@ LANGUAGES: dict[str, dict[str, str]] = {
 }
 
 
-def _plain(tokenizer: Any) -> int:
-    """Count the tokens before those of languages and of padding."""
+def _first_language_token(tokenizer: Any) -> int:
+    """Return the smallest id of a language, padding or mask token that follows the tokens of texts."""
     special = {
         *tokenizer.convert_tokens_to_ids(["de_DE", "deu_Latn", "ar_AR", "ace_Arab", "<pad>", "<mask>"]),
         tokenizer.vocab_size,
@@ -208,18 +209,18 @@ def _plain(tokenizer: Any) -> int:
 
 
 def save_translator(folder: Path, family: str, seed: int = 1) -> Path:
-    """A folder with a random model of that family, several of whose tokens end a translation: random ones
-    would not meet a single one.
+    """Write the folder of a random model of that family.
+
+    Every third token ends a translation, because a random model would hardly ever produce a single end token.
     """
     torch.manual_seed(seed)
     model, tokenizer = FAMILIES[family](folder / "made")
     with torch.no_grad():
-        model.get_input_embeddings().weight.mul_(
-            0.3
-        )  # else a token's own vector makes it follow itself for ever
+        # with larger vectors of tokens, each token would predict itself again and again
+        model.get_input_embeddings().weight.mul_(0.3)
     model.generation_config.eos_token_id = [
         model.generation_config.eos_token_id,
-        *range(5, _plain(tokenizer), 3),
+        *range(5, _first_language_token(tokenizer), 3),
     ]
     model.eval().save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
