@@ -24,7 +24,7 @@ def prefetch(values: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
 
     Args:
         values: the values to make in advance; an error in making them is raised here.
-        depth: largest number of values in advance.
+        depth: largest number of values that wait for the caller; the thread holds one more.
 
     Raises:
         TransientError: no thread can be started.

@@ -1,5 +1,5 @@
 """Fixtures for all tests: the workers that nights run on, small encoders, an S3 server on loopback, and a
-proxy before it that fails on purpose.
+proxy in front of it that fails on purpose.
 """
 
 import os
@@ -44,8 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class ByFile(LoadScopeScheduling):
-    """Keeps the tests of a file in one process, for its module fixtures, and all tests on Ray in one, for the
-    one Ray of the session.
+    """Runs the tests of a file in one process, so that they share its module fixtures, and all tests on Ray
+    in one process, so that they share the one Ray of the session.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -87,7 +87,7 @@ def child(encoder: Path, s3: str, tmp_path_factory: pytest.TempPathFactory) -> I
         environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
         process.warm(EncodeTexts(EncoderSettings(path=str(encoder)), EncodeSettings()))
     yield process
-    # Nights kill their child process. This one ends by itself, because only then it writes its coverage data.
+    # Nights kill their child process. This one ends by itself, because only then does it write its coverage.
     process._executor().shutdown()
 
 
@@ -107,7 +107,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cluster(child: LocalWorkers) -> Iterator[Workers]:
-    """Workers without Ray: every flow of the test hands its work to the session's child process."""
+    """Workers without Ray: every flow of the test runs in the session's child process."""
     with connect(ClusterSettings(), Stages(), local=child) as connected:
         yield connected
 
@@ -116,14 +116,14 @@ def cluster(child: LocalWorkers) -> Iterator[Workers]:
 def ray_cluster(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     """The one local Ray of the session.
 
-    Its workers inherit the environment of this moment: the S3 server, a cache, the path of the tests' tasks.
+    Its workers inherit the environment at its start: the S3 server, a cache, the path of the tests' tasks.
     """
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
         environment.setenv(
             "PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         )
-        # Ray's default is 10,000, and tests of metrics wait for a report.
+        # Tests of metrics wait for a report, and Ray's default interval is 10,000 ms.
         environment.setenv("RAY_metrics_report_interval_ms", "4000")
         with connect(ClusterSettings(), Stages()) as connected:
             yield connected
@@ -164,7 +164,7 @@ class CommandResult(NamedTuple):
 def manta(capfd: pytest.CaptureFixture[str]) -> Callable[..., CommandResult]:
     """Run the command `manta` in this process.
 
-    Answers go to the file descriptor of standard output, help and messages to Python's streams.
+    Results are read from the file descriptor of standard output, help and messages from Python's streams.
     """
 
     def run(*arguments: str) -> CommandResult:
@@ -178,9 +178,9 @@ def manta(capfd: pytest.CaptureFixture[str]) -> Callable[..., CommandResult]:
 
 @pytest.fixture
 def faulty(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """A proxy before the S3 server, without faults at first.
+    """A proxy in front of the S3 server, without faults until a test sets its `faults`.
 
-    Stores that this process opens go through it; set its `faults`.
+    Stores that this process opens send their requests through it.
     """
     with FaultyProxy(os.environ["AWS_ENDPOINT_URL"]) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)

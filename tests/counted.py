@@ -1,8 +1,9 @@
 """An S3 bucket in memory that counts its requests, and workers that run in this process, on a virtual clock.
 
-A request takes the latency of an object store and the time to transfer its bytes, on the clock alone. Items
-of a task begin together, as on enough workers, and so do calls in threads, up to their number. So a path has
-seconds, and a length: the number of its requests of which each begins after the one before has ended.
+On the virtual clock a request takes the latency of an object store and the time to transfer its bytes. All
+items of a task begin together, as on enough workers; so do calls in threads, up to the number of threads. A
+path is a sequence of requests of which each begins when the previous one has ended: it has a duration in
+seconds and a number of requests.
 """
 
 import hashlib
@@ -114,8 +115,8 @@ class CountedBucket:
         self.path = RequestPath(seconds, self.path.requests + 1)
 
     def in_lanes(self, calls: Iterable[Callable[[], Value]], count: int) -> Iterator[Value]:
-        """Yield the results of calls that begin together, at most `count` at a time; the next takes the first
-        lane that is free. Requests that the caller makes for a result follow one another.
+        """Yield the results of calls that run side by side in at most `count` lanes; a further call waits for
+        the first free lane. Requests of the caller between two results are added after the longest lane.
         """
         begun, between = self.path, RequestPath()
         lanes = list[RequestPath]()
@@ -133,7 +134,7 @@ class CountedBucket:
             self.path = RequestPath(*map(max, *lanes, RequestPath(), RequestPath())).then(between)
 
     def run_item(self, task: str, item: int, work: Callable[[], Value]) -> Value:
-        """Run an item of a task, and note its path."""
+        """Run an item of a task, and record its path."""
         outer, begun = self.task, self.path
         self.task = task, item
         try:
@@ -211,7 +212,7 @@ def counted_bucket() -> Iterator[CountedBucket]:
     bucket = CountedBucket()
 
     class Lanes(ThreadPoolExecutor):
-        """Runs calls in this thread, as if in as many as wanted."""
+        """Runs calls in this thread; on the clock they take as long as in several threads."""
 
         def map(self, fn: Callable[..., Any], *items: Iterable[Any], **_: Any) -> Iterator[Any]:
             calls = [lambda given=given: fn(*given) for given in zip(*items, strict=False)]
@@ -224,7 +225,7 @@ def counted_bucket() -> Iterator[CountedBucket]:
 
 
 class CountedWorkers(Workers):
-    """Workers of this process, as many as there are items; they begin together on the clock of a bucket."""
+    """Workers in this process, one for each item; on the clock of a bucket they begin together."""
 
     nodes = (Node(cpus=64.0),)
     grows = False

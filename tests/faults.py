@@ -3,9 +3,9 @@ conditions.
 
     python -m tests.faults --target http://127.0.0.1:5000 --port 5001 --throttled 0.05 --lost 0.02 --seed 1
 
-It prints its own address when it listens; GET /-/faults on it tells as JSON what it has done so far. Which
-call fails is a matter of the seed, the call and how often that call was made, not of the order in which
-threads come.
+It prints its address as soon as it listens. GET /-/faults returns the counts of calls and faults so far as
+JSON. Whether a call fails depends on the seed, on the call and on how often this call was made before, not on
+the order of threads.
 """
 
 import argparse
@@ -26,7 +26,6 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 _STATISTICS = "/-/faults"
-_PIECE = 1 << 16
 _UPLOAD = re.compile("uploadId=[^&]*")
 _HOP = ("connection", "keep-alive", "transfer-encoding", "content-length", "expect")
 _ANSWERS = {
@@ -49,15 +48,21 @@ _ANSWERS = {
 
 @dataclass(frozen=True)
 class Faults:
-    """Shares of calls (0 to 1), each call meets one fault at most.
+    """Proportions of calls that get a fault, from 0 to 1. A call gets one fault at most.
 
-    throttled, internal, limited: 503, 500, 429 instead of the answer; denied, unknown: 403 for the caller or
-    its key, which does not pass.
-    reset: the connection is reset before the store sees the call. delayed: the store does it, and the answer
-        comes `delay_s` late.
-    cut: the body of a GET ends halfway. lost: the store did what a PUT, POST or DELETE told it, and the
-        connection is reset instead of the answer.
-    drops_conditions: If-None-Match never reaches the store; refuses_conditions: 501 for calls that have it.
+    Attributes:
+        throttled: answered with 503; the store does not see the call.
+        internal: answered with 500; the store does not see the call.
+        limited: answered with 429; the store does not see the call.
+        reset: the connection is reset; the store does not see the call.
+        delayed: the store executes the call, and the answer comes `delay_s` late.
+        cut: the body of a GET ends halfway.
+        lost: the store executes a PUT, POST or DELETE, and the connection is reset instead of the answer.
+        denied: answered with 403 AccessDenied.
+        unknown: answered with 403 for an unknown access key.
+        delay_s: seconds of delay.
+        drops_conditions: If-None-Match never reaches the store.
+        refuses_conditions: calls with If-None-Match are answered with 501.
     """
 
     throttled: float = 0.0
@@ -75,7 +80,7 @@ class Faults:
     seed: int = 0
 
     def of(self, method: str, path: str, times: int) -> str | None:
-        """The fault that this call meets; `times`: how often it was made before."""
+        """Return the kind of fault of a call that was made `times` times before; None for no fault."""
         path = _UPLOAD.sub("uploadId=", path)  # the store draws a new one in every run
         chance = random.Random(f"{self.seed} {method} {path} {times}").random()
         for kind in (
@@ -89,17 +94,18 @@ class Faults:
             "denied",
             "unknown",
         ):
-            share = getattr(self, kind)
-            if chance < share:
+            proportion = getattr(self, kind)
+            if chance < proportion:
                 return kind if _concerns(kind, method) else None
-            chance -= share
+            chance -= proportion
         return None
 
 
 def _concerns(kind: str, method: str) -> bool:
-    return (
-        method == "GET" if kind == "cut" else method in ("PUT", "POST", "DELETE") if kind == "lost" else True
-    )
+    """Return whether calls of this HTTP method can have this kind of fault."""
+    if kind == "cut":
+        return method == "GET"
+    return kind != "lost" or method in ("PUT", "POST", "DELETE")
 
 
 class Request(NamedTuple):
@@ -115,20 +121,26 @@ class Request(NamedTuple):
 class FaultyProxy:
     """A proxy on loopback that listens while the block runs.
 
-    `faults` may be replaced at any time; `met` counts faults by kind.
+    Attributes:
+        faults: may be replaced at any time.
+        met: number of faults by kind.
+        calls: number of calls by HTTP method.
+        log: every call that the store answered, if it was set to a list; None to record none.
+        at_work: number of calls at this moment.
+        most_at_work: largest number of calls at one time.
     """
 
     def __init__(self, target: str, faults: Faults = Faults(), port: int = 0) -> None:
         self.target, self.faults = urlsplit(target), faults
         self.met: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
-        self.log: list[Request] | None = None  # set to a list to record every call
+        self.log: list[Request] | None = None
         self.at_work = self.most_at_work = 0
         self._times: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self.conditional = (
-            threading.Lock()
-        )  # moto looks and stores in two steps, S3 in one: conditional calls reach it one after the other
+        # moto checks the condition and stores the object in two steps, S3 in one; so conditional calls are
+        # sent to moto one at a time.
+        self.conditional = threading.Lock()
         self._server = _Server(("127.0.0.1", port), _Handler)
         self._server.proxy = self
 
@@ -147,7 +159,7 @@ class FaultyProxy:
         self._server.server_close()
 
     def decide(self, method: str, path: str, conditional: bool) -> str | None:
-        """The fault of the call that just came."""
+        """Count a call that has arrived, and return its kind of fault; None for no fault."""
         with self._lock:
             times = self._times[f"{method} {path}"]
             self._times[f"{method} {path}"] += 1
@@ -159,13 +171,15 @@ class FaultyProxy:
         return kind
 
     def meet(self, kind: str) -> None:
-        """Count a fault that really happened: what was refused has no answer to lose."""
+        """Count a fault that took effect. An answer is lost, for instance, only if the store executed the
+        call.
+        """
         with self._lock:
             self.met[kind] += 1
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Calls at work at once, at their most."""
+        """Count a call as at work during the block."""
         with self._lock:
             self.at_work += 1
             self.most_at_work = max(self.most_at_work, self.at_work)
@@ -190,7 +204,7 @@ class _Server(ThreadingHTTPServer):
     proxy: FaultyProxy
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is what this server is for."""
+        """Ignore the error: this server makes clients go away on purpose."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -203,7 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
         raise AttributeError(name)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Silent."""
+        """Log nothing."""
 
     def _pass_on(self) -> None:
         proxy = self.server.proxy
@@ -219,11 +233,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._reset() if kind == "reset" else self._fail(*_ANSWERS[kind])
             with proxy.conditional if "If-None-Match" in self.headers else contextlib.nullcontext():
                 status, headers, content = self._forwarded(body)
-            late, lost, cut = (
-                kind == "delayed",
-                kind == "lost" and status < 300,
-                kind == "cut" and len(content) > 1,
-            )
+            late = kind == "delayed"
+            lost = kind == "lost" and status < 300
+            cut = kind == "cut" and len(content) > 1
             if kind and (late or lost or cut):
                 proxy.meet(kind)
             if late:
@@ -288,7 +300,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _reset(self) -> None:
-        """The connection ends with a TCP reset and no answer."""
+        """End the connection with a TCP reset instead of an answer."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         self.connection.close()

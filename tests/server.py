@@ -1,4 +1,4 @@
-"""An S3 server on loopback, with a bucket; this process's environment names it while the block runs."""
+"""An S3 server on loopback with a bucket; while it runs, the environment of this process names it."""
 
 import contextlib
 import os
@@ -9,15 +9,14 @@ import time
 from collections.abc import Iterator
 
 _START_S = 60.0
-ACCESS_KEY, SECRET_KEY = (
-    "AKIAEASYTORECOGNIZE0",
-    "easy/to+recognize/wherever/it/should/not/be",
-)  # the server takes any
+# The server accepts any keys.
+ACCESS_KEY = "AKIAEASYTORECOGNIZE0"
+SECRET_KEY = "easy/to+recognize/wherever/it/should/not/be"
 
 
 @contextlib.contextmanager
 def s3_server(bucket: str) -> Iterator[tuple[str, str]]:
-    """(URI of an empty bucket, endpoint)."""
+    """Run the server during the block. Yields the URI of an empty bucket and the endpoint."""
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     pages = {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": "100"}  # listings of real stores come in pages too
@@ -45,7 +44,7 @@ def s3_server(bucket: str) -> Iterator[tuple[str, str]]:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """Return a port of loopback on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

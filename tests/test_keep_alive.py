@@ -1,4 +1,4 @@
-"""Keep-alive signals reach every listener while its block runs, and stop no transfer."""
+"""A keep-alive signal reaches every listener whose block runs; an error of a listener ends no transfer."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Each part of the pipeline imports only parts before it; only one place knows faiss, and one Ray; importing
-is light.
+"""Each part of the pipeline imports only parts before it; only index/ imports faiss and only flows/ imports
+Ray; importing is light.
 """
 
 import ast
@@ -21,6 +21,7 @@ ORDER = (
     "log",
     "device",
     "prefetch",
+    "keep_alive",
     "store",
     "text",
     "stats",
@@ -57,18 +58,53 @@ def part(name: str) -> str:
     return name.split(".")[1] if "." in name else ""
 
 
-def module_name(file: Path) -> str:
-    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+def parts_of(package: Path) -> set[str]:
+    """Return the names of the modules and packages directly in a package."""
+    files = (file.relative_to(package) for file in package.rglob("*.py"))
+    return {file.parts[0].removesuffix(".py") for file in files} - {"__init__"}
 
 
-def imports(file: Path) -> set[str]:
+def module_name(file: Path, root: Path = ROOT) -> str:
+    return ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(file: Path, root: Path = ROOT) -> set[str]:
+    """Return the absolute names of everything that a file imports, also inside functions."""
     names = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            # The first dot is the package of the file, each further one the package above it.
+            package = file.relative_to(root).with_suffix("").parts[: -node.level] if node.level else ()
+            module = ".".join([*package, *filter(None, [node.module])])
+            names |= {module} | {f"{module}.{alias.name}" for alias in node.names}
     return names
+
+
+def test_every_part_has_its_position_in_the_order():
+    assert sorted(ORDER) == sorted(parts_of(ROOT / "pipeline"))
+    assert sorted(FLOWS) == sorted(parts_of(ROOT / "pipeline" / "flows"))
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("from . import d", {"a.b", "a.b.d"}),
+        ("from .d import e", {"a.b.d", "a.b.d.e"}),
+        ("from ..d import e", {"a.d", "a.d.e"}),
+        ("def late():\n    from a import d", {"a", "a.d"}),
+        ("import a.d", {"a.d"}),
+    ],
+)
+@pytest.mark.parametrize("name", ["__init__.py", "c.py"])
+def test_relative_imports_and_imports_inside_functions_are_found(
+    statement: str, expected: set[str], name: str, tmp_path: Path
+):
+    file = tmp_path / "a" / "b" / name
+    file.parent.mkdir(parents=True)
+    file.write_text(statement)
+    assert imports(file, tmp_path) == expected
 
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(ROOT).as_posix())
@@ -81,7 +117,7 @@ def test_a_module_imports_only_parts_before_its_own(file: Path):
         assert top != "jobs" or own == "manta", f"{file} imports {name}: only the command does"
         assert top != "faiss" or own == "index", f"{file} imports faiss: only index/ does"
         assert top != "ray" or own == "flows", f"{file} imports ray: only flows/ does"
-        if top == "pipeline" and part(name) in ORDER:
+        if top == "pipeline" and name != "pipeline":
             assert ORDER.index(part(name)) <= ORDER.index(own), f"{file} imports {name}, which comes later"
 
 
@@ -136,9 +172,9 @@ def test_every_module_imports_without_a_gpu_and_without_a_network():
 
 
 def test_class_names_are_unique():
-    where: dict[str, list[str]] = {}
+    files_of: dict[str, list[str]] = {}
     for source in sorted([*(ROOT / "pipeline").rglob("*.py"), *(ROOT / "jobs").rglob("*.py")]):
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                where.setdefault(node.name, []).append(source.relative_to(ROOT).as_posix())
-    assert {name: files for name, files in where.items() if len(files) > 1} == {}
+                files_of.setdefault(node.name, []).append(source.relative_to(ROOT).as_posix())
+    assert {name: files for name, files in files_of.items() if len(files) > 1} == {}

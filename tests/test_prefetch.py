@@ -1,6 +1,7 @@
-"""A thread works ahead of its taker: same values, same order, errors and early ends included."""
+"""A thread makes values in advance: they keep their order, errors are raised, and an early stop ends it."""
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,18 +19,25 @@ def test_values_come_in_order():
     assert list(prefetch([])) == []
 
 
-def test_at_most_depth_values_are_prefetched():
-    taken, most = 0, 0
+def test_exactly_depth_values_wait_while_the_caller_is_busy():
+    made = 0
 
     def source() -> Iterator[int]:
-        nonlocal most
+        nonlocal made
         for value in range(100):
-            most = max(most, value - taken)
+            made += 1
             yield value
 
-    for _ in prefetch(source(), depth=3):
-        taken += 1
-    assert most <= 3 + 1  # waiting, and one that was taken and not yet counted
+    values = prefetch(source(), depth=3)
+    for taken in (1, 2, 3):
+        assert next(values) == taken - 1
+        expected = taken + 3 + 1  # 3 wait, and the thread holds one for which there is no room
+        give_up = time.monotonic() + 60
+        while made < expected and time.monotonic() < give_up:
+            time.sleep(0.001)
+        time.sleep(0.15)  # a thread without a bound would make all 100 in this time
+        assert made == expected
+    values.close()
 
 
 def test_an_error_arrives_after_the_values_before_it():

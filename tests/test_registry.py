@@ -1,4 +1,4 @@
-"""Methods by name: two owners of one name are a defect, and an unknown name is answered with near ones."""
+"""Methods by name: two owners of one name are a defect; an unknown name gets similar ones as suggestions."""
 
 import sys
 from pathlib import Path
@@ -30,7 +30,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_new_file_is_registered_without_a_list_of_modules(package: str) -> None:
     fruit = __import__(package).FRUIT
-    assert "kinds_of_fruit.apple" not in sys.modules  # nothing is imported before it is asked for
+    assert "kinds_of_fruit.apple" not in sys.modules, "modules are imported at the first look-up"
     assert fruit.names() == ["apple", "banana"]
     assert fruit["banana"].__module__ == "kinds_of_fruit.banana"
 

@@ -80,7 +80,9 @@ def test_functions_outside_numerics_take_at_most_five_parameters(file: Path):
     for node in documented(file):
         if isinstance(node, ast.FunctionDef) and not is_command(node):
             names = [a.arg for a in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
-            parameters[node.name] = [name for name in names if name not in ("self", "cls")]
+            parameters[f"{node.lineno}: {node.name}"] = [
+                name for name in names if name not in ("self", "cls")
+            ]
     assert {name: names for name, names in parameters.items() if len(names) > 5} == {}
 
 
