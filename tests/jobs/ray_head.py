@@ -28,7 +28,7 @@ _PATIENCE_S = 180.0
 @dataclass(frozen=True)
 class Head:
     """A Ray head that was started with `ray start`: its ports by option, and its directory, in which its user
-    is at home.
+    has a home directory.
     """
 
     ports: dict[str, int]
@@ -43,7 +43,7 @@ class Head:
         return home_of(self.folder) / ".ray" / "auth_token"
 
     def environment(self) -> dict[str, str]:
-        """The environment of a user who has the token and says so."""
+        """Return the environment of a user who has the token and has switched its use on."""
         return environment_of(home_of(self.folder)) | {"RAY_AUTH_MODE": "token"}
 
     def ray(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -57,7 +57,7 @@ class Head:
         )
 
     def submit(self, name: str, entrypoint: list[str], *, wait: bool = True) -> int:
-        """The exit code of `ray job submit`."""
+        """Run `ray job submit` and return its exit code."""
         options = [
             "--address",
             self.address,
@@ -70,7 +70,7 @@ class Head:
         return self.ray("job", "submit", *options, "--", *entrypoint).returncode
 
     def get(self, path: str) -> Any:
-        """Answer of the dashboard to somebody who has the token."""
+        """Return the dashboard's answer to a request with the token."""
         request = Request(
             f"{self.address}{path}", headers={"Authorization": f"Bearer {self.token.read_text()}"}
         )
@@ -90,16 +90,18 @@ class Head:
         except (URLError, OSError):
             return False
 
+    @property
+    def working_dir(self) -> Path:
+        """The node's copy of the working directory that jobs were submitted with."""
+        folders = self.folder.glob("session_latest/runtime_resources/working_dir_files/*")
+        [copied] = [folder for folder in folders if folder.is_dir()]
+        return copied
+
     def uploaded(self) -> list[Path]:
-        """Files that --working-dir brought to the node, relative to the directory."""
-        [package] = [
-            path
-            for path in self.folder.glob("session_latest/runtime_resources/working_dir_files/*")
-            if path.is_dir()
-        ]
+        """Return the files in the node's copy of the working directory, relative to it."""
         return [
-            path.relative_to(package)
-            for path in package.rglob("*")
+            path.relative_to(self.working_dir)
+            for path in self.working_dir.rglob("*")
             if path.is_file() and "__pycache__" not in path.parts
         ]
 
@@ -113,8 +115,8 @@ def home_of(folder: Path) -> Path:
 
 
 def environment_of(home: Path) -> dict[str, str]:
-    """A user of this machine: the environment's programs first, no token and address of some other Ray, no
-    notices.
+    """Return the environment of a user with this home directory. Programs of this Python come first, and the
+    token and address of any other Ray are left out.
     """
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     ours = {"PATH": path, "HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
@@ -127,21 +129,20 @@ def environment_of(home: Path) -> dict[str, str]:
 
 
 def documented_start() -> str:
-    """The commands of infra/README.md up to the one that starts a head, which comes last."""
+    """Return the commands of infra/README.md up to and including the one that starts a head."""
     [block] = [
         each
         for each in re.findall(r"```\n(.*?)```", (ROOT / "infra/README.md").read_text(), re.DOTALL)
         if "ray start --head" in each
     ]
     lines = [line.partition("  #")[0].strip() for line in block.splitlines()]
-    return "\n".join(
-        lines[: next(number for number, line in enumerate(lines) if line.startswith("ray start --head")) + 1]
-    )
+    last = next(number for number, line in enumerate(lines) if line.startswith("ray start --head"))
+    return "\n".join(lines[: last + 1])
 
 
 @contextlib.contextmanager
 def ray_head() -> Iterator[Head]:
-    """A head as documented, with ports of its own and CPUs, which elsewhere the other nodes have."""
+    """Start a head as documented, on free ports. Unlike there it has CPUs, because it is the only node."""
     folder = Path(tempfile.mkdtemp(prefix="manta-"))  # short: Ray puts sockets below it
     names = (
         "port",
@@ -153,9 +154,8 @@ def ray_head() -> Iterator[Head]:
     started = Head({name: free_port() for name in names}, folder)
     home_of(folder).mkdir()
     options = [f"--temp-dir={folder}", "--num-cpus=2", "--object-store-memory=150000000", "--block"]
-    options += [
-        f"--{name}={port}" for name, port in started.ports.items()
-    ]  # of an option given twice the last counts
+    options += [f"--{name}={port}" for name, port in started.ports.items()]
+    # The last value of a repeated option counts, so these replace the documented ones.
     script = f"set -e\n{documented_start()} {' '.join(options)}"
     with open(folder / "head.log", "w") as log:
         process = subprocess.Popen(
@@ -181,7 +181,7 @@ def wait_until(done: Callable[[], object], process: subprocess.Popen[bytes] | No
 
 
 def _kill(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """The head and all that runs in its directory; `ray stop` would end every Ray of the machine."""
+    """Kill the head and all processes of its directory. `ray stop` would end every Ray of the machine."""
     ours = psutil.Process(process.pid).children(recursive=True)
     ours += [
         each

@@ -11,24 +11,30 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.main import get_command
 
+from jobs.cli import app
 from tests.conftest import ROOT, CommandResult
 
 Manta = Callable[..., CommandResult]
-COMMANDS = (
+# Jobs of one module each; `releases` and `completion` are tested by themselves.
+JOBS = (
     "init",
     "plan",
     "preflight",
+    "train",
     "pairs",
+    "augment",
     "count",
     "encode",
     "whiten",
     "index",
     "evaluate",
+    "search-template",
     "nightly",
     "search",
-    "releases",
 )
+OF_RELEASES = ("list", "show", "diff", "quarantine", "verify", "rollback", "hold", "release", "prune")
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / "corpus.parquet"
 
 
-def test_the_command_is_an_executable(tmp_path: Path):
+def test_the_command_line_runs_as_a_program(tmp_path: Path):
     command = [sys.executable, "-m", "jobs.cli", "search", str(tmp_path), "words"]
     ended = subprocess.run(
         command,
@@ -71,12 +77,15 @@ def test_the_command_is_an_executable(tmp_path: Path):
 
 
 def test_help_names_every_command_and_the_exit_codes(manta: Manta):
+    commands = get_command(app).commands
+    assert sorted(commands) == sorted((*JOBS, "releases", "completion"))
+    assert sorted(commands["releases"].commands) == sorted(OF_RELEASES)
     shown = manta("--help").out
-    assert all(f"\n  {command} " in shown for command in COMMANDS)
+    assert [command for command in commands if f"\n  {command} " not in shown] == []
     assert "Exit codes: 0 done, 2 configuration, 3 data, 4 model, 5 a gate refused" in " ".join(shown.split())
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "releases"])
+@pytest.mark.parametrize("command", JOBS)
 def test_help_of_a_command_equals_help_of_its_module(
     command: str, manta: Manta, python_m: Callable[..., str]
 ):
@@ -84,16 +93,16 @@ def test_help_of_a_command_equals_help_of_its_module(
     assert ours.code == 0
     assert len(ours.out.splitlines()) > 10
     assert "--json" in ours.out
-    module = python_m(f"jobs.{command}", "--help")
+    module = python_m(f"jobs.{command.replace('-', '_')}", "--help")
     assert ours.out.split("Options:")[1].split() == module.split("Options:")[1].split(), (
-        "the same words, however wide the terminal"
+        "the words are equal, for any width of the terminal"
     )
 
 
-@pytest.mark.parametrize(
-    "command", ["list", "show", "diff", "quarantine", "verify", "rollback", "hold", "release", "prune"]
-)
-def test_help_of_releases_lists_its_subcommands(command: str, manta: Manta, python_m: Callable[..., str]):
+@pytest.mark.parametrize("command", OF_RELEASES)
+def test_help_of_every_command_on_releases_names_the_root(
+    command: str, manta: Manta, python_m: Callable[..., str]
+):
     assert "ROOT" in manta("releases", command, "--help").out
     assert "ROOT" in python_m("jobs.releases", command, "--help")
 
@@ -102,12 +111,8 @@ def test_the_output_of_print_config_loads_to_the_same_settings(tmp_path: Path, m
     printed = manta("nightly", "--print-config", "encode.unit_rows=7", "whiten.mode=off").out
     (tmp_path / "job.yaml").write_text(printed)
     assert manta("encode", "--config", str(tmp_path / "job.yaml"), "--print-config").out == printed
-    assert (
-        json.loads(manta("nightly", "--print-config", "--json", "encode.unit_rows=7").out)["encode"][
-            "unit_rows"
-        ]
-        == 7
-    )
+    as_json = json.loads(manta("nightly", "--print-config", "--json", "encode.unit_rows=7").out)
+    assert as_json["encode"]["unit_rows"] == 7
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""`manta evaluate` on the command line: a table for people, one object for programs, exit codes that mean
-something.
+"""`manta evaluate` on the command line: a table for people, one JSON object for programs, and an exit code
+for each kind of error.
 """
 
 import json
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tasks, an encoder and one's own pairs."""
+    """A folder with a task, an encoder and pairs of one's own."""
     folder = tmp_path_factory.mktemp("cli")
     save_folder(folder / "encoder", "bert")
     write_pairs(folder / "tasks/sts/STS13.parquet", 40)
@@ -124,5 +124,6 @@ def test_prune_leaves_evaluations_alone(folder: Path, manta: Manta):
     asked = [*arguments(folder, folder / "encoder"), "evaluate.names=[STS13]"]
     assert manta("evaluate", *asked)[0] == 0
     before = sorted((folder / "root/evaluations").rglob("*"))
+    assert before
     assert prune(Releases(open_store(folder / "root")), keep=1, grace_s=0.0).files == 0
     assert sorted((folder / "root/evaluations").rglob("*")) == before

@@ -70,7 +70,7 @@ def test_every_line_has_the_comment_of_its_setting(manta: Manta):
     assert len(settings) > 10
     for number in settings:
         assert lines[number - 1].lstrip().startswith("#")
-        assert lines[number - 1] in reference, "the words of --print-config"
+        assert lines[number - 1] in reference, "the comment is that of --print-config"
 
 
 def test_a_file_that_exists_is_left_alone(manta: Manta):
@@ -132,7 +132,7 @@ def test_a_few_rows_without_an_id_of_their_own_are_counted(manta: Manta):
     assert f"# {note}.\n" in Path("night.yaml").read_text()
     many = written({"id": [*ids[:8], None, None], "text": texts[:10]}, "many.parquet")
     refused = manta("init", many, "--output", "many.yaml")
-    assert refused.code == 3, "one row in five"
+    assert refused.code == 3, "two rows of ten are too many"
 
 
 def test_a_language_unknown_to_the_default_encoder_is_named(manta: Manta):
@@ -148,11 +148,12 @@ def test_a_language_unknown_to_the_default_encoder_is_named(manta: Manta):
 
 
 def test_an_unknown_script_is_named_without_a_language(manta: Manta):
-    """Short texts of one script, whose language is a guess; also to people who read no YAML."""
+    """The texts have too few words to guess their language."""
     uri = written({"id": list(range(40)), "text": [f"第{number}章 学校" for number in range(40)]})
     ended = manta("init", uri)
-    assert "Chinese texts; all-MiniLM-L6-v2 knows English" in ended.out or "seem to be in" in ended.out
-    assert "knows English" in Path("night.yaml").read_text()
+    note = "Most texts are Chinese texts; all-MiniLM-L6-v2 knows English"
+    assert note in ended.out
+    assert note in Path("night.yaml").read_text()
     assert "is written: 1 file, columns" in ended.out
 
 

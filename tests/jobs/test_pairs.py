@@ -1,4 +1,4 @@
-"""`manta pairs` on the command line: its answers for people and for programs, also if the rows exist."""
+"""`manta pairs` on the command line: its answers for people and for programs, also if the pairs exist."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`manta search`: every query has its own answers, and the command that a night prints finds the release."""
+"""`manta search`: every query gets its own answers, and the command that a night prints finds the release."""
 
 import json
 import os
@@ -37,7 +37,7 @@ Manta = Callable[..., CommandResult]
 
 @pytest.fixture
 def published(tmp_path: Path) -> tuple[str, str]:
-    """(root, root of the commits) of a release of three texts whose commits lie in a store of their own."""
+    """Publish three texts, with the commits in a store of their own. Returns (root, root of the commits)."""
     publish = Publisher(open_store(tmp_path / "root"), save_folder(tmp_path / "encoder", "bert"), tmp_path)
     publish(["two dogs run", "a girl reads", "Schnee am Fluss"])
     (tmp_path / "apart").mkdir()
@@ -95,7 +95,7 @@ CORPUS = [
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A release whose texts lie in its corpus units alone; the output has the width of a pipe."""
+    """Publish texts that only the corpus units hold. Output is formatted as for a pipe, without a width."""
     monkeypatch.delenv("COLUMNS", raising=False)
     publish = Publisher(open_store(tmp_path / "root"), save_folder(tmp_path / "encoder", "bert"), tmp_path)
     publish.in_units = True
@@ -104,7 +104,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_texts_are_shown_although_no_column_was_kept(root: str, manta: Manta, tmp_path: Path):
-    """By default to people, however they ask; to programs only where they ask for them."""
+    """They are shown by default, but with --json only if --texts is given."""
     (tmp_path / "q.txt").write_text("a girl reads\n")
     for asked in (["a girl reads"], ["--queries", str(tmp_path / "q.txt")]):
         command = ("search", root, *asked, "-k", "4")
@@ -155,7 +155,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_id_is_cut(
     assert all(any(f"row-{row}" in line.split() for line in lines) for row in range(4))
     assert any("a girl reads" in line for line in lines)
     assert len(lines) == (5 if width > 50 else 13), (
-        "columns that have too little room beside the id have lines below it"
+        "columns that do not fit beside the id are on lines of their own below it"
     )
 
 
@@ -168,8 +168,8 @@ def test_a_query_file_equals_standard_input_and_the_command_line(root: str, mant
         text for text in texts for _ in range(2)
     ]
     for name in ("queries.txt", "queries.parquet", f"file://{tmp_path}/queries.parquet"):
-        place = name if "://" in name else str(tmp_path / name)
-        assert manta("search", root, "-k", "2", "--json", "--texts", "--queries", place).out == asked
+        file = name if "://" in name else str(tmp_path / name)
+        assert manta("search", root, "-k", "2", "--json", "--texts", "--queries", file).out == asked
     program = [sys.executable, "-m", "jobs.cli", "search", root, "-", "-k", "2", "--json", "--texts"]
     ended = subprocess.run(
         program, input="\n".join(texts), text=True, capture_output=True, cwd=ROOT, check=True, timeout=120
@@ -257,7 +257,7 @@ class ShortRelease:
         ("IVF64_HNSW32,SQ8", "nprobe was raised to all lists"),
     ],
 )
-def test_an_index_that_leads_to_fewer_answers_is_named_once_with_its_effort(kind: str, effort: str):
+def test_an_index_that_finds_too_few_answers_is_named_once_with_its_effort(kind: str, effort: str):
     searcher = _Searcher(cast(Any, ShortRelease(kind)), 3, texts=False)
     with listening() as said:
         for number in range(2):
@@ -318,9 +318,8 @@ def test_an_id_cannot_move_the_cursor_or_forge_a_row(tmp_path: Path, manta: Mant
     assert not set("\x1b\x07\x9b\u202e") & set(shown)
     lines = manta("search", str(tmp_path / "root"), "a girl reads", "-k", "4", "--json").out
     assert not set("\x1b\x07\x9b\u202e") & set(lines)
-    assert sorted(json.loads(line)["id"] for line in lines.splitlines()) == sorted(forged), (
-        "a program gets what was stored"
-    )
+    ids = [json.loads(line)["id"] for line in lines.splitlines()]
+    assert sorted(ids) == sorted(forged), "a program gets the ids as stored"
 
 
 def test_an_error_is_one_line_whatever_it_quotes(tmp_path: Path, manta: Manta):

@@ -1,7 +1,7 @@
-"""`ray job submit --working-dir .` against a head that is started as infra/README.md says.
+"""`ray job submit --working-dir .` on a head that is started as infra/README.md says.
 
-Releases, exit codes as the job API tells them, a driver that is killed and submitted again, and intruders:
-whoever reaches the ports without the token.
+Releases, exit codes in the job API, a driver that is killed and submitted again, and clients that reach the
+ports without the token.
 """
 
 import json
@@ -50,7 +50,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def night(work: Path, root: str, **sections: dict[str, Any]) -> list[str]:
-    """The entrypoint of a night that publishes below `root`, with its settings in a file."""
+    """Write the settings of a night that publishes below `root`; return its entrypoint."""
     job = {
         "corpus": {"uri": str(work / "corpus"), "keep": ["text"]},
         "encoder": {"path": str(work / "encoder")},
@@ -65,7 +65,7 @@ def night(work: Path, root: str, **sections: dict[str, Any]) -> list[str]:
 
 
 def driver(config: str) -> int:
-    """Process id of the driver that works with that file of settings."""
+    """Return the process id of the driver that was started with this settings file."""
     found = [
         each.pid
         for each in psutil.process_iter(["cmdline"])
@@ -77,7 +77,7 @@ def driver(config: str) -> int:
 
 @pytest.fixture(scope="module")
 def undisturbed(head: Head, work: Path) -> Path:
-    """The root of a night that was submitted and left alone."""
+    """The root of a night that was submitted and not disturbed."""
     assert head.submit("undisturbed", night(work, "undisturbed")) == 0, head.logs("undisturbed")[-3000:]
     return work / "undisturbed"
 
@@ -104,17 +104,12 @@ def test_only_files_that_jobs_need_are_uploaded(head: Head, undisturbed: Path):
     assert not {".git", "tests", "out", ".ci", ".mypy_cache", ".hypothesis"} & {
         file.parts[0] for file in files
     }
-    [package] = [
-        path
-        for path in head.folder.glob("session_latest/runtime_resources/working_dir_files/*")
-        if path.is_dir()
-    ]
-    assert sum((package / file).stat().st_size for file in files) < _MOST_UPLOADED
+    assert sum((head.working_dir / file).stat().st_size for file in files) < _MOST_UPLOADED
 
 
 def test_wrong_settings_end_with_2_in_the_job_api(head: Head, work: Path):
     assert head.submit("wrong", night(work, "wrong", index={"kind": "pyramid"})) == 1, (
-        "the command line of Ray knows success and failure only"
+        "Ray's command line returns 1 for every failure"
     )
     job = head.job("wrong")
     assert (job["status"], job["driver_exit_code"]) == ("FAILED", 2)
@@ -143,7 +138,7 @@ def test_a_killed_driver_is_submitted_again_and_the_release_is_the_same(
     assert 3 <= len(before) < 24, "it was killed in the middle of encoding"
     assert head.submit("again", entrypoint) == 0, head.logs("again")[-3000:]
     after = encoded_units(root)
-    assert {name: after[name] for name in before} == before, "what was finished was not encoded again"
+    assert {name: after[name] for name in before} == before, "finished units were not encoded again"
     assert unit_hashes(root, after_a_kill=True) == unit_hashes(undisturbed)
     assert open_release(str(root)).search(QUERIES, 10) == open_release(str(undisturbed)).search(QUERIES, 10)
 
@@ -228,9 +223,8 @@ def test_the_job_api_takes_no_job_without_the_token(head: Head, port: str, heade
 def test_a_command_without_the_token_names_the_missing_token(
     head: Head, work: Path, environment: dict[str, str], words: str
 ):
-    config = night(work, "lacking", cluster={"address": f"127.0.0.1:{head.ports['port']}", "small_rows": 0})[
-        -1
-    ]
+    cluster = {"address": f"127.0.0.1:{head.ports['port']}", "small_rows": 0}
+    *_, config = night(work, "lacking", cluster=cluster)
     command = [sys.executable, "-m", "jobs.nightly", "--config", config]
     done = subprocess.run(
         command,

@@ -1,5 +1,5 @@
-"""`manta train` on the command line: what is wrong is told before any worker starts, with an exit code that
-means something.
+"""`manta train` on the command line: invalid settings and data are reported before any worker starts, with
+the exit code of their kind.
 """
 
 import json
@@ -19,7 +19,7 @@ Train = Callable[..., tuple[int, dict[str, object], str]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sentences and an encoder."""
+    """A folder with sentences and an encoder."""
     folder = tmp_path_factory.mktemp("cli")
     save_folder(folder / "encoder", "bert")
     write_sentences(folder / "sentences.parquet")
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def train(folder: Path, manta: Callable[..., CommandResult]) -> Train:
-    """(exit code, the answer, standard error) of a training with these settings changed."""
+    """Return a function that trains with further settings and returns (exit code, JSON, standard error)."""
 
     def run(*given: str) -> tuple[int, dict[str, object], str]:
         ended = manta("train", "--json", *training_arguments(folder, folder / "encoder"), *given)
@@ -37,8 +37,8 @@ def train(folder: Path, manta: Callable[..., CommandResult]) -> Train:
     return run
 
 
-def labelled(folder: Path) -> Path:
-    """Pairs with a label that no one knows."""
+def write_unknown_label(folder: Path) -> Path:
+    """Write 16 labelled pairs, the last of them with a label that is not one of NLI's."""
     rows = {"premise": ["a"] * 16, "hypothesis": ["b"] * 16, "label": ["entailment"] * 15 + ["maybe"]}
     pq.write_table(pa.table(rows), folder / "pairs.parquet")
     return folder / "pairs.parquet"
@@ -88,7 +88,7 @@ def test_invalid_settings_are_reported_before_a_worker_starts(
 
 def test_an_unknown_label_is_reported_before_a_worker_starts(train: Train, folder: Path):
     classification = "train.objective=" + next(name for name in _names() if "label" in _columns(name))
-    code, answer, said = train(f"train.data={labelled(folder)}", classification)
+    code, answer, said = train(f"train.data={write_unknown_label(folder)}", classification)
     assert code == 3
     assert (
         "row 15 (counted from 0), label: expected one of entailment (0), neutral (1), contradiction "
