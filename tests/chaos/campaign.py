@@ -1,4 +1,4 @@
-"""A campaign: the same nights over a root in peace and a root under fire, and what came of it."""
+"""A campaign: the same nights over a root in peace and a root under fire, and a report of the differences."""
 
 import contextlib
 import os
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.index.plan import GIB
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from tests.chaos.compare import Differences, compare
@@ -23,7 +22,7 @@ from tests.chaos.corpus import ChangingCorpus
 from tests.chaos.nights import HOOKS, Fire, NightUnderFire, Tally
 from tests.chaos.points import Shot
 from tests.faults import Faults, FaultyProxy
-from tests.flows.conftest import ROOT
+from tests.flows.conftest import ROOT, part_size
 from tests.models.folders import save_folder
 from tests.server import s3_server
 
@@ -31,8 +30,7 @@ _S3_FAULTS = Faults(
     throttled=0.02, internal=0.01, limited=0.01, reset=0.01, delayed=0.004, cut=0.01, lost=0.02, delay_s=6.0
 )
 _PATIENCE_S = 600.0
-_ROW_BYTES = 48 * 4 + 8  # of a flat index: the vectors of the encoder, and addresses
-_ANSWER_S = "5"  # a delayed answer is one that never came
+_ANSWER_S = "5"  # less than the delay of _S3_FAULTS: a delayed answer counts as missing
 _CHANCES = (("slow", 0.03), ("full", 0.002), ("ill", 0.002), ("stale", 0.002))
 
 
@@ -75,7 +73,7 @@ class Plans:
 
 @dataclass
 class Report:
-    """Nights played and what they came to."""
+    """The nights that were played, with their faults and the differences that they left."""
 
     seed: int
     tally: Tally = field(default_factory=Tally)
@@ -100,16 +98,12 @@ class Report:
         return self.tally.kills.total()
 
     def add(self, night: int, found: Differences) -> None:
-        self.rows, self.files, self.shifted = (
-            self.rows + found.rows,
-            self.files + found.files,
-            self.shifted + found.shifted,
-        )
-        self.lost, self.doubled, self.differing = (
-            self.lost + found.lost,
-            self.doubled + found.doubled,
-            self.differing + found.differing,
-        )
+        self.rows += found.rows
+        self.files += found.files
+        self.shifted += found.shifted
+        self.lost += found.lost
+        self.doubled += found.doubled
+        self.differing += found.differing
         self.messages += [f"night {night}: {each}" for each in found.messages]
 
     def table(self) -> str:
@@ -117,22 +111,22 @@ class Report:
         lines = {
             "seed": self.seed,
             "nights": self.nights,
-            "of them with Ray": self.with_ray,
-            "given up before they were done": self.abandoned,
+            "nights with Ray": self.with_ray,
+            "nights given up before they were done": self.abandoned,
             "runs": tally.runs,
             "seconds": round(self.seconds),
-            "kills": _told(tally.kills),
-            "faults injected": _told(tally.faults),
-            "exit codes": _told(tally.codes),
-            "ended as": _told(tally.statuses),
-            "processes that outlived their driver": _told(tally.outlived),
-            "nights with ordinals left out": self.shifted,
+            "kills": _by_name(tally.kills),
+            "faults injected": _by_name(tally.faults),
+            "exit codes": _by_name(tally.codes),
+            "statuses": _by_name(tally.statuses),
+            "processes that outlived their driver": _by_name(tally.outlived),
+            "nights with skipped ordinals": self.shifted,
             "rows compared": self.rows,
             "files compared": self.files,
             "rows lost": self.lost,
             "rows doubled": self.doubled,
-            "differing": self.differing,
-            "runs that ended wrong": len(tally.wrong),
+            "other differences": self.differing,
+            "runs that ended in an unexplained way": len(tally.wrong),
         }
         width = max(map(len, lines))
         return "\n".join(
@@ -144,22 +138,30 @@ class Report:
         )
 
 
-def _told(counts: Counter[str]) -> str:
-    return f"{counts.total()}" + (
-        f" ({', '.join(f'{name} {count}' for name, count in sorted(counts.items()))})" if counts else ""
-    )
+def _by_name(counts: Counter[str]) -> str:
+    """Return the total with the count of each name: 3 (commit 1, manifest 2)."""
+    each = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    return f"{counts.total()} ({each})" if counts else "0"
 
 
 @dataclass
 class Campaign:
-    """work: an empty directory for corpus, encoder, roots and logs."""
+    """Nights over two roots.
+
+    Attributes:
+        work: an empty directory for corpus, encoder, roots and logs.
+        plans: the settings.
+    """
 
     work: Path
     plans: Plans
 
     def play(self, schedule: Sequence[tuple[bool, Sequence[Shot]]] = ()) -> Report:
-        """All nights. schedule: instead of drawn ones, for each night whether it starts Ray and the shots
-        that are fired (none: drawn all the same).
+        """Play all nights.
+
+        Args:
+            schedule: for each night, whether it starts Ray, and its shots; a night without shots draws them.
+                Without a schedule everything is drawn.
         """
         self.report, began = Report(self.plans.seed), time.monotonic()
         self.deadline = began + 60 * self.plans.minutes
@@ -220,7 +222,11 @@ class Campaign:
 
     @contextlib.contextmanager
     def _in_peace(self, folder: Path) -> Iterator[None]:
-        """The undisturbed night, beside the block and done at its end."""
+        """Run the undisturbed night beside the block, and wait for it at the end of the block.
+
+        Raises:
+            RuntimeError: the undisturbed night failed.
+        """
         command = [
             sys.executable,
             "-m",
@@ -258,27 +264,22 @@ class Campaign:
             f"index.kind={self.plans.index}",
             "index.queries=40",
             "index.shards=2",
-            *self._part_size(),
+            *([part_size(self.plans.part_rows)] if self.plans.part_rows else []),
             "whiten.dev_texts=40",
             "gates.recall_at_10=0.1",
             f"release.root={root}",
             "cluster.workers=2",
         ]
 
-    def _part_size(self) -> list[str]:
-        """Return the setting for parts of plans.part_rows rows of a flat index; none for a single part."""
-        rows = self.plans.part_rows
-        return [f"index.part_gib={(rows + 0.5) * _ROW_BYTES / GIB:.12f}"] if rows else []
-
     @contextlib.contextmanager
     def _surroundings(self) -> Iterator[None]:
-        """Roots, the encoder, and the environment of all nights; an S3 server with a proxy before it that
-        fails, where the disturbed root lies in one.
+        """Set up roots, the encoder and the environment of all nights; if the disturbed root is on S3, also
+        a server with a faulty proxy in front of it.
         """
         save_folder(self.work / "encoder", "bert")
         self.undisturbed = str(self.work / "peace")
         path = os.pathsep.join(map(str, (HOOKS, ROOT)))
-        sockets = tempfile.mkdtemp(prefix="mc-", dir="/tmp")  # paths of Ray's sockets have to be short
+        sockets = tempfile.mkdtemp(prefix="mc-", dir="/tmp")  # paths of Ray's sockets must be short
         self.common = {
             "PYTHONPATH": path,
             "OMP_NUM_THREADS": "1",
@@ -304,5 +305,5 @@ class Campaign:
         finally:
             shutil.rmtree(sockets, ignore_errors=True)
 
-    def _say(self, what: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {what}", file=self.log, flush=True)
+    def _say(self, sentence: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {sentence}", file=self.log, flush=True)

@@ -30,15 +30,17 @@ from pipeline.store.units import Corpus
 from pipeline.store.verify import files_of
 from tests.text.corpus.tables import key_lines, text_lines
 
-_ADDRESSED = re.compile(
-    r"(keys|indexes|ids)/.*|quarantine/[^/]*"
-)  # the last is named by the corpus's id, which depends on ordinals
+# Files that contain addresses, and files of quarantined rows, whose names contain the id of the corpus, which
+# depends on ordinals.
+_ADDRESSED = re.compile(r"(keys|indexes|ids)/.*|quarantine/[^/]*")
 _RANKS = 10
 
 
 @dataclass
 class Differences:
-    """Rows that only one root has, rows that a root has twice, and everything else that is not equal."""
+    """Counts of rows that are lost, of rows that are doubled or should be dead, and of everything else that
+    differs.
+    """
 
     lost: int = 0
     doubled: int = 0
@@ -46,19 +48,24 @@ class Differences:
     rows: int = 0
     files: int = 0
     shifted: bool = False
-    """whether ordinals differ, by a number that was reserved and not committed"""
+    """whether ordinals differ, because a number was reserved and not committed"""
     messages: list[str] = field(default_factory=list)
 
-    def add(self, kind: str, names: Iterable[Any], what: str) -> None:
+    def add(self, kind: str, names: Iterable[Any], description: str) -> None:
+        """Add named differences to the count `kind`, and a message if there are any."""
         found = list(names)
         if found:
             setattr(self, kind, getattr(self, kind) + len(found))
-            self.messages.append(f"{what}: {len(found)}, such as {sorted(map(str, found))[:4]}")
+            self.messages.append(f"{description}: {len(found)}, such as {sorted(map(str, found))[:4]}")
 
 
 @dataclass
 class Root:
-    """The current release of a root, with all that it names."""
+    """The current release of a root, with all files that it names.
+
+    Attributes:
+        doubled: ids of more than one live row, known as soon as `rows` is read.
+    """
 
     uri: str
     doubled: list[str] = field(default_factory=list)
@@ -157,9 +164,9 @@ class Root:
         }
 
     def answers(self, queries: np.ndarray) -> list[list[tuple[float, str]]]:
-        """Return (score, id) of the nearest rows, best first.
+        """Return (score, id) of the nearest rows of each query, in increasing order.
 
-        Rows with the last score are left out, because any row of that score may be the tenth.
+        Rows with the lowest score are left out, because any row of this score may be the tenth.
         """
         table = open_release(self.uri).search(queries, _RANKS)
         found: list[list[tuple[float, str]]] = [[] for _ in queries]

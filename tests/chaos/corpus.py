@@ -1,5 +1,5 @@
-"""A corpus folder that changes from night to night: files appended, rewritten, renamed and deleted, texts
-changed, ids twice, some rows bad.
+"""A corpus folder that changes from night to night: files are added, rewritten, renamed and deleted, texts
+change, ids repeat, and some rows are invalid.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""One night under fire: the job is run as a program, again and again, while shots are fired at it, until it
-ends with 0.
+"""One night under fire: the job runs as a program and is started again and again, while shots (single faults)
+are fired at it, until a run ends with 0.
 """
 
 import json
@@ -24,8 +24,11 @@ from tests.flows.conftest import ROOT
 HOOKS = Path(__file__).parent / "hooks"
 _STUCK_S = 240.0  # a run of a small night that takes longer hangs
 _OUTLIVE_S = 20.0  # Ray's processes notice within seconds that their driver is gone
-_WEIGHTS = {"child": 3, "worker": 3}  # the driver is there from the start, and alone at first
-_HEADS = ("raylet", "gcs", "agent")  # without one of them Ray is no more
+# Weights of the kinds of processes to kill, 1 for the others: without them the driver, which at first runs
+# alone, would be killed most often.
+_WEIGHTS = {"child": 3, "worker": 3}
+_HEADS = ("raylet", "gcs", "agent")  # Ray ends if one of them does
+# Signs of a traceback through this project, which no run may print.
 _OURS = (f'File "{ROOT}/pipeline', f'File "{ROOT}/jobs')
 
 
@@ -39,11 +42,11 @@ class Tally:
     codes: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
     outlived: Counter[str] = field(default_factory=Counter)
-    """processes that had to be ended after their driver had"""
+    """processes that still ran 20 s after their driver had ended, by kind"""
     wrong: list[str] = field(default_factory=list)
-    """runs that ended as none should"""
+    """descriptions of runs that ended in a way that no fault explains"""
     lasts: dict[bool, float] = field(default_factory=lambda: {False: 6.0, True: 20.0})
-    """about how many seconds a run takes that ends by itself, without Ray and with it"""
+    """seconds of a run whose drivers end by themselves, without Ray (False) and with it; moving averages"""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Fire:
     heads: bool = True
 
     def plan(self, location: Path, rng: random.Random, only: Sequence[Shot] = ()) -> Plan:
-        """Shots for one night, drawn."""
+        """Draw the shots of one night, or take those of `only`."""
         shots = list(only) or [
             *(
                 Shot(
@@ -101,15 +104,16 @@ class Fire:
 
 
 def _torn(links: bool) -> list[str]:
-    """Kinds of files that a crash may cut short: whole files that are linked into place are never found so
-    once they are published.
+    """Return the kinds of files that a crash may leave truncated.
+
+    With hard links, manifests and commits get their names only when they are complete.
     """
     return [point for point in TORN if not links or point not in ("manifest", "commit")]
 
 
 @dataclass
 class Driver:
-    """A job at work as a program of its own; what it says goes to files."""
+    """A job that runs as a program of its own; its output goes to files."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -132,8 +136,17 @@ class Driver:
 
 @dataclass
 class NightUnderFire:
-    """Runs of one night over a root. arguments: of the job; log: where every shot and every end of a run is
-    written down.
+    """Runs of one night over a root, until one of them finishes it.
+
+    Attributes:
+        arguments: arguments of the job.
+        environment: variables that the job gets besides those of this process.
+        folder: folder of the night's plan.
+        fire: faults to inject.
+        rng: source of all random choices.
+        tally: counts to which those of this night are added.
+        log: file in which every shot and every end of a run is recorded.
+        most_runs: number of runs after which the night is given up as never done.
     """
 
     arguments: Sequence[str]
@@ -149,9 +162,18 @@ class NightUnderFire:
         self.token = uuid.uuid4().hex
 
     def run(self, ray: bool, deadline: float, only: Sequence[Shot] = (), finish: bool = True) -> str:
-        """The status of the run that ended with 0: published, unchanged or overtaken. finish: go on until
-        there is one; else stop after two runs, as if the next corpus had come before the night was done.
-        After `deadline` (time.monotonic) no more shots are fired.
+        """Run the night.
+
+        Args:
+            ray: start Ray instead of a child process.
+            deadline: time of time.monotonic after which no shot is fired.
+            only: shots to fire; without any, they are drawn.
+            finish: run until a run ends with 0; else stop after two runs, as if the next corpus had come
+                before the night was done.
+
+        Returns:
+            The status of the run that ended with 0 (published, unchanged or overtaken); "abandoned" if it was
+            not to be finished, "never" if no run ended with 0.
         """
         plan = self.fire.plan(self.folder / "plan", self.rng, only)
         plan.store()
@@ -247,8 +269,8 @@ class NightUnderFire:
         self.tally.statuses[status or "killed"] += 1
         self._say(f"run {number} ended with {code} {status} {str(answer.get('message', ''))[:300]}")
         damaged = any(shot["act"] in ("cut", "torn") for shot in self._fired())
-        # while Ray starts, a driver whose raylet or GCS server is gone may be ended by Ray itself, with 1 and
-        # without a word of ours
+        # While Ray starts, Ray itself may end a driver whose raylet or GCS server was killed: with exit code
+        # 1 and without a message of ours.
         starting = self.headless and "cluster: starts" in errors and "cluster: done" not in errors
         allowed = {0, -9, 75} | ({3} if damaged else set()) | ({1} if starting else set())
         if code not in allowed or (code != -9 and any(sign in errors for sign in _OURS)):
@@ -273,5 +295,5 @@ class NightUnderFire:
             if fired["act"] != "kill":
                 self.tally.faults[fired["act"]] += 1
 
-    def _say(self, what: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {self.folder.name} {what}", file=self.log, flush=True)
+    def _say(self, sentence: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {self.folder.name} {sentence}", file=self.log, flush=True)

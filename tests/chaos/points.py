@@ -1,4 +1,4 @@
-"""The commit points of a night: every kind of file that one leaves in the store, by name."""
+"""The points of a night at which faults can be injected: every kind of file that it writes to the store."""
 
 import re
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ _KEYS = rf"keys/{_HEX}"
 _WORK = rf"indexes/work/{_HEX}(/delta-[0-9]+)?"
 _UNIT = rf"{_HEX}/{_HEX}(-[a-z0-9]+)*"
 
-# in the order in which a night comes to them; where two patterns fit, the first counts
+# In the order in which a night writes them. Of several patterns that match a path, the first counts.
 POINTS: dict[str, str] = {
     "lease": r"candidates/lease-.*",
     "probe": r"candidates/probe-.*",
@@ -48,43 +48,39 @@ POINTS: dict[str, str] = {
     "summary": r"releases/[0-9]+/summary\.json",
     "overview": r"index\.html",
 }
-# files that may be found cut short after a crash and whose loss the same night mends; a commit or a manifest
-# is cut only where the store has no links
+# Files that a crash may leave truncated and that the same night writes again. A commit or a manifest is
+# truncated only on a store without hard links.
 TORN = (
-    *(
-        "corpus unit",
-        "key table",
-        "text table",
-        "dead rows",
-        "copies",
-        "corpus record",
-        "encoder",
-        "data",
-        "moments",
-        "record",
-        "merged moments",
-        "trained",
-        "queries",
-    ),
-    *(
-        "training record",
-        "index part",
-        "neighbours",
-        "ids",
-        "part record",
-        "merged part record",
-        "grown record",
-        "index file",
-        "index record",
-        "manifest",
-        "commit",
-    ),
+    "corpus unit",
+    "key table",
+    "text table",
+    "dead rows",
+    "copies",
+    "corpus record",
+    "encoder",
+    "data",
+    "moments",
+    "record",
+    "merged moments",
+    "trained",
+    "queries",
+    "training record",
+    "index part",
+    "neighbours",
+    "ids",
+    "part record",
+    "merged part record",
+    "grown record",
+    "index file",
+    "index record",
+    "manifest",
+    "commit",
 )
 _PATTERNS = {name: re.compile(pattern) for name, pattern in POINTS.items()}
 
 
 def point_of(path: str) -> str | None:
-    """The name of the point that a file in the store is."""
+    """Return the point of a file in the store, by its path; None if no point has this file."""
     return next((name for name, pattern in _PATTERNS.items() if pattern.fullmatch(path)), None)
 
 
@@ -96,7 +92,7 @@ class Shot:
         point: the kind of file.
         when: before or after the file is written.
         act: kill (SIGKILL of the writing process), cut (the file is truncated to its first half), torn (cut,
-            then kill), full (the disk is full) or ill (an I/O error).
+            then kill), full (the disk is full), ill (an I/O error) or stale (a stale file handle).
         skip: number of files of the kind that are written without a fault first.
     """
 
@@ -107,7 +103,3 @@ class Shot:
 
     def facts(self) -> dict[str, Any]:
         return asdict(self)
-
-    @property
-    def name(self) -> str:
-        return f"{self.act} {self.when} {self.point}"

@@ -1,5 +1,5 @@
-"""Processes of a night under fire: found by a token in their environment, killed by kind, and none of them
-left behind.
+"""Processes of a night under fire: they are found by a token in their environment, killed by kind, and all
+ended with their night.
 """
 
 import contextlib
@@ -22,8 +22,13 @@ _SIGNS = {
 
 @dataclass(frozen=True)
 class Found:
-    """One process of ours. kind: driver, child (of a night without Ray), apart (a child in which texts are
-    tried alone), worker, raylet, agent (a raylet ends when one of its agents does), gcs, or other.
+    """One process of a night.
+
+    Attributes:
+        pid: process id.
+        kind: driver, child (of a night without Ray), apart (a child that encodes single texts), worker,
+            raylet, agent (a raylet ends when one of its agents does), gcs, or other.
+        born: time of its start, which distinguishes it from a later process with this id.
     """
 
     pid: int
@@ -41,7 +46,7 @@ class Found:
 
 
 def processes(token: str) -> list[Found]:
-    """All living processes that were started, at whatever remove, with that token."""
+    """List all running processes that have the token, inherited from the process that got it first."""
     found, wanted = [], f"{TOKEN}={token}".encode()
     for directory in Path("/proc").iterdir():
         if not directory.name.isdigit() or int(directory.name) == os.getpid():
@@ -62,7 +67,7 @@ def _kind(command: list[str]) -> str:
 
 
 def end_all(token: str, patience_s: float) -> list[Found]:
-    """Wait for all processes with the token to end by themselves, then end them; those that had to be."""
+    """Wait for all processes with the token to end, then kill the others. Returns the killed ones."""
     deadline = time.monotonic() + patience_s
     while (left := processes(token)) and time.monotonic() < deadline:
         time.sleep(0.1)

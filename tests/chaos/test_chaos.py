@@ -90,7 +90,7 @@ def test_a_worker_killed_repeatedly_at_one_unit_quarantines_no_row(tmp_path: Pat
     assert disturbed.rows == undisturbed.rows
     assert disturbed.counts["quarantined"] == undisturbed.counts["quarantined"]
     assert disturbed.rows == disturbed.counts["total"] >= 40, "no row was quarantined"
-    assert not list((tmp_path / "fire").rglob("*.attempts/*")), "a finished unit keeps no marks"
+    assert not list((tmp_path / "fire").rglob("*.attempts/*")), "attempts of a finished unit are deleted"
 
 
 def test_two_drivers_at_once_publish_one_release_a_night(tmp_path: Path):
@@ -156,7 +156,6 @@ def test_a_full_disk_ends_the_night_with_75_and_leaves_no_partial_file(tmp_path:
 
 def test_every_file_of_a_release_has_a_named_fault_point(tmp_path: Path):
     Campaign(tmp_path, Plans(seed=15, rows=40, **NO_FAULTS)).play([(False, ())])
-    unnamed = [
-        entry.path for entry in open_store(tmp_path / "fire").list() if point_of(entry.path) not in POINTS
-    ]
-    assert unnamed == []
+    paths = [entry.path for entry in open_store(tmp_path / "fire").list()]
+    assert {"manifest", "commit", "corpus unit", "data", "index file"} <= set(map(point_of, paths))
+    assert [path for path in paths if point_of(path) not in POINTS] == []

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import load_settings
+from pipeline.index.plan import GIB
 from pipeline.settings import Job
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
@@ -50,8 +51,14 @@ WORDS = (
 )
 
 
+def part_size(rows: int) -> str:
+    """Return the setting for parts of `rows` rows of a flat index of the fixture `encoder`."""
+    row_bytes = 48 * 4 + 8  # 48 float32 values and an address
+    return f"index.part_gib={(rows + 0.5) * row_bytes / GIB:.12f}"
+
+
 def sentences(count: int, seed: int = 0) -> list[str]:
-    """Distinct sentences of 8 to 16 words."""
+    """Return distinct sentences of 8 to 16 words."""
     rng = np.random.default_rng(seed)
     return [" ".join([*rng.choice(WORDS, rng.integers(7, 16)), str(number)]) for number in range(count)]
 

@@ -1,6 +1,4 @@
-"""The manifests of infra/kuberay, parsed, and the question whether a value is of a Kubernetes type; field
-names are those of fields.json.
-"""
+"""The parsed manifests of infra/kuberay, and a check of values against the types in fields.json."""
 
 import json
 from functools import cache
@@ -24,7 +22,7 @@ _PLAIN: dict[str, tuple[type, ...]] = {
 
 @cache
 def manifests() -> dict[str, dict[str, Any]]:
-    """Every manifest, by its file and its name."""
+    """Return every manifest by its file, name and kind."""
     files = [file for file in sorted(KUBERAY.glob("*.yaml")) if file.name not in NOT_MANIFESTS]
     return {
         f"{file.name} {found['metadata']['name']} {found['kind']}": found
@@ -38,20 +36,20 @@ def of_kind(kind: str) -> dict[str, dict[str, Any]]:
 
 
 def jobs() -> dict[str, dict[str, Any]]:
-    """The spec of every RayJob, those that a schedule makes included."""
+    """Return the spec of every RayJob, including those that a schedule creates."""
     return {name: found["spec"] for name, found in of_kind("RayJob").items()} | {
         name: found["spec"]["jobTemplate"] for name, found in of_kind("RayCronJob").items()
     }
 
 
 def clusters() -> dict[str, dict[str, Any]]:
-    """Every cluster's spec."""
+    """Return the spec of every cluster."""
     own = {name: spec["rayClusterSpec"] for name, spec in jobs().items() if "rayClusterSpec" in spec}
     return own | {name: found["spec"] for name, found in of_kind("RayCluster").items()}
 
 
 def pods() -> dict[str, dict[str, Any]]:
-    """The spec of every pod that a manifest makes."""
+    """Return the spec of every pod that a manifest creates."""
     found = {}
     for name, spec in clusters().items():
         found[f"{name} head"] = spec["headGroupSpec"]["template"]["spec"]
@@ -66,8 +64,8 @@ def pods() -> dict[str, dict[str, Any]]:
 
 
 def containers() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """(spec of its pod, its own spec) of every container that a manifest makes, with the autoscaler that the
-    operator puts beside each head.
+    """Return (pod spec, container spec) of every container that a manifest creates, and of the autoscaler
+    that the operator adds to each head.
     """
     found = {
         f"{name} {each['name']}": (pod, each)
@@ -81,15 +79,15 @@ def containers() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def labels() -> dict[str, dict[str, str]]:
-    """Labels of every pod: those of the manifest, and of Ray's nodes those that the operator adds."""
+    """Return the labels of every pod: those of its manifest, and on Ray's nodes those of the operator."""
     found = {}
     for name, spec in clusters().items():
         groups = {"head": spec["headGroupSpec"]} | {
             group["groupName"]: group for group in spec["workerGroupSpecs"]
         }
-        for group, template in ((group, made["template"]) for group, made in groups.items()):
+        for group, made in groups.items():
             kind = {"ray.io/cluster": name, "ray.io/node-type": "head" if group == "head" else "worker"}
-            found[f"{name} {group}"] = template["metadata"]["labels"] | kind
+            found[f"{name} {group}"] = made["template"]["metadata"]["labels"] | kind
     found |= {
         f"{name} submitter": spec["submitterPodTemplate"]["metadata"]["labels"]
         for name, spec in jobs().items()
@@ -103,12 +101,11 @@ def labels() -> dict[str, dict[str, str]]:
 def wrong(value: Any, kind: Any, path: str) -> list[str]:
     """List the paths in the value that are unknown fields, or have values of another type."""
     if isinstance(kind, list):
-        each = enumerate(value) if isinstance(value, list) else None
-        return (
-            [f"{path}: no list"]
-            if each is None
-            else [text for number, item in each for text in wrong(item, kind[0], f"{path}[{number}]")]
-        )
+        if not isinstance(value, list):
+            return [f"{path}: not a list"]
+        return [
+            text for number, item in enumerate(value) for text in wrong(item, kind[0], f"{path}[{number}]")
+        ]
     if kind == "any":
         return []
     if kind == "map":
@@ -118,9 +115,9 @@ def wrong(value: Any, kind: Any, path: str) -> list[str]:
         return [] if fine else [f"{path}: not a map of strings to strings"]
     if kind in _PLAIN:
         fine = isinstance(value, _PLAIN[kind]) and (kind == "boolean" or not isinstance(value, bool))
-        return [] if fine else [f"{path}: {value!r} is no {kind}"]
+        return [] if fine else [f"{path}: {value!r} is not of type {kind}"]
     if not isinstance(value, dict):
-        return [f"{path}: no {kind}"]
+        return [f"{path}: not of type {kind}"]
     unknown = [f"{path}.{name}: no field of {kind}" for name in value if name not in FIELDS[kind]]
     return unknown + [
         text

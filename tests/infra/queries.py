@@ -1,4 +1,4 @@
-"""The queries of dashboard and alerts, and the names of series in them."""
+"""The queries of the dashboard and of the alerts, and the names of the series that they read."""
 
 import json
 import re
@@ -27,12 +27,12 @@ def queries() -> list[str]:
 
 
 def exported(series: MetricSeries) -> str:
-    """Name of the series in Prometheus."""
+    """Return the name of a series in Prometheus."""
     return f"ray_{series.name}_total" if series.kind == "Counter" else f"ray_{series.name}"
 
 
 def names(query: str) -> set[str]:
-    """Series that a query reads: words that are no function, no keyword, no label and not in quotes."""
+    """Return the series that a query reads: its words except functions, keywords, labels and quoted words."""
     bare = re.sub(r'"[^"]*"', "", query)
     bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", "", bare)
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", bare)

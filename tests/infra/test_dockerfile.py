@@ -1,5 +1,5 @@
-"""The image cannot be built here: its instructions are parsed, what it copies exists, and what it installs is
-locked by version and sha256, nothing missing.
+"""The instructions of the Dockerfile are parsed, because no image can be built here: copied files exist, and
+every installed package is locked by version and sha256.
 """
 
 import fnmatch
@@ -22,7 +22,7 @@ HOME = "/opt/manta"  # where the image has the project
 
 
 def instructions() -> list[tuple[str, str]]:
-    """(instruction, its arguments) in order, continued lines joined."""
+    """Return each instruction with its arguments, in order; continued lines are joined."""
     text = re.sub(r"^\s*#.*\n", "", (INFRA / "Dockerfile").read_text(), flags=re.MULTILINE)
     lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
     return [(line.split()[0], line.split(maxsplit=1)[1]) for line in lines if line]
@@ -81,7 +81,7 @@ def test_the_image_runs_as_a_user_and_forwards_signals():
     assert any("--uid 1000" in rest for rest in arguments("RUN"))
     last = [name for name, _ in instructions()].index("USER")
     assert not [rest for name, rest in instructions()[last:] if name == "RUN"], (
-        "nothing is installed as that user"
+        "everything is installed before"
     )
 
 
@@ -89,7 +89,7 @@ DEVICES = ("cpu", "gpu")
 
 
 def locked(name: str) -> dict[str, tuple[str, set[str]]]:
-    """Packages of infra/locked/NAME.txt with version and hashes. Every line belongs to one of them."""
+    """Return the packages of infra/locked/NAME.txt with version and hashes. Every other line is an error."""
     lines = [
         line
         for line in (INFRA / "locked" / f"{name}.txt").read_text().splitlines()
@@ -121,7 +121,7 @@ def test_pip_installs_only_locked_files_with_hashes():
     lines = re.findall(r"(PIP_\S+ )?pip install ([^;&]+)", " ; ".join(arguments("RUN")))
     own = [(before, words.strip()) for before, words in lines if "-r" not in words.split()]
     assert own == [("PIP_REQUIRE_HASHES=0 ", f"--no-build-isolation {HOME}")], (
-        "the project itself, built with what is installed"
+        "only the project itself is installed without hashes, and built with the installed packages"
     )
     files = [words.split()[-1] for _, words in lines if "-r" in words.split()]
     assert files == [f"{HOME}/locked/{name}.txt" for name in ("torch-there", "torch", "cpu", "torch", "gpu")]
@@ -132,7 +132,7 @@ def test_pip_uses_one_package_index():
         file: file.read_text() for file in INFRA.rglob("*") if file.is_file() and file.suffix != ".png"
     } | {ROOT / "README.md": (ROOT / "README.md").read_text()}
     assert not [file for file, text in texts.items() if "extra-index" in text.lower()], (
-        "a name that is missing in one index could be anybody's in the other"
+        "anybody could publish a package in the second index under a name of the first"
     )
 
 
@@ -152,8 +152,8 @@ def test_locked_versions_are_the_tested_ones(device: str):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_all_requirements_of_the_project_and_its_packages_are_locked(device: str):
-    """Requirements of the project and of installed packages are followed; `pip check` in the image does the
-    same.
+    """Requirements are followed through the packages that are installed here; in the image, `pip check` does
+    the same.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     chosen = [
@@ -174,8 +174,8 @@ def test_all_requirements_of_the_project_and_its_packages_are_locked(device: str
 
 
 def asked_by(requirement: Requirement) -> list[Requirement]:
-    """Requirements of an installed package on the image's Python; none where this machine lacks it, as
-    faiss-gpu and what it brings.
+    """Return the requirements of a package on the image's Python; none if it is not installed here, as
+    faiss-gpu.
     """
     try:
         found = [Requirement(line) for line in distribution(requirement.name).requires or ()]
@@ -218,7 +218,7 @@ def test_pip_accepts_the_locked_files_for_the_platform(device: str, tmp_path: Pa
     assert found.keys() - {"manta-embeddings"} <= wanted.keys()
     for name, item in found.items():
         version, hashes = wanted.get(name, (None, set()))
-        if version == item["metadata"]["version"]:  # those without a pin may have been released anew since
+        if version == item["metadata"]["version"]:  # a package without a pin may have a newer release
             assert item["download_info"]["archive_info"]["hashes"]["sha256"] in hashes, name
         else:
             assert name not in pins()

@@ -1,5 +1,5 @@
-"""The schedule's pod creates one RayJob per tick however often it starts, and ends as the night does; against
-an HTTP server that answers as Kubernetes does.
+"""The schedule's pod creates one RayJob per tick, however often it is restarted, and ends with the exit code
+of the night. It is tested on an HTTP server that answers as Kubernetes does.
 """
 
 import importlib.util
@@ -24,7 +24,10 @@ SUCCEEDED = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
 class Kubernetes(ThreadingHTTPServer):
     """RayJobs of one namespace.
 
-    Each look at a job takes the next of `statuses`; `failures` are answered first.
+    Attributes:
+        jobs: RayJobs by name.
+        statuses: statuses that successive GETs of a job return; the last one is repeated.
+        failures: HTTP codes with which the next requests are answered instead.
     """
 
     def __init__(self) -> None:
@@ -58,16 +61,14 @@ class Answer(BaseHTTPRequestHandler):
         self._say(200, self.server.jobs[self.path.removeprefix(f"{JOBS}/")] | {"status": status})
 
     def _refused(self) -> bool:
-        code = (
-            401
-            if self.headers["Authorization"] != "Bearer sesame"
-            else self.server.failures.pop(0)
-            if self.server.failures
-            else 0
-        )
-        if code:
-            self._say(code, {"message": "no"})
-        return bool(code)
+        if self.headers["Authorization"] != "Bearer sesame":
+            code = 401
+        elif self.server.failures:
+            code = self.server.failures.pop(0)
+        else:
+            return False
+        self._say(code, {"message": "no"})
+        return True
 
     def _say(self, code: int, body: dict[str, Any]) -> None:
         self.send_response(code)
@@ -141,6 +142,7 @@ def test_a_night_that_failed_ends_with_1(
 def test_an_unavailable_api_server_is_asked_again(program: ModuleType, api: Any, kubernetes: Kubernetes):
     kubernetes.failures = [503, 429, 500]
     assert program.follow(api, MANIFEST, "manta-nightly-1") == 0
+    assert (kubernetes.failures, list(kubernetes.jobs)) == ([], ["manta-nightly-1"])
 
 
 def test_a_refused_request_is_not_repeated_and_its_response_is_shown(
@@ -149,6 +151,7 @@ def test_a_refused_request_is_not_repeated_and_its_response_is_shown(
     kubernetes.failures = [403]
     with pytest.raises(program.Refused, match=r"403.*no"):
         program.follow(api, MANIFEST, "manta-nightly-1")
+    assert kubernetes.jobs == {}
 
 
 def test_a_server_that_stays_unavailable_is_an_error(program: ModuleType, account: Path):

@@ -1,5 +1,5 @@
-"""The manifests of infra/kuberay: their fields are those of KubeRay and Kubernetes, they keep the operator's
-own rules, and what they name exists.
+"""The manifests of infra/kuberay have the fields of KubeRay and Kubernetes, pass the operator's validation,
+and refer only to things that exist.
 """
 
 import importlib
@@ -43,7 +43,8 @@ API = {
 }
 IMAGE = re.compile(r"manta:(\d+\.\d+\.\d+)-ray(\d+\.\d+\.\d+)-(cpu|gpu)")
 ORDER = ("DeleteWorkers", "DeleteCluster", "DeleteSelf")
-each = pytest.mark.parametrize
+SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD")
+parametrize = pytest.mark.parametrize
 
 
 def pinned(name: str) -> str:
@@ -51,7 +52,7 @@ def pinned(name: str) -> str:
 
 
 def named(value: Any, key: str) -> list[Any]:
-    """Everything that stands under that key, at any depth."""
+    """List the values of a key at any depth."""
     if isinstance(value, dict):
         return ([value[key]] if key in value else []) + [
             found for item in value.values() for found in named(item, key)
@@ -59,13 +60,13 @@ def named(value: Any, key: str) -> list[Any]:
     return [found for item in value for found in named(item, key)] if isinstance(value, list) else []
 
 
-@each("name", manifests())
+@parametrize("name", manifests())
 def test_every_field_exists_in_the_definition_of_its_kind(name: str):
     manifest = manifests()[name]
     assert manifest["apiVersion"] == API[manifest["kind"]]
     assert wrong(manifest, manifest["kind"], name) == []
     assert re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?", manifest["metadata"]["name"]), (
-        "KubeRay takes at most 47 characters"
+        "KubeRay accepts at most 47 characters"
     )
 
 
@@ -75,15 +76,17 @@ def test_a_misspelt_field_and_a_wrong_type_are_detected():
         "job.spec.backofLimit: no field of RayJobSpec"
     ]
     assert wrong({**job, "spec": {**job["spec"], "backoffLimit": "2"}}, "RayJob", "job") == [
-        "job.spec.backoffLimit: '2' is no integer"
+        "job.spec.backoffLimit: '2' is not of type integer"
     ]
+    assert wrong({**job, "spec": "2"}, "RayJob", "job") == ["job.spec: not of type RayJobSpec"]
     assert wrong({"num-cpus": 0}, "map", "params") == ["params: not a map of strings to strings"]
 
 
-@each("name", jobs())
+@parametrize("name", jobs())
 def test_jobs_pass_the_validation_of_the_operator(name: str):
     spec = jobs()[name]
     rules = spec["deletionStrategy"]["deletionRules"]
+    assert rules
     assert not {"suspend", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished"} & spec.keys(), (
         "deletion rules exclude them"
     )
@@ -96,18 +99,16 @@ def test_jobs_pass_the_validation_of_the_operator(name: str):
         seconds = condition.pop("ttlSeconds")
         [(status, value)] = condition.items()
         assert value in {"jobStatus": ("SUCCEEDED", "FAILED"), "jobDeploymentStatus": ("Failed",)}[status]
-        assert rule["policy"] == "DeleteSelf" or not shared, (
-            "a cluster that was selected is not the job's to delete"
-        )
+        assert rule["policy"] == "DeleteSelf" or not shared, "a job may not delete a cluster that it selected"
         assert rule["policy"] != "DeleteWorkers" or not spec["rayClusterSpec"]["enableInTreeAutoscaling"]
         row, before = ORDER.index(rule["policy"]), last.get(value, (-1, 0))
-        assert row > before[0], "each once, workers before the cluster, the cluster before the job"
+        assert row > before[0], "each policy once: workers before the cluster, the cluster before the job"
         assert seconds >= before[1]
         last[value] = (row, seconds)
     assert 0 < spec["preRunningDeadlineSeconds"] < spec["activeDeadlineSeconds"]
 
 
-@each("name", jobs())
+@parametrize("name", jobs())
 def test_the_command_of_every_job_exists_with_valid_settings(name: str):
     words = shlex.split(jobs()[name]["entrypoint"])
     modules = [words[row + 1] for row, word in enumerate(words) if word == "-m"]
@@ -128,7 +129,7 @@ def test_the_command_of_every_job_exists_with_valid_settings(name: str):
 
 
 def generated() -> dict[str, list[str]]:
-    """ConfigMaps that kustomize makes, with their files."""
+    """Return the files of every ConfigMap that kustomize generates, by its name."""
     return {
         made["name"]: made["files"]
         for made in yaml.safe_load((KUBERAY / "kustomization.yaml").read_text())["configMapGenerator"]
@@ -139,12 +140,10 @@ def test_every_file_is_used_and_every_reference_exists():
     kustomization = yaml.safe_load((KUBERAY / "kustomization.yaml").read_text())
     for file in (*kustomization["resources"], *(file for files in generated().values() for file in files)):
         assert (KUBERAY / file).is_file(), file
-    assert {
-        name
-        for spec in pods().values()
-        for name in named(spec.get("volumes", []), "configMap")
-        for name in name.values()
-    } <= generated().keys()
+    mounted = [
+        volume["name"] for spec in pods().values() for volume in named(spec.get("volumes", []), "configMap")
+    ]
+    assert set(mounted) == generated().keys()
     classes = {found["metadata"]["name"] for found in of_kind("PriorityClass").values()}
     assert {spec["priorityClassName"] for spec in pods().values() if "priorityClassName" in spec} == classes
     [cluster] = of_kind("RayCluster").values()
@@ -167,13 +166,15 @@ def test_every_command_that_runs_on_a_cluster_has_a_manifest():
 
 def test_all_manifests_define_the_same_cluster_and_night():
     night = jobs()[NIGHT]
-    assert all(spec == night["rayClusterSpec"] for spec in clusters().values())
+    assert len(clusters()) > 1
+    assert [name for name, spec in clusters().items() if spec != night["rayClusterSpec"]] == []
     assert jobs()["raycronjob.yaml manta-nightly RayCronJob"] == night
     schedules = [cron["spec"] for kind in ("CronJob", "RayCronJob") for cron in of_kind(kind).values()]
+    assert len(schedules) == 2
     assert len({(cron["schedule"], cron["timeZone"]) for cron in schedules}) == 1
 
 
-@each("name", clusters())
+@parametrize("name", clusters())
 def test_clusters_use_autoscaler_v2_and_run_no_work_on_the_head(name: str):
     spec = clusters()[name]
     assert spec["enableInTreeAutoscaling"]
@@ -193,7 +194,7 @@ def test_clusters_use_autoscaler_v2_and_run_no_work_on_the_head(name: str):
     night = load_settings(Job, KUBERAY / "nightly.yaml")
     assert night.cluster.gpus_per_worker == 1, "the group gpu has one in each pod"
     assert night.cluster.workers.max == groups["gpu"]["maxReplicas"], (
-        "a pool asks for no more than the group may have"
+        "a pool asks for as many workers as the group may have"
     )
     for group in groups.values():
         [container] = group["template"]["spec"]["containers"]
@@ -204,26 +205,32 @@ def test_clusters_use_autoscaler_v2_and_run_no_work_on_the_head(name: str):
         )
 
 
-@each("name", pods())
+@parametrize("name", pods())
 def test_pods_have_limits_and_their_mounts_exist(name: str):
     spec = pods()[name]
-    assert spec["restartPolicy"] == "Never", "autoscaler v2 and the schedule's failure policy want it"
+    assert spec["restartPolicy"] == "Never", "autoscaler v2 and the schedule's failure policy require it"
     for container in spec["containers"]:
         asked, limit = container["resources"]["requests"], container["resources"]["limits"]
-        assert asked == limit | {"cpu": asked["cpu"]}, (
-            "what was promised is not taken back, and idle cores are for whoever wants them"
-        )
+        assert asked == limit | {"cpu": asked["cpu"]}, "only cores have no limit, so that idle ones are used"
+        assert "cpu" not in limit
         mounts = {mount["name"]: mount for mount in container.get("volumeMounts", [])}
         volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
         assert mounts.keys() == volumes.keys()
         environment = {variable["name"]: variable for variable in container.get("env", [])}
-        secret = [
-            variable for name, variable in environment.items() if re.search("KEY|SECRET|TOKEN|PASSWORD", name)
-        ]
-        assert all("secretKeyRef" in variable["valueFrom"] for variable in secret)
+        secrets = {name: each for name, each in environment.items() if SECRET.search(name)}
+        assert [name for name, each in secrets.items() if "secretKeyRef" not in each["valueFrom"]] == []
         if "MANTA_CACHE" in environment:
             assert mounts["cache"]["mountPath"] == environment["MANTA_CACHE"]["value"]
             assert "emptyDir" in volumes["cache"]
+
+
+def test_every_node_gets_its_credentials_from_secrets():
+    for name, spec in pods().items():
+        if name.endswith((" head", " cpu", " gpu")):
+            environment = named(spec["containers"], "env")
+            assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= {
+                variable["name"] for variables in environment for variable in variables
+            }, name
 
 
 def test_images_have_this_version_and_the_pinned_ray():
@@ -250,7 +257,7 @@ def test_the_schedule_forbids_concurrent_nights_and_has_minimal_permissions():
     assert cron["spec"]["successfulJobsHistoryLimit"] > 0
     assert cron["spec"]["failedJobsHistoryLimit"] > 0
     job = cron["spec"]["jobTemplate"]["spec"]
-    assert job["activeDeadlineSeconds"] > night["activeDeadlineSeconds"], "it follows the night to its end"
+    assert job["activeDeadlineSeconds"] > night["activeDeadlineSeconds"], "its pod waits for the night's end"
     [account] = of_kind("ServiceAccount").values()
     [role] = of_kind("Role").values()
     [binding] = of_kind("RoleBinding").values()
@@ -271,7 +278,7 @@ def test_nodes_of_the_launcher_have_the_token_and_require_it():
     assert "--env RAY_AUTH_MODE=token" in cluster["docker"]["run_options"]
     home = re.search(r"^WORKDIR (\S+)$", (INFRA / "Dockerfile").read_text(), re.MULTILINE)[1]
     assert cluster["file_mounts"] == {f"{home}/.ray/auth_token": "~/.ray/auth_token"}, (
-        "the one place in which Ray looks without being told"
+        "the path at which Ray looks for a token by default"
     )
     starts = [
         line
@@ -283,7 +290,7 @@ def test_nodes_of_the_launcher_have_the_token_and_require_it():
     assert "--dashboard-host=127.0.0.1" in starts[0]
 
 
-@each("file", ["infra/README.md", "infra/ray-cluster.yaml", "README.md"])
+@parametrize("file", ["infra/README.md", "infra/ray-cluster.yaml", "README.md"])
 def test_documents_on_clusters_and_submission_mention_the_token(file: str):
     text = (ROOT / file).read_text()
     first = min(

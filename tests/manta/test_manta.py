@@ -1,5 +1,5 @@
-"""`import manta` is the way in from Python: it costs nothing, gives the same objects as their modules, and
-says what hides a part of it.
+"""`import manta` is the way in from Python: it loads no library, its names are the objects of their modules,
+and its errors name a package that hides a part of it.
 """
 
 import ast
@@ -23,6 +23,7 @@ from tests.index.published import Publisher
 
 
 def python(program: str, *, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program in a new interpreter, whose module path begins with `path`."""
     environment = {"PATH": "/usr/bin:/bin", **({"PYTHONPATH": str(path)} if path else {})}
     return subprocess.run(
         [sys.executable, "-c", program],

@@ -1,7 +1,7 @@
-"""A small root of two nights, kept as it was released, and the means to make such a root again.
+"""A small root of two nights that the first version wrote, and the program that made it.
 
-`root.tar.gz` holds `encoder/`, the corpora of both nights and `root/`. It is never made anew: later versions
-have to read what an earlier one wrote.
+`root.tar.gz` holds `encoder/`, the corpora of both nights and `root/`. It is never replaced, because later
+versions must be able to read the files of an earlier one.
 """
 
 import os
@@ -19,7 +19,7 @@ from pipeline.log import Stages
 from pipeline.settings import Job
 
 ARCHIVE = Path(__file__).parent / "root.tar.gz"
-MODIFIED = 1_700_000_000  # of every corpus file: names of key tables hang on the time stamps
+MODIFIED = 1_700_000_000  # time stamp of every corpus file, on which the names of key tables depend
 SETTINGS = (
     "corpus.uri=corpus",
     "corpus.keep=[lang]",
@@ -70,7 +70,7 @@ def main(folder: Path) -> None:
     for corpus in ("corpus-1", "corpus-2"):
         set_corpus(Path(corpus))
         run_night("root")
-    shutil.rmtree("root/indexes/work")  # a night's scratch
+    shutil.rmtree("root/indexes/work")  # temporary files of a night
     with tarfile.open("root.tar.gz", "w:gz") as archive:
         for name in ("encoder", "corpus-1", "corpus-2", "root"):
             archive.add(name)

@@ -100,6 +100,7 @@ def computes_alike(folder: Path) -> bool:
 def test_files_of_the_corpus_have_their_names_and_bytes(rerun: Path):
     kept = ("units/corpus", "keys", "encoders")
     wanted = {name for name in names(rerun / "root") if name.startswith(kept)}
+    assert {folder for folder in kept if any(name.startswith(folder) for name in wanted)} == set(kept)
     assert {name for name in names(rerun / "again") if name.startswith(kept)} == wanted
     for name in wanted:
         assert (rerun / "again" / name).read_bytes() == (rerun / "root" / name).read_bytes(), name
@@ -115,7 +116,7 @@ def test_vectors_moments_transforms_and_indexes_have_their_names_and_bytes(rerun
 
 
 def test_records_keep_every_key_and_value(rerun: Path):
-    """Later versions may add keys. Seals cover all keys, so they differ then."""
+    """Later versions may add keys. A seal covers all keys, so it may differ."""
     if not computes_alike(rerun):
         pytest.skip("another processor or torch than the archive's, so other bits in the vectors")
     for name in names(rerun / "root"):
@@ -194,7 +195,7 @@ def test_space_ids_do_not_change(setting: tuple[str, Any], space: str, released:
     [("bert", PACKED), ("roberta", PACKED), ("distilbert", PACKED), ("mpnet", PACKED), ("electra", PADDED)],
 )
 def test_numerics_ids_do_not_change(family: str, forward: str, tmp_path: Path):
-    """Name every ingredient: if a class is renamed, the vectors of last night must stay usable."""
+    """The expected values are spelled out: if a class is renamed, last night's vectors must stay usable."""
     encoder = load_encoder(
         EncoderSettings(path=str(save_folder(tmp_path, family))), EncodeSettings(max_tokens=512), "cpu"
     )

@@ -1,8 +1,8 @@
 """Python runs this first in every process that has this directory on its path: in drivers, Ray's workers and
 child processes of a night under fire.
 
-What harms is put in place when the module that it concerns has been imported, so nothing is imported earlier
-than it would be otherwise.
+Faults are installed in a module when it has just been imported, so that no module is imported earlier than
+without faults.
 """
 
 import importlib.abc
