@@ -42,13 +42,19 @@ def method(name: str, **options: object) -> WordAugmenter:
 def variants(
     augmenter: WordAugmenter, sentences: Sequence[Words] = SENTENCES, times: int = 200
 ) -> list[tuple[Words, Words]]:
-    """(a sentence, a variant of it), `times` for each sentence, each with its own generator."""
+    """Return (sentence, variant), `times` for each sentence, each variant drawn with its own generator."""
     edit = augmenter.start()
     return [
         (words, edit(list(words), keyed_rng(7, index, number)))
         for index, words in enumerate(sentences)
         for number in range(times)
     ]
+
+
+def is_subsequence(part: Words, words: Words) -> bool:
+    """Return whether `words` contains all of `part` in that order."""
+    rest = iter(words)
+    return all(word in rest for word in part)
 
 
 def write_thesaurus(folder: Path, entries: dict[str, str] | None = None) -> Path:

@@ -44,8 +44,11 @@ pytestmark = pytest.mark.parametrize("name", AUGMENTERS.names())
 
 @dataclass(frozen=True)
 class Needs:
-    """Files and options that a method requires. files: writes them to a folder; options: name them in that
-    folder.
+    """Files and options that a method requires.
+
+    Attributes:
+        files: writes the files to a folder.
+        options: returns the options for a folder with these files.
     """
 
     files: Callable[[Path], object]
@@ -78,7 +81,7 @@ NOTHING = Needs(lambda folder: None, lambda folder: {})
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
-    """The folder of a method's files, made once."""
+    """Return a function from a method to the folder of its files, which are written once."""
     top, done = tmp_path_factory.mktemp("methods"), set[str]()
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("MANTA_CACHE", str(top / "cache"))
@@ -98,16 +101,16 @@ def options(name: str, kept: Callable[[str], Path]) -> Options:
     return NEEDED.get(name, NOTHING).options(kept(name))
 
 
-def made(name: str, options: Options) -> Augmenter:
+def build(name: str, options: Options) -> Augmenter:
     return validated(AUGMENTERS[name], options, name)
 
 
 def edited(augmenter: WordAugmenter, rows: list[tuple[int, int]]) -> list[Words]:
-    """A variant of each (place in TEXTS, number)."""
+    """Return a variant for each (index in TEXTS, number of the variant)."""
     edit = augmenter.start()
     return [
-        edit(TEXTS[place], keyed_rng(0, augmenter.__class__.__name__, place, number))
-        for place, number in rows
+        edit(TEXTS[index], keyed_rng(0, augmenter.__class__.__name__, index, number))
+        for index, number in rows
     ]
 
 
@@ -119,17 +122,17 @@ def test_method_and_options_are_documented(name: str):
 
 
 def test_method_builds_and_pickles(name: str, options: Options):
-    augmenter = made(name, options)
+    augmenter = build(name, options)
     augmenter.check()
     other = pickle.loads(pickle.dumps(augmenter))
-    assert other == augmenter == made(name, options)
+    assert other == augmenter == build(name, options)
     assert canonical(other.identity()) == canonical(augmenter.identity())
     assert other.variants == augmenter.variants >= 1
 
 
 def test_unknown_option_is_refused(name: str, options: Options):
     with pytest.raises(ConfigError, match="colour"):
-        made(name, {**options, "colour": "red"})
+        build(name, {**options, "colour": "red"})
 
 
 def test_identity_depends_on_the_content_of_files_not_on_their_paths(
@@ -138,24 +141,24 @@ def test_identity_depends_on_the_content_of_files_not_on_their_paths(
     files = [file for file in kept(name).rglob("*") if file.suffix in (".tsv", ".safetensors")]
     if not files:
         pytest.skip("it names no files")
-    first = canonical(made(name, options).identity())
+    first = canonical(build(name, options).identity())
     copy = Path(shutil.copytree(kept(name), tmp_path / "copy"))
-    assert canonical(made(name, NEEDED[name].options(copy)).identity()) == first
+    assert canonical(build(name, NEEDED[name].options(copy)).identity()) == first
     assert str(copy).encode() not in first
     for file in files:
         copied = copy / file.relative_to(kept(name))
         content = bytearray(copied.read_bytes())
         content[-3] ^= 1
         copied.write_bytes(content)
-        assert canonical(made(name, NEEDED[name].options(copy)).identity()) != first
+        assert canonical(build(name, NEEDED[name].options(copy)).identity()) != first
         shutil.copy(file, copied)
 
 
 def test_edits_return_at_least_one_word(name: str, options: Options):
-    augmenter = of_words(name, options)
+    augmenter = word_method(name, options)
     before = pickle.dumps(TEXTS)
     for variant in edited(
-        augmenter, [(place, number) for place in range(len(TEXTS)) for number in range(30)]
+        augmenter, [(index, number) for index in range(len(TEXTS)) for number in range(30)]
     ):
         assert variant
         assert all(word and word.split() == [word] for word in variant)
@@ -163,7 +166,7 @@ def test_edits_return_at_least_one_word(name: str, options: Options):
 
 
 def test_variant_is_a_new_list(name: str, options: Options):
-    edit = of_words(name, options).start()
+    edit = word_method(name, options).start()
     for number in range(20):
         words = list(SENTENCES[1])
         edit(words, keyed_rng(number)).append("more")
@@ -171,22 +174,22 @@ def test_variant_is_a_new_list(name: str, options: Options):
 
 
 def test_edits_depend_on_the_generator_only(name: str, options: Options):
-    augmenter = of_words(name, options)
-    rows = [(place, number) for place in range(len(TEXTS)) for number in range(10)]
+    augmenter = word_method(name, options)
+    rows = [(index, number) for index in range(len(TEXTS)) for number in range(10)]
     expected = dict(zip(rows, edited(augmenter, rows), strict=True))
-    order = [rows[place] for place in np.random.default_rng(0).permutation(len(rows))]
+    order = [rows[index] for index in np.random.default_rng(0).permutation(len(rows))]
     assert edited(pickle.loads(pickle.dumps(augmenter)), order) == [expected[row] for row in order]
 
 
 def test_variants_of_a_text_differ(name: str, options: Options):
-    augmenter = of_words(name, options)
-    assert made(name, {**options, "count": 3}).variants == 3
+    augmenter = word_method(name, options)
+    assert build(name, {**options, "count": 3}).variants == 3
     found = edited(augmenter, [(0, number) for number in range(40)])
     assert len({tuple(variant) for variant in found}) > 1
 
 
 def test_models_make_as_many_texts_as_they_declare(name: str, options: Options):
-    augmenter = of_models(name, options)
+    augmenter = model_method(name, options)
     stages = augmenter.model_stages()
     assert stages
     assert augmenter.variants == np.prod([stage.outputs for stage in stages])
@@ -196,7 +199,7 @@ def test_models_make_as_many_texts_as_they_declare(name: str, options: Options):
 
 
 def taken_through(augmenter: ModelAugmenter, rows: Any) -> list[StageOutput]:
-    """Return the first text of each sentence after all models."""
+    """Return the last outputs for each sentence when every model gets the first text of the model before."""
     sources = [StageInput(" ".join(SENTENCES[row]), bytes([row])) for row in rows]
     found: list[StageOutput] = []
     for stage in augmenter.model_stages():
@@ -214,15 +217,15 @@ def taken_through(augmenter: ModelAugmenter, rows: Any) -> list[StageOutput]:
     return found
 
 
-def of_words(name: str, options: Options) -> WordAugmenter:
-    augmenter = made(name, options)
+def word_method(name: str, options: Options) -> WordAugmenter:
+    augmenter = build(name, options)
     if not isinstance(augmenter, WordAugmenter):
         pytest.skip("it edits no words")
     return augmenter
 
 
-def of_models(name: str, options: Options) -> ModelAugmenter:
-    augmenter = made(name, options)
+def model_method(name: str, options: Options) -> ModelAugmenter:
+    augmenter = build(name, options)
     if not isinstance(augmenter, ModelAugmenter):
         pytest.skip("it needs no models")
     return augmenter

@@ -1,4 +1,4 @@
-"""A crop is a span of its text, and every span is as likely."""
+"""A crop is a span of its text, and all spans are equally likely."""
 
 from collections import Counter
 

@@ -5,13 +5,7 @@ from collections import Counter
 import pytest
 from scipy.stats import chisquare
 
-from tests.augment.edits import method, variants
-
-
-def is_part(part: list[str], words: list[str]) -> bool:
-    """Return whether `words` contains all of `part` in that order."""
-    rest = iter(words)
-    return all(word in rest for word in part)
+from tests.augment.edits import is_subsequence, method, variants
 
 
 @pytest.mark.parametrize(
@@ -27,7 +21,7 @@ def is_part(part: list[str], words: list[str]) -> bool:
 def test_the_configured_number_of_words_is_deleted_and_one_is_kept(options, gone):
     for words, variant in variants(method("delete", **options)):
         assert len(variant) == max(1, len(words) - gone(len(words)))
-        assert is_part(variant, words)
+        assert is_subsequence(variant, words)
 
 
 def test_every_word_is_equally_likely_to_be_deleted():

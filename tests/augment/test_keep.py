@@ -1,4 +1,4 @@
-"""Tests of variants, each alone and in their order; every rejected variant has a reason."""
+"""The limits that variants must keep, each alone and in their order; every rejected variant has a reason."""
 
 import re
 import unicodedata
@@ -16,9 +16,8 @@ from pipeline.augment.comparison import case_fold, repetitions, without_punctuat
 from pipeline.augment.keep import REASONS, Candidates, JudgedVariants, judge
 from pipeline.settings.augment import KeepSettings
 
-ALL = KeepSettings(
-    identical=True, duplicates=True, length_ratio=None, repeats=None
-)  # no test but the one for nothing at all
+# Every variant is kept that is not empty.
+ALL = KeepSettings(identical=True, duplicates=True, length_ratio=None, repeats=None)
 TEXT = "Two young men, outside, play with a wooden toy."
 WORDS = st.sampled_from(
     [
@@ -46,7 +45,7 @@ def strings(values: list[str | None]) -> pa.Array:
     return pa.array(values, pa.large_string())
 
 
-def one(text: str, variant: str | None, vectors: Any = None, **keep: Any) -> str | None:
+def rejection(text: str, variant: str | None, vectors: Any = None, **keep: Any) -> str | None:
     """Return the reason for which the variant is rejected; None if it is kept."""
     judged = judge(
         strings([text]),
@@ -57,7 +56,7 @@ def one(text: str, variant: str | None, vectors: Any = None, **keep: Any) -> str
 
 
 def spelled(text: str) -> str:
-    """The oracle of what texts are compared by, a character at a time."""
+    """Return the form by which texts are compared: an oracle, a character at a time."""
     folded = unicodedata.normalize("NFKC", text).casefold()
     return " ".join(
         "".join(sign for sign in folded if not unicodedata.category(sign).startswith("P")).split()
@@ -65,7 +64,7 @@ def spelled(text: str) -> str:
 
 
 def counted(text: str, run: int) -> tuple[int, int]:
-    """The oracle of repetition, by regular expressions and a counter."""
+    """Count repeated neighbours and the most frequent run of words: an oracle by regular expressions."""
     pieces = re.findall(r"[^\W_]+|[^\w\s]", unicodedata.normalize("NFKC", text).casefold())
     words = [piece for piece in pieces if piece.isalnum()]
     runs = Counter(tuple(words[index : index + run]) for index in range(len(words) - run + 1))
@@ -108,7 +107,7 @@ def test_comparable_texts_and_repetitions_equal_plain_python(texts: list[str], r
 def test_each_limit_has_its_reason_of_rejection(
     variant: str | None, keep: dict[str, Any], reason: str | None
 ):
-    assert one(TEXT, variant, **keep) == reason
+    assert rejection(TEXT, variant, **keep) == reason
 
 
 @pytest.mark.parametrize(
@@ -122,16 +121,16 @@ def test_each_limit_has_its_reason_of_rejection(
     ],
 )
 def test_variant_may_repeat_as_much_as_its_text(text: str, variant: str, reason: str | None):
-    assert one(text, variant, repeats=2) == reason
+    assert rejection(text, variant, repeats=2) == reason
 
 
 def test_punctuation_may_be_a_variant_of_punctuation():
-    assert one("?!", "!?") is None
-    assert one("?!", "!?", identical=False) == "identical"
+    assert rejection("?!", "!?") is None
+    assert rejection("?!", "!?", identical=False) == "identical"
 
 
 def angles(texts: list[str]) -> np.ndarray:
-    """A text is the degrees of its vector, whose length is another each time; what is no number has none."""
+    """Return a vector for each text, at its angle in degrees and of any length; NaN if it is not a number."""
     degrees = np.array([float(text) if text.isdigit() else np.nan for text in texts])
     return (
         np.stack([np.cos(np.radians(degrees)), np.sin(np.radians(degrees))], 1)
@@ -145,11 +144,11 @@ def angles(texts: list[str]) -> np.ndarray:
 )
 def test_cosines_at_the_bounds_are_kept(variant: str, reason: str | None):
     bounds = (np.cos(np.pi / 3) - 1e-12, np.cos(np.pi / 6) + 1e-12)
-    assert one("0", variant, angles, similarity=bounds) == reason
+    assert rejection("0", variant, angles, similarity=bounds) == reason
 
 
 def test_equal_texts_have_similarity_one():
-    assert one("45", "45", angles, similarity=(0.5, 1.0)) is None
+    assert rejection("45", "45", angles, similarity=(0.5, 1.0)) is None
 
 
 def test_encoder_is_called_once_with_distinct_texts_of_remaining_variants():
@@ -181,7 +180,7 @@ def test_encoder_is_called_once_with_distinct_texts_of_remaining_variants():
 
 
 def test_encoder_is_not_called_without_remaining_variants():
-    assert one("a", "a", None, similarity=(0, 1), identical=False) == "identical"
+    assert rejection("a", "a", None, similarity=(0, 1), identical=False) == "identical"
 
 
 def test_first_of_equal_variants_is_kept():
@@ -196,7 +195,7 @@ def test_first_of_equal_variants_is_kept():
     }
     judged = judge(strings(["a b c", "a b c", "a b c", "a b c"]), made)
     assert judged["b"].reasons.to_pylist() == ["duplicate", None, None, None]
-    assert judged["c"].reasons.to_pylist() == [None, None, None, None]  # who keeps duplicates keeps this one
+    assert judged["c"].reasons.to_pylist() == [None, None, None, None]  # these settings keep duplicates
     assert judged["d"].reasons.to_pylist() == [None, "duplicate", "duplicate", "duplicate"]
 
 
@@ -215,7 +214,7 @@ def test_reason_of_the_method_is_kept():
 
 
 def language(text: str, variant: str, *among: str) -> str | None:
-    return one(text, variant, language="en", languages=among)
+    return rejection(text, variant, language="en", languages=among)
 
 
 def test_variant_in_another_language_is_rejected():
@@ -246,20 +245,20 @@ def test_every_rejection_has_a_reason_and_rows_are_independent(
     )
     texts, left, right, own = (list(column) for column in zip(*rows, strict=True))
 
-    def found(places: slice) -> dict[str, JudgedVariants]:
-        reasons, none = pa.array(own[places], pa.string()), pa.nulls(len(own[places]))
+    def judge_rows(part: slice) -> dict[str, JudgedVariants]:
+        reasons, none = pa.array(own[part], pa.string()), pa.nulls(len(own[part]))
         made = {
-            "a": Candidates(strings(left[places]), reasons, keep),
-            "b": Candidates(strings(right[places]), none, keep),
+            "a": Candidates(strings(left[part]), reasons, keep),
+            "b": Candidates(strings(right[part]), none, keep),
         }
         return judge(
-            strings(texts[places]),
+            strings(texts[part]),
             made,
             lambda asked: np.array([[len(text), text.count("o"), 1] for text in asked], float),
         )
 
-    judged = found(slice(None))
-    alone = [found(slice(index, index + 1)) for index in range(len(rows))]
+    judged = judge_rows(slice(None))
+    alone = [judge_rows(slice(index, index + 1)) for index in range(len(rows))]
     for label, given_variants in (("a", left), ("b", right)):
         columns = [
             getattr(judged[label], name).to_pylist() for name in ("kept", "rejected", "reasons", "similarity")

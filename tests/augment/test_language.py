@@ -1,4 +1,4 @@
-"""Languages are told apart, by several threads at once, and a restriction is nobody else's."""
+"""Languages are identified, in several threads at once, each with its own choice of languages."""
 
 import os
 import sys

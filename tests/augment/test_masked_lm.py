@@ -39,12 +39,12 @@ SENTENCES = (
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    """Models with random biases and tables that are not nearly 0, so that their guesses differ."""
+    """A model of each family. Noise in all weights makes their guesses differ."""
     top = tmp_path_factory.mktemp("models")
-    return {family: spread(folder_of_language_model(top / family, family=family)) for family in FAMILIES}
+    return {family: add_noise(folder_of_language_model(top / family, family=family)) for family in FAMILIES}
 
 
-def spread(path: Path) -> Path:
+def add_noise(path: Path) -> Path:
     torch.manual_seed(1)
     model = transformers.AutoModelForMaskedLM.from_pretrained(path)
     with torch.no_grad():
@@ -75,7 +75,7 @@ def load_stage(
 def run_stage(
     model: LoadedGuesser, texts: Sequence[str] = SENTENCES, keys: Sequence[bytes] | None = None
 ) -> list[StageOutput]:
-    """Outputs in the order of the texts; each comes once."""
+    """Return the output for each text, in their order."""
     sources = [
         StageInput(text, key)
         for text, key in zip(texts, keys or [bytes([index]) for index in range(len(texts))], strict=True)
@@ -95,10 +95,8 @@ def changed_words(text: str, variant: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_likeliest_guess_equals_transformers(folders, family):
     path = folders[family]
-    tokenizer, model = (
-        transformers.AutoTokenizer.from_pretrained(path),
-        transformers.AutoModelForMaskedLM.from_pretrained(path).eval(),
-    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(path).eval()
     guessing = load_stage(path, top_k=1, share=0.01)
     for one, text in zip(run_stage(guessing), SENTENCES, strict=True):
         (variant,) = one.texts
@@ -131,7 +129,7 @@ def test_likeliest_guess_equals_transformers(folders, family):
 
 
 def whole_word(tokenizer: transformers.PreTrainedTokenizerFast, family: str, number: int) -> str | None:
-    """The case-folded word of a token; None for pieces of words, punctuation and special tokens."""
+    """Return the case-folded word of a token; None for a piece of a word, punctuation and special tokens."""
     token = tokenizer.convert_ids_to_tokens(number)
     if number in tokenizer.all_special_ids or not (
         token.startswith("Ġ") if family == "roberta" else not token.startswith("##")
@@ -142,7 +140,7 @@ def whole_word(tokenizer: transformers.PreTrainedTokenizerFast, family: str, num
 
 
 @pytest.mark.parametrize("share", [0.15, 0.5, 1.0])
-def test_number_of_changed_words_and_punctuation_and_capitals_are_kept(folders, share):
+def test_the_right_number_of_words_changes_and_punctuation_and_capitals_stay(folders, share):
     for one, text in zip(
         run_stage(load_stage(folders["bert"], share=share, top_k=None, count=5)), SENTENCES, strict=True
     ):
@@ -163,7 +161,8 @@ def test_same_word_may_be_guessed_if_other_is_false(folders):
         load_stage(folders["bert"], other=False, top_k=None, temperature=50.0, share=1.0, count=500),
         ["the dog"] * 4,
     )
-    assert any("the" in variant.split() or "dog" in variant.split() for one in same for variant in one.texts)
+    words = [variant.casefold().split() for one in same for variant in one.texts]
+    assert any(first == "the" or second == "dog" for first, second in words)
 
 
 def test_variants_do_not_depend_on_order_or_batches(folders):
@@ -196,10 +195,8 @@ def test_draws_depend_on_seed_key_and_number(folders):
 def test_guesses_are_drawn_by_their_probability(folders):
     options = {"top_k": 4, "temperature": 8.0}
     (one,) = run_stage(load_stage(folders["bert"], count=2_000, **options), ["Dogs"])
-    tokenizer, model = (
-        transformers.AutoTokenizer.from_pretrained(folders["bert"]),
-        transformers.AutoModelForMaskedLM.from_pretrained(folders["bert"]).eval(),
-    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["bert"])
+    model = transformers.AutoModelForMaskedLM.from_pretrained(folders["bert"]).eval()
     with torch.no_grad():
         logits = model(**tokenizer("[MASK]", return_tensors="pt")).logits[0, 1]
     words = {
@@ -209,13 +206,12 @@ def test_guesses_are_drawn_by_their_probability(folders):
     }
     best = sorted(words, key=lambda number: -logits[number].item())[:4]
     expected: Counter[str] = Counter()
-    for number, share in zip(best, torch.softmax(logits[best].double() / 8.0, 0).tolist(), strict=True):
-        expected[words[number].casefold()] += 2_000 * share
+    for number, chance in zip(best, torch.softmax(logits[best].double() / 8.0, 0).tolist(), strict=True):
+        expected[words[number].casefold()] += 2_000 * chance
     counts = Counter(variant.casefold() for variant in one.texts)
     assert set(counts) <= set(expected)
-    assert (
-        chisquare([counts[word] for word in expected], list(expected.values())).pvalue > 1e-6
-    )  # the tokenizer's training breaks ties by chance: no seed fixes this
+    # The p-value has no fixed value: the training of the tokenizer breaks ties by chance, with any seed.
+    assert chisquare([counts[word] for word in expected], list(expected.values())).pvalue > 1e-6
 
 
 def test_too_long_text_has_a_reason_and_others_are_guessed(folders):

@@ -1,4 +1,4 @@
-"""The words near a word are those that all cosines at once say, whatever was asked for before."""
+"""The nearest words of a word equal those by all cosines, whatever was looked up before."""
 
 import random
 from pathlib import Path
@@ -38,7 +38,7 @@ def table(dim: int = 8) -> np.ndarray:
 
 
 def expected(word: str, count: int, least: float) -> list[str]:
-    """By the definition, in float64."""
+    """Return the nearest words by the definition, in float64."""
     vectors = table().astype(np.float64)
     lengths = np.linalg.norm(vectors, axis=1)
     first = next(index for index, other in enumerate(WORDS) if other.casefold() == word)
@@ -62,10 +62,11 @@ def test_nearest_words_equal_numpy(count, least):
         assert list(near(word)) == expected(word, count, least)
 
 
-def test_unknown_word_has_none_and_case_is_ignored():
+def test_unknown_words_and_words_that_are_not_case_folded_have_no_neighbours():
     near = NearestWords(list(WORDS), table(), 5, 0.0)
+    assert len(near("dog")) == 5
     assert near("unicorn") == ()
-    assert near("Dog") == ()  # it is looked up case-folded
+    assert near("Dog") == ()
 
 
 def test_result_does_not_depend_on_the_order_of_lookups(monkeypatch):

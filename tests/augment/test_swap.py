@@ -1,4 +1,4 @@
-"""Exchanges move words and change none."""
+"""Swaps move words and change none of them."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ def test_swap_keeps_the_words(options):
         assert sorted(variant) == sorted(words)
 
 
-def test_one_exchange_moves_any_two_words():
+def test_one_swap_exchanges_any_two_words():
     words = list("abcde")
     found = Counter("".join(variant) for _, variant in variants(method("swap", times=1), [words], 5_000))
     expected = set()
@@ -27,7 +27,7 @@ def test_one_exchange_moves_any_two_words():
     assert chisquare(list(found.values())).pvalue > 0.001
 
 
-def test_a_tenth_of_24_words_is_two_exchanges():
+def test_a_tenth_of_24_words_is_two_swaps():
     moved_words = [
         sum(index != int(word) for index, word in enumerate(variant))
         for _, variant in variants(method("swap"), [[str(number) for number in range(24)]])

@@ -1,4 +1,4 @@
-"""Replaced words are synonyms in the dress of the words that they replace."""
+"""Replacements are synonyms, with the capitals and the punctuation of the words that they replace."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""ReplaceableWord come from the one file that is named, wherever it lies, and are known by its content."""
+"""Synonyms come from the one file in the settings, local or remote, and are identified by its content."""
 
 import gzip
 import pickle
@@ -113,10 +113,10 @@ def test_synonyms_have_at_least_the_least_cosine(tmp_path):
 
 def test_stop_words_are_not_replaced(tmp_path):
     file = str(write_thesaurus(tmp_path, {"the": "a", "dog": "hound", "it": "that"}))
-    meaning = method("synonym", synonyms=file).load_synonyms()
-    assert [meaning(word) for word in ("The", "the,", "it's", "cat", "...", "")] == [None] * 6
-    assert meaning("(DOGS)") is None
-    found = meaning("(Dog’s).")
+    look_up = method("synonym", synonyms=file).load_synonyms()
+    assert [look_up(word) for word in ("The", "the,", "it's", "cat", "...", "")] == [None] * 6
+    assert look_up("(DOGS)") is None
+    found = look_up("(Dog’s).")
     assert found is not None
     assert (found.before, found.word, found.after, found.synonyms) == ("(", "Dog", "’s).", ("hound",))
     other = method("synonym", synonyms=file, stop_words=["Dog"]).load_synonyms()

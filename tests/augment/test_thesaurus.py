@@ -1,4 +1,4 @@
-"""A thesaurus means the same in each of its forms, and what is wrong with one is said with its line."""
+"""A thesaurus has the same synonyms in each of its formats, and an error names the line or row."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ ROWS = [
 EXPECTED = {"dog": ("hound", "puppy"), "house": ("dwelling place",), "hass": ("Ärger",)}
 
 
-def of(file: Path) -> dict[str, tuple[str, ...]]:
+def synonyms(file: Path) -> dict[str, tuple[str, ...]]:
     return read_thesaurus(file, "the file")
 
 
@@ -45,13 +45,13 @@ def parquet(folder: Path, **columns: object) -> Path:
     ],
 )
 def test_lines_of_text_are_read(tmp_path, content):
-    assert of(lines(tmp_path, content)) == EXPECTED
+    assert synonyms(lines(tmp_path, content)) == EXPECTED
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
 def test_parquet_with_a_row_for_each_synonym_is_read(tmp_path, kind):
     words, others = (pa.array(each, pa.string()).cast(kind) for each in zip(*ROWS, strict=True))
-    assert of(parquet(tmp_path, word=words, synonym=others)) == EXPECTED
+    assert synonyms(parquet(tmp_path, word=words, synonym=others)) == EXPECTED
 
 
 @pytest.mark.parametrize("name", ["synonym", "synonyms"])
@@ -61,7 +61,7 @@ def test_parquet_with_lists_of_synonyms_is_read(tmp_path, name):
         name: [["hound"], ["puppy", "dog"], ["dwelling place"], ["Ärger"], []],
         "more": [1, 2, 3, 4, 5],
     }
-    assert of(parquet(tmp_path, **columns)) == EXPECTED
+    assert synonyms(parquet(tmp_path, **columns)) == EXPECTED
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_parquet_with_lists_of_synonyms_is_read(tmp_path, name):
 )
 def test_invalid_line_is_named(tmp_path, content, where, found):
     with pytest.raises(DataError, match=found) as error:
-        of(lines(tmp_path, content))
+        synonyms(lines(tmp_path, content))
     assert error.value.where == where
     assert error.value.exit_code == 3
 
@@ -98,5 +98,5 @@ def test_invalid_line_is_named(tmp_path, content, where, found):
 )
 def test_invalid_column_or_row_is_named(tmp_path, columns, where, found):
     with pytest.raises(DataError, match=found) as error:
-        of(parquet(tmp_path, **columns))
+        synonyms(parquet(tmp_path, **columns))
     assert error.value.where == where

@@ -1,7 +1,8 @@
-"""A parser that checks that a page is well-formed and reads its words."""
+"""Checks of pages: whether they are well-formed, which words they show, and whether texts are escaped."""
 
 import html
 import re
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
 VOID = {"meta", "br", "img", "link", "hr"}
@@ -39,5 +40,30 @@ class Page(HTMLParser):
             self.words += data
 
 
+@dataclass
+class HostileTexts:
+    """Makes texts that would become elements if a page did not escape them.
+
+    Attributes:
+        tail: further characters at the end of every text.
+        shown: the beginning of every text that was made, by which it is found on the page.
+    """
+
+    tail: str = ""
+    shown: list[str] = field(default_factory=list)
+
+    def __call__(self, name: str) -> str:
+        self.shown.append(f"<script>{name}</script>")
+        return self.shown[-1] + self.tail
+
+
+def assert_shown_as_text(page: str, *texts: str) -> None:
+    """Check that the page shows every text, and that no text with `<script>` became an element."""
+    parsed = Page(page)
+    assert [text for text in texts if text not in parsed.words] == []
+    assert "script" not in parsed.names
+
+
 def spaced_words_in(page: str) -> str:
+    """Return the words of a page or of a part of it, with a space between elements."""
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())

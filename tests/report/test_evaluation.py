@@ -19,7 +19,7 @@ from pipeline.report.evaluation_report import (
     Section,
     TaskRow,
 )
-from tests.report.pages import Page
+from tests.report.pages import HostileTexts, Page, assert_shown_as_text
 
 NOW = EvaluatedCandidate(
     "release 41",
@@ -241,22 +241,48 @@ def test_dots_are_right_of_zero_if_better_and_within_their_interval():
 
 
 def test_all_texts_are_escaped():
-    evil = "<script>alert('x')</script> & \ud800"
+    hostile = HostileTexts(" & \ud800")
+    pair = DifferingPair(hostile("left"), hostile("right"), hostile("gold"), (0.91, -0.2), (0.99, 0.125))
     page = render(
         replace(
             FULL,
-            root=evil,
-            candidates=(replace(NOW, name=evil, encoder=evil, transform=evil), NEW),
-            rows=(replace(ROW, task=evil, metric=evil, further_metrics={evil: (1.0, 2.0)}),),
-            missing=((evil, evil),),
-            warnings=(evil,),
-            settings=evil,
-            packages={evil: evil},
-            sections=(Section(evil, notes=(evil,), table=((evil,), (evil,))),),
+            candidates=(
+                replace(
+                    NOW,
+                    name=hostile("candidate"),
+                    encoder=hostile("encoder"),
+                    transform=hostile("transform"),
+                ),
+                NEW,
+            ),
+            rows=(
+                replace(
+                    ROW,
+                    task=hostile("task"),
+                    metric=hostile("metric"),
+                    description=hostile("description"),
+                    further_metrics={hostile("further metric"): (1.0, 2.0)},
+                    shared_facts={hostile("fact"): hostile("value")},
+                    differing_facts={hostile("differing fact"): (hostile("own value"), "")},
+                ),
+            ),
+            averages=(),
+            disagreements=(Disagreement(hostile("other task"), hostile("one"), hostile("other"), (pair,)),),
+            missing=((hostile("missing task"), hostile("reason")),),
+            warnings=(hostile("warning"),),
+            settings=hostile("settings"),
+            packages={hostile("package"): hostile("version")},
+            sections=(
+                Section(
+                    hostile("heading"),
+                    notes=(hostile("note"),),
+                    table=((hostile("column"),), (hostile("cell"),)),
+                ),
+            ),
         )
     )
-    assert "script" not in Page(page).names
-    page.encode("utf-8")
+    assert_shown_as_text(page, *hostile.shown)
+    page.encode("utf-8")  # no lone surrogate is left
 
 
 def test_facts_are_formatted_as_text():

@@ -1,4 +1,4 @@
-"""The release report is well-formed, escapes the corpus, needs no optional value, and has valid code."""
+"""The release report is well-formed without any optional value, escapes texts, and shows code that runs."""
 
 import contextlib
 import html
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipeline.log import Stage
 from pipeline.post.choose import Curve
 from pipeline.report.changes import ChangedAnswers, QuarantinedRow, RowChange
 from pipeline.report.night import NightReport, render
@@ -19,7 +20,7 @@ from pipeline.store.answers import Answers, Hit
 from pipeline.store.manifest import Gate
 from pipeline.store.summary import Summary
 from tests.report.nights import FULL, REFUSED, SMALLEST
-from tests.report.pages import Page, spaced_words_in
+from tests.report.pages import HostileTexts, Page, assert_shown_as_text, spaced_words_in
 
 
 def words(report: NightReport) -> str:
@@ -227,27 +228,49 @@ def test_transforms_are_named_and_their_curves_drawn() -> None:
 
 
 def test_all_texts_are_escaped() -> None:
-    evil = "<script>alert('x')</script>\x00\u202e\ud800 & \"q\" $(rm -rf ~)"
-    stored = evil.replace("\ud800", "")  # a stored text has no lone surrogate
-    hits = (Hit(id=stored, score=0.5, text=stored),)
-    rows, away = (RowChange(evil, evil, evil),), (QuarantinedRow(evil, evil, 1, evil, evil, evil),)
-    answers = (ChangedAnswers(evil, hits, ()),)
-    report = replace(FULL, changed_rows=rows, quarantined=away, answers=answers)
-    assert "script" not in Page(render(report)).names
-    assert not re.search("[\u202e\x00]", render(report))
-    report = replace(
-        FULL,
-        root=f"/srv/{evil}",
-        encoder=evil,
-        decisions=(evil,),
-        examples=(Answers(query=stored, hits=hits),),
-        settings=evil,
-        packages={evil: evil},
+    unprintable = "\x00\u202e & \"q\" 'x' $(rm -rf ~)"
+    hostile = HostileTexts(unprintable + "\ud800")
+    stored = HostileTexts(unprintable)  # a stored text has no lone surrogate
+    changed = RowChange(hostile("id of a row"), hostile("text before"), hostile("text now"))
+    quarantined = QuarantinedRow(
+        hostile("reason"),
+        hostile("file"),
+        1,
+        hostile("quarantined id"),
+        hostile("detail"),
+        hostile("quarantined text"),
     )
-    page = render(report)
-    assert "script" not in Page(page).names
+    hit = Hit(id=stored("id of an answer"), score=0.5, text=stored("text of an answer"))
+    page = render(
+        replace(
+            FULL,
+            changed_rows=(changed,),
+            quarantined=(quarantined,),
+            answers=(ChangedAnswers(hostile("asked query"), (hit,), ()),),
+        )
+    )
+    assert_shown_as_text(page, *hostile.shown, *stored.shown)
+    assert not re.search("[\u202e\x00]", page)
+
+    hostile, stored = HostileTexts(hostile.tail), HostileTexts(unprintable)
+    hit = Hit(id=stored("id of a neighbour"), score=0.5, text=stored("text of a neighbour"))
+    page = render(
+        replace(
+            FULL,
+            root=f"/srv/{hostile('root')}",
+            encoder=hostile("encoder"),
+            transform=hostile("transform"),
+            decisions=(hostile("decision"),),
+            warnings=(hostile("warning"),),
+            stages=(Stage(hostile("stage"), seconds=1.0),),
+            examples=(Answers(query=stored("query"), hits=(hit,)),),
+            settings=hostile("settings"),
+            packages={hostile("package"): hostile("version")},
+        )
+    )
+    assert_shown_as_text(page, *hostile.shown, *stored.shown)
     page.encode("utf-8")  # no lone surrogate is left
-    assert "\u202e" not in page.split("Example searches")[1].split("How to search it")[0]
+    assert "\u202e" not in page.split("Example searches")[1].split("<h2>Time</h2>")[0]
     command = html.unescape(re.search(r"<pre>(manta search .*?)</pre>", page, re.DOTALL)[1])  # type: ignore[index]
     assert "'\"'\"'" in command  # quoted for a shell: the dollar sign stays a dollar sign
 
@@ -260,7 +283,7 @@ def test_long_texts_are_cut() -> None:
 
 
 def test_the_code_for_plain_faiss_runs(tmp_path: Path) -> None:
-    """Render the page for a small index on disk; its last code block finds each vector itself."""
+    """The code searches a small index on disk; for a vector of the index it finds the id of this vector."""
     vectors = np.random.default_rng(0).normal(size=(200, 16)).astype(np.float32)
     index = faiss.index_factory(16, "L2norm,IVF4,Flat", faiss.METRIC_INNER_PRODUCT)
     index.train(vectors)
@@ -275,7 +298,7 @@ def test_the_code_for_plain_faiss_runs(tmp_path: Path) -> None:
         FULL, root=str(tmp_path), index=replace(FULL.index, files=("a.faiss",), ids=("a.arrow",))
     )
     code = html.unescape(re.findall(r"<pre>(import faiss.*?)</pre>", render(stored), re.DOTALL)[0])
-    exec(code, {})  # as printed
+    exec(code, {})  # as it is on the page
     own = re.sub(r"^vectors = .*$", "", code, flags=re.MULTILINE)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(own, {"vectors": vectors[17:18]})

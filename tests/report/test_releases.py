@@ -1,4 +1,4 @@
-"""The page of all releases names the commits that are no publication, in plain words and to the minute."""
+"""The page of all releases describes rollbacks and holds in words, with their times to the minute."""
 
 from dataclasses import replace
 from typing import Literal
@@ -27,7 +27,7 @@ def words(overview: Overview) -> str:
         ("unhold", "2026-11-23 07:01: release 1 held no more"),
     ],
 )
-def test_commits_are_described(kind: Literal["rollback", "hold", "unhold"], sentence: str):
+def test_a_rollback_and_a_hold_are_described(kind: Literal["rollback", "hold", "unhold"], sentence: str):
     commit = Commit(commit=3, kind=kind, release=1, committed_at="2026-11-23T07:01:59Z")
     if kind == "hold":
         commit = commit.model_copy(update={"reason": "a bad encoder"})

@@ -80,16 +80,16 @@ def test_the_page_shows_data_settings_and_results():
     ]
 
 
-def kept_row(report: TrainingReport) -> str:
+def marked_row(report: TrainingReport) -> str:
     (row,) = re.findall(r'<tr class="kept"><td>(\w+)</td>', rendered(report))
     return str(row)
 
 
 def test_the_kept_weights_are_marked():
-    assert kept_row(FULL) == "best"
-    assert kept_row(with_settings(dev={"uri": "dev.parquet", "keep": "last"})) == "last"
+    assert marked_row(FULL) == "best"
+    assert marked_row(with_settings(dev={"uri": "dev.parquet", "keep": "last"})) == "last"
     last = replace(FULL, lines=(*LINES[:-1], line(500, dev=90.0)), best_step=500)
-    assert kept_row(last) == "best"  # and it is the last one too
+    assert marked_row(last) == "best", "the best weights are also the last"
 
 
 def test_accuracy_is_named():
