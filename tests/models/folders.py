@@ -65,14 +65,27 @@ def save_folder(folder: Path, family: str, seed: int = 0) -> Path:
     """Write a plain Hugging Face folder of a random model of a family."""
     torch.manual_seed(seed)
     model = FAMILIES[family]().eval()
-    with torch.no_grad():
-        # as transformers initializes a model, texts look alike, all biases are 0 and all norms 1
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.15)
+    add_noise(model, 0.15)
     model.save_pretrained(folder)
     tokenizer = (
         byte_level() if family in ("roberta", "xlm-roberta") else word_piece(pads_second=family == "mpnet")
     )
+    save_tokenizer(tokenizer, folder)
+    return folder
+
+
+def add_noise(module: torch.nn.Module, deviation: float) -> None:
+    """Add normal noise from torch's generator to all parameters.
+
+    As transformers initializes a model, texts look alike, all biases are 0 and all norms 1.
+    """
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * deviation)
+
+
+def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
+    """Write the tokenizer files of an encoder that reads 64 tokens."""
     names = {
         "unk_token": "[UNK]",
         "cls_token": "[CLS]",
@@ -83,7 +96,6 @@ def save_folder(folder: Path, family: str, seed: int = 0) -> Path:
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=64, **names
     ).save_pretrained(folder)
-    return folder
 
 
 def folder_of_language_model(folder: Path, seed: int = 0, family: str = "bert") -> Path:
@@ -202,7 +214,7 @@ def edit_json(file: Path, **changes: object) -> None:
 
 
 def copy_listed_files(folder: EncoderFolder, path: Path) -> Path:
-    """Copy the files that an opened folder lists as its own to a new folder at `path`."""
+    """Copy the files that an encoder folder lists to a new folder at `path`."""
     for name in folder.files:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder.file(name), path / name)

@@ -17,7 +17,15 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.models.trainable.saving import save_joined
 from pipeline.settings import EncoderSettings
-from tests.models.folders import TEXTS, copy_listed_files, edit_json, encoder_at, folder_at, save_folder
+from tests.models.folders import (
+    TEXTS,
+    add_noise,
+    copy_listed_files,
+    edit_json,
+    encoder_at,
+    folder_at,
+    save_folder,
+)
 from tests.models.trainable.recurrents import recurrent_folder
 
 Pair = tuple[TrainableEncoder, TrainableEncoder]
@@ -30,9 +38,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     first = load_trainable(open_folder(EncoderSettings(path=str(source))))
     second = copy.deepcopy(first)
     torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in second.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    add_noise(second, 0.1)
     return first.eval(), second.eval()
 
 

@@ -8,7 +8,16 @@ import torch
 import transformers
 
 from pipeline.errors import ModelError
-from tests.models.folders import LONG, TEXTS, byte_level, edit_json, encoder_at, folder_at, hidden_states
+from tests.models.folders import (
+    LONG,
+    TEXTS,
+    add_noise,
+    byte_level,
+    edit_json,
+    encoder_at,
+    folder_at,
+    hidden_states,
+)
 
 SENTENCES = [text for text in TEXTS if text]  # GPT-2 adds no special tokens, so "" has no token at all
 
@@ -21,9 +30,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=300, n_embd=48, n_layer=3, n_head=4, n_positions=66, bos_token_id=3, eos_token_id=3
     )
     model = transformers.GPT2Model(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.15)
+    add_noise(model, 0.15)
     model.save_pretrained(folder)
     tokenizer = byte_level()
     tokenizer.post_processor = None

@@ -21,7 +21,15 @@ from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.folder.pretrained import reference
-from tests.models.folders import TEXTS, edit_json, encoder_at, save_folder, word_piece
+from tests.models.folders import (
+    TEXTS,
+    add_noise,
+    edit_json,
+    encoder_at,
+    save_folder,
+    save_tokenizer,
+    word_piece,
+)
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -33,23 +41,12 @@ _SIZES: dict[str, Any] = {
 }
 
 
-def save(folder: Path, model: Any, **tokenizer: Any) -> Path:
+def save(folder: Path, model: Any) -> Path:
     """Write a Hugging Face folder of a model with noise added to its weights, and the tests' tokenizer."""
     torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.15)
+    add_noise(model, 0.15)
     model.eval().save_pretrained(folder)
-    names = {
-        "unk_token": "[UNK]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-        "pad_token": "[PAD]",
-        "mask_token": "[MASK]",
-    }
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=word_piece(), model_max_length=64, **names, **tokenizer
-    ).save_pretrained(folder)
+    save_tokenizer(word_piece(), folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Every form of word vectors gives the same words and bits; other files are refused with the wrong line."""
+"""Every form of word vectors gives the same words and bits; other files are refused naming the wrong line."""
 
 import gzip
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Word vectors for tests: the token table of the packaged MiniLM, written in every form."""
+"""Files of word vectors in every form, and the token table of the packaged MiniLM as word vectors."""
 
 import functools
 import gzip
@@ -38,7 +38,10 @@ def minilm_table() -> tuple[tuple[str, ...], np.ndarray]:
 
 
 def write_words(file: Path, words: tuple[str, ...], vectors: np.ndarray, form: str = "glove") -> Path:
-    """Write a file, by gzip if its name ends in .gz; text has the shortest exact digits of each number."""
+    """Write word vectors, compressed with gzip if the file's name ends in .gz.
+
+    Text has the shortest digits that give each number exactly.
+    """
     text = b"".join(
         f"{word} {' '.join(map(str, row))}\n".encode() for word, row in zip(words, vectors, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Encoder folders with code, each in another place. If the code is run, it writes a file."""
+"""Encoder folders that contain code, each in a different way. If the code is run, it writes a file."""
 
 import json
 import pickle
@@ -73,7 +73,7 @@ def _slow_tokenizer_of_config(folder: Poisoned) -> None:
     folder.edit("config.json", auto_map={"AutoTokenizer": f"{CODE}.T"})
 
 
-def _module_of_ours(folder: Poisoned) -> None:
+def _module_of_this_name(folder: Poisoned) -> None:
     folder.modules(_TRANSFORMER, "template_modules.MaskPooling")
     folder.code("template_modules.py")
 
@@ -111,7 +111,7 @@ LOADED: dict[str, Poison] = {
     "the tokenizer's class": lambda folder: folder.edit(
         "tokenizer_config.json", auto_map={"AutoTokenizer": [f"{CODE}.T", f"{CODE}.T"]}, tokenizer_class="T"
     ),
-    "a module that calls itself one of ours": _module_of_ours,
+    "a module with the name of one of this project": _module_of_this_name,
     "pickles beside the weights": lambda folder: folder.pickle(
         "training_args.bin", "optimizer.pt", "scheduler.pt"
     ),
@@ -121,18 +121,18 @@ LOADED: dict[str, Poison] = {
     "files that Python looks for": lambda folder: folder.code(
         "sitecustomize.py", "__init__.py", "transformers.py", "torch.py", "conftest.py"
     ),
-    "a generator of its own": lambda folder: folder.code("custom_generate/generate.py"),
+    "code to generate texts": lambda folder: folder.code("custom_generate/generate.py"),
 }
 """code that no vector depends on: the folder is read, and the code is ignored"""
 REFUSED: dict[str, Poison] = {
     "the model's class": lambda folder: folder.edit("config.json", auto_map={"AutoModel": f"{CODE}.Model"}),
-    "the class of a type that nobody knows": lambda folder: folder.edit(
+    "the configuration's class, for a model type that transformers does not know": lambda folder: folder.edit(
         "config.json", model_type="evil", auto_map={"AutoConfig": f"{CODE}.Config"}
     ),
     "the slow tokenizer's class": _slow_tokenizer,
     "the slow tokenizer's class, by the configuration": _slow_tokenizer_of_config,
-    "a first module of its own": lambda folder: folder.modules(f"{CODE}.Module"),
-    "a second module of its own": lambda folder: folder.modules(_TRANSFORMER, f"{CODE}.Module"),
+    "a first module with code": lambda folder: folder.modules(f"{CODE}.Module"),
+    "a second module with code": lambda folder: folder.modules(_TRANSFORMER, f"{CODE}.Module"),
     "a module of a package": lambda folder: folder.modules(_TRANSFORMER, "os.system"),
     "arguments that trust remote code": _trusting_arguments,
     "a pickle for weights": _pickled_weights,
@@ -140,7 +140,7 @@ REFUSED: dict[str, Poison] = {
     "a kernel from the hub, further down": lambda folder: folder.edit(
         "config.json", text_config={"attn_implementation": "evil/kernel"}
     ),
-    "an adapter of its own": _adapter,
+    "an adapter with code": _adapter,
 }
 """code that computes the vectors, or might: the folder is refused"""
 

@@ -24,8 +24,8 @@ def test_states_of_every_layer_equal_those_of_transformers(family: str, folders:
         ends = np.cumsum(tokens.lengths[batch.rows])
         for row, start, end in zip(batch.rows, ends - tokens.lengths[batch.rows], ends, strict=True):
             seen.append(row)
-            for ours, theirs in zip(batch.layers, hidden_states(folders[family], texts[row]), strict=True):
-                np.testing.assert_allclose(ours[start:end], theirs.numpy(), atol=1e-5)
+            for found, expected in zip(batch.layers, hidden_states(folders[family], texts[row]), strict=True):
+                np.testing.assert_allclose(found[start:end], expected.numpy(), atol=1e-5)
     assert sorted(seen) == list(range(len(texts)))
 
 
@@ -55,7 +55,7 @@ def test_special_tokens_prompts_and_punctuation_are_not_words(family: str, folde
     special, punctuation = 4, 3  # a full stop, a comma and an exclamation mark
     assert 0 < without_prompt.is_word.sum() == len(without_prompt.ids) - special - punctuation
     # a prompt's last piece may join the first of the text
-    assert with_prompt.is_word.sum() <= without_prompt.is_word.sum() + 2
+    assert abs(with_prompt.is_word.sum() - without_prompt.is_word.sum()) <= len(texts)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

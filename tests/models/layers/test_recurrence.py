@@ -67,10 +67,10 @@ def test_packed_states_and_gradients_equal_single_steps_of_single_texts(cell):
     )
     expected, found = one_by_one(cell, texts, inputs, recurrent), together(cell, texts, inputs, recurrent)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
-    for mine, other in zip(
+    for gradient, reference in zip(
         torch.autograd.grad(found, leaves, toward), torch.autograd.grad(expected, leaves, toward), strict=True
     ):
-        torch.testing.assert_close(mine, other, atol=1e-12, rtol=0)
+        torch.testing.assert_close(gradient, reference, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("cell", STEPS)
@@ -88,8 +88,8 @@ def test_an_lstm_equals_that_of_torch():
     reference = nn.LSTM(5, 4, dtype=torch.float64)
     order = [0, 1, 3, 2]  # in torch the output gate is the last of the four
     with torch.no_grad():
-        for own, value in ((reference.weight_ih_l0, inputs), (reference.weight_hh_l0, recurrent)):
-            own.copy_(torch.cat([value.chunk(4)[index] for index in order]))
+        for weight, value in ((reference.weight_ih_l0, inputs), (reference.weight_hh_l0, recurrent)):
+            weight.copy_(torch.cat([value.chunk(4)[index] for index in order]))
         reference.bias_ih_l0.zero_()
         reference.bias_hh_l0.zero_()
     texts = [

@@ -1,4 +1,4 @@
-"""Properties that new encoders have whatever their architecture, as checks for the tests of each of them."""
+"""Checks that new encoders of every architecture have to pass."""
 
 from pathlib import Path
 

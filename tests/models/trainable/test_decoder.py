@@ -64,13 +64,13 @@ def test_states_and_gradients_equal_single_steps_of_single_texts(cell: str):
     found = decoder(words, vectors, LENGTHS)
     expected = one_by_one(cell, decoder, words, vectors)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
-    for own, other in zip(
+    for gradient, reference in zip(
         torch.autograd.grad((found * direction).sum(), tensors),
         torch.autograd.grad((expected * direction).sum(), tensors),
         strict=True,
     ):
-        torch.testing.assert_close(own, other, atol=1e-12, rtol=1e-10)
-        assert own.abs().max() > 0
+        torch.testing.assert_close(gradient, reference, atol=1e-12, rtol=1e-10)
+        assert gradient.abs().max() > 0
 
 
 def test_new_weights_are_drawn_gate_by_gate():

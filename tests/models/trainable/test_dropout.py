@@ -56,7 +56,7 @@ def test_dropout_at_the_embeddings_zeroes_the_configured_proportion_and_keeps_th
 
 @pytest.mark.parametrize("family", PACKED)
 def test_dropout_rates_are_those_of_the_configuration_unless_overridden(folders, tmp_path, family):
-    folder, is_distilbert = shutil.copytree(folders[family], tmp_path / "own"), family == "distilbert"
+    folder, is_distilbert = shutil.copytree(folders[family], tmp_path / family), family == "distilbert"
     hidden, attention = RATE_NAMES[is_distilbert]
     edit_json(folder / "config.json", **{hidden: 0.3, attention: 0.2})
     after_attention = 0.0 if is_distilbert else 0.3  # DistilBERT has no dropout after the attention

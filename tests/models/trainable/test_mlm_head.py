@@ -1,4 +1,4 @@
-"""The head of a masked language model is that of transformers, whatever the family calls it."""
+"""The head of a masked language model is that of transformers, under the names that each family gives it."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from pipeline.models.trainable.saving import save_folder as save_encoder
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.text.tokens.tokens import Tokens
-from tests.models.folders import TEXTS, folder_of_language_model, save_folder
+from tests.models.folders import TEXTS, add_noise, folder_of_language_model, save_folder
 
 
 def opened(path) -> TrainableEncoder:
@@ -28,10 +28,8 @@ def opened(path) -> TrainableEncoder:
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "electra"])
 def test_logits_equal_those_of_the_padded_model(tmp_path, family):
     path = folder_of_language_model(tmp_path / family, family=family)
-    with torch.no_grad():
-        model = AutoModelForMaskedLM.from_pretrained(path)
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model = AutoModelForMaskedLM.from_pretrained(path)
+    add_noise(model, 0.1)
     model.eval().save_pretrained(path)
     encoder = opened(path)
     assert has_language_head(encoder)
@@ -62,9 +60,8 @@ def test_a_trained_head_is_saved_where_transformers_finds_it(tmp_path, family, t
     )
     encoder = opened(source)
     head = load_language_head(encoder, tied=tied)
-    with torch.no_grad():
-        for parameter in (*encoder.parameters(), *head.parameters()):
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+    add_noise(encoder, 0.1)
+    add_noise(head, 0.1)
     saved = save_encoder(encoder, encoder.folder, tmp_path / "saved", SavedHeads(language_head=head))
     tokens = load_tokenizer(source, 64)(TEXTS)
     expected = head(encoder.states(tokens), encoder.backbone.word_table)

@@ -23,6 +23,7 @@ from tests.models.folders import (
     FAMILIES,
     LONG,
     TEXTS,
+    add_noise,
     edit_json,
     encoder_at,
     folder_at,
@@ -86,9 +87,7 @@ def prompted(folder, template=TEMPLATE, **options) -> PromptedEncoder:
 def perturbed(encoder: PromptedEncoder) -> PromptedEncoder:
     """Add noise to all parameters, and switch to eval()."""
     torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in encoder.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.02)
+    add_noise(encoder, 0.02)
     return encoder.eval()
 
 
@@ -158,7 +157,7 @@ def test_the_gradient_includes_the_empty_template(folders, tmp_path):
     assert (values[0] - values[1]) / (2 * step) == pytest.approx(gradient[7].item(), rel=3e-2, abs=1e-2)
 
 
-def test_dropout_is_active_in_both_passes(folders):
+def test_dropout_is_active_for_texts_and_for_the_empty_template(folders):
     encoder = PromptedEncoder(
         load_trainable(folder_at(folders["bert"]), dropout=0.1), TEMPLATE, limit=TEXT_TOKENS, denoise=True
     ).train()
@@ -166,7 +165,7 @@ def test_dropout_is_active_in_both_passes(folders):
     first, second = encoder(tokens), encoder(tokens)
     deviation = first.std(dim=0).mean()
     assert deviation > 1e-2, "dropout differs between the texts"
-    # all texts of a call share one pass of the empty template, whose dropout moves their mean
+    # the texts of a call share one empty template, whose dropout shifts all of their vectors
     assert (first.mean(dim=0) - second.mean(dim=0)).abs().mean() > 0.5 * deviation
     assert encoder.eval()(tokens).abs().max() < 1e-5
 

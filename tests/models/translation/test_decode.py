@@ -197,7 +197,7 @@ SAMPLING = [
 
 @pytest.mark.parametrize("options", SAMPLING)
 def test_samples_have_the_probabilities_of_transformers(options: dict):
-    """A grid of uniform numbers meets every token as often as its probability says."""
+    """Evenly spaced random numbers draw each token in proportion to its probability."""
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     torch.manual_seed(0)
