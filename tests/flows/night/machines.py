@@ -19,6 +19,7 @@ PATIENCE_S = 180.0
 NODES = 3
 HEAD, PORT, S3_PORT = "10.77.0.1", 6379, 5000
 _BIN = Path(sys.executable).parent
+_EACH = ["--num-cpus=1", "--object-store-memory=80000000", "--block"]  # options of `ray start` on every node
 
 
 def run(*command: str) -> str:
@@ -93,7 +94,6 @@ class Machines:
         run("ip", "-n", self.name(0), "link", "set", "br0", "up")
         for number in range(1, NODES + 1):
             self._connect(number)
-        common = ["--num-cpus=1", "--object-store-memory=80000000", "--block"]
         self._boot(
             1,
             [
@@ -103,7 +103,7 @@ class Machines:
                 f"--node-ip-address={HEAD}",
                 f"--port={PORT}",
                 "--include-dashboard=false",
-                *common,
+                *_EACH,
             ],
         )
         self.started.append(
@@ -113,18 +113,16 @@ class Machines:
         )
         self._wait_for(1)
         for number in range(2, NODES + 1):
-            self._boot(
-                number,
-                [
-                    "ray",
-                    "start",
-                    f"--address={HEAD}:{PORT}",
-                    f"--node-ip-address={self.address(number)}",
-                    *common,
-                ],
-            )
-        for number in range(2, NODES + 1):
-            self._wait_for(number)
+            self.join(number)
+        self._wait_for_s3()
+
+    def join(self, number: int) -> None:
+        """Start Ray on a node other than the first, also after a kill, and wait until it has joined."""
+        self._boot(
+            number,
+            ["ray", "start", f"--address={HEAD}:{PORT}", f"--node-ip-address={self.address(number)}", *_EACH],
+        )
+        self._wait_for(number)
 
     def _connect(self, number: int) -> None:
         name = self.name(number)
@@ -192,6 +190,13 @@ class Machines:
         deadline = time.monotonic() + PATIENCE_S
         while "Ray runtime started" not in self._log(number).read_text():
             assert time.monotonic() < deadline, self._log(number).read_text()
+            time.sleep(0.1)
+
+    def _wait_for_s3(self) -> None:
+        connect = f"import socket; socket.create_connection(({HEAD!r}, {S3_PORT}))"
+        deadline = time.monotonic() + PATIENCE_S
+        while self.inside([sys.executable, "-c", connect], subprocess.DEVNULL).wait() != 0:
+            assert time.monotonic() < deadline, "the S3 server does not answer"
             time.sleep(0.1)
 
     def inside(self, command: list[str], output: int = subprocess.PIPE) -> subprocess.Popen[str]:

@@ -6,21 +6,33 @@ and the command `ip`. By hand:
 pytest -m slow tests/flows/night/test_namespaces.py
 """
 
+import json
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.flows.conftest import finish_job, job_arguments, write_corpus
-from tests.flows.night.machines import HEAD, PORT, Listing, Machines, why_not
+from tests.flows.night.machines import HEAD, NODES, PORT, Listing, Machines, why_not
 
 pytestmark = pytest.mark.alone
 
 _ROWS, _UNITS = 1_200, 48
+_STAGES = ("ingest", "encode", "whiten", "train", "index", "merge", "gates")
+_LOOKED_FOR_S = 1.0
+_CORPUS = "s3://corpus-vectors/corpus"
+# A night whose corpus, small as it is, is read on the workers.
+_NIGHT = """
+import runpy
+from pipeline.flows.night import ingest_workers
+ingest_workers.SMALL_INPUT = 0
+runpy.run_module("jobs.nightly", run_name="__main__", alter_sys=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +46,12 @@ def machines(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Iterato
     try:
         built.build()
         bucket = built.inside(
-            [sys.executable, "-c", "import s3fs; s3fs.S3FileSystem().mkdir('corpus-vectors')"]
+            [
+                sys.executable,
+                "-c",
+                "import s3fs; store = s3fs.S3FileSystem(); store.mkdir('corpus-vectors'); "
+                f"store.put({str(disk / 'corpus')!r}, {_CORPUS!r}, recursive=True)",
+            ]
         )
         assert bucket.wait() == 0, bucket.communicate()[1]
         yield built
@@ -104,3 +121,78 @@ def test_a_killed_node_loses_only_unfinished_units(
         f"node {machines.address(3)} is lost; its unfinished work is repeated on the 2 that are left" in said
     )
     listing.close()
+
+
+@dataclass
+class NightOfAllStages:
+    """A night that reads, encodes, whitens, trains, fills, merges and checks on the workers of all nodes."""
+
+    machines: Machines
+    root: str
+
+    def start(self) -> subprocess.Popen[str]:
+        own = [
+            f"corpus.uri={_CORPUS}",
+            "encode.unit_rows=25",
+            "index.kind=ivf_flat",
+            "gates.recall_at_10=0.1",
+            f"cluster.address={HEAD}:{PORT}",
+            "cluster.workers={min: 1, max: 3}",
+            f"release.root={self.root}",
+        ]
+        given = job_arguments(self.machines.disk, self.machines.disk / "encoder")
+        return self.machines.inside([sys.executable, "-c", _NIGHT, "--json", *given, *own])
+
+    def files(self) -> dict[str, str]:
+        listing = Listing(self.machines, self.root)
+        try:
+            return listing.written()
+        finally:
+            listing.close()
+
+
+def wait_for_stage(night: subprocess.Popen[str], stage: str) -> None:
+    """Read what the night says until the stage starts."""
+    assert night.stderr is not None
+    for line in night.stderr:
+        if line.startswith("{") and json.loads(line)["event"].startswith(f"{stage}: starts"):
+            return
+    pytest.fail(f"the night ended before {stage}")
+
+
+def node_to_kill(machines: Machines) -> int:
+    """Return a node that has an item and is not the driver's; the last node if none is seen with one.
+
+    Items of some stages are done between two looks. Then the node loses idle workers only.
+    """
+    deadline = time.monotonic() + _LOOKED_FOR_S
+    while time.monotonic() < deadline:
+        if working := machines.at_work() - {1}:
+            return min(working)
+        time.sleep(0.02)
+    return NODES
+
+
+@pytest.fixture(scope="module")
+def all_stages(machines: Machines) -> dict[str, str]:
+    """Run the night undisturbed. Returns its files."""
+    quiet = NightOfAllStages(machines, "s3://corpus-vectors/quiet")
+    answer, _ = finish_job(quiet.start())
+    assert (answer["status"], answer["rows"]) == ("published", _ROWS)
+    return quiet.files()
+
+
+@pytest.mark.parametrize("stage", _STAGES)
+def test_a_node_killed_in_any_stage_changes_no_byte(
+    machines: Machines, all_stages: dict[str, str], stage: str
+):
+    disturbed = NightOfAllStages(machines, f"s3://corpus-vectors/{stage}")
+    night = disturbed.start()
+    wait_for_stage(night, stage)
+    killed = node_to_kill(machines)
+    assert night.poll() is None, "the night still runs"
+    machines.kill(killed)
+    answer, _ = finish_job(night)
+    machines.join(killed)
+    assert (answer["status"], answer["rows"]) == ("published", _ROWS)
+    assert disturbed.files() == all_stages
