@@ -5,9 +5,15 @@ python -m jobs.train --config jobs/configs/train/simcse-supervised.yaml train.da
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from jobs.command import Answer, CommandRun, job_command, standalone
+from jobs.layout import table
 from pipeline.log import counted
+
+if TYPE_CHECKING:
+    from pipeline.flows.train.seeds import TrainedSeeds
+    from pipeline.flows.train.train import CompletedTraining
 
 
 @job_command
@@ -18,30 +24,80 @@ def train(run: CommandRun) -> Answer:
     train.workers workers of the cluster. One folder below train.root receives checkpoints, metrics, and in
     the end the encoder, which `manta encode encoder.path=<that folder>/encoder` can use unless it reads pairs
     of texts. A training that was stopped is continued by the same command, also with another number of
-    workers; a finished one is not repeated.
+    workers; a finished one is not repeated. With train.seeds there is one training for each seed, and the
+    median and the best of their scores.
     """
+    from pipeline.flows.train.seeds import train_seeds
     from pipeline.flows.train.train import train as run_training
 
+    if run.job.train.seeds:
+        return _answer_of_seeds(run, train_seeds(run.job, run.stages, verbose=run.verbose))
     trained = run_training(run.job, run.stages, verbose=run.verbose)
     result = trained.result
-    facts = {
-        "status": trained.status,
-        "root": trained.run.store.uri,
-        "encoder": trained.run.encoder,
-        "report": trained.run.report,
-        **result.model_dump(mode="json"),
-        "seconds": run.stages.seconds(),
-    }
     done = "was trained before; nothing to do" if trained.status == "unchanged" else "is trained"
     lines = [
         f"{trained.run.name} {done}: {counted(result.steps, 'step')}",
         *([f"ended before the planned steps: {result.ended}"] if result.ended else []),
         *_scores(result.metrics),
+        *_predictions(result.metrics),
         *_length_note(trained.run.encoder_length(), run.job.train.max_length),
         f"encoder  {trained.run.encoder}",
         f"report   {trained.run.report}",
     ]
+    return Answer({**_facts(trained), "seconds": run.stages.seconds()}, "\n".join(lines))
+
+
+def _facts(trained: "CompletedTraining") -> dict[str, Any]:
+    """Return a completed training as a JSON object."""
+    return {
+        "status": trained.status,
+        "root": trained.run.store.uri,
+        "encoder": trained.run.encoder,
+        "report": trained.run.report,
+        **trained.result.model_dump(mode="json"),
+    }
+
+
+def _answer_of_seeds(run: CommandRun, trained: "TrainedSeeds") -> Answer:
+    """Return the scores over all seeds, and the encoders."""
+    trainings, best, scores = trained.trainings, trained.best, trained.scores()
+    facts = {
+        "status": "trained" if any(each.status == "trained" for each in trainings.values()) else "unchanged",
+        "best_seed": best,
+        "scores": {
+            name: {"median": score.median, "best": score.best, "by_seed": dict(score.by_seed)}
+            for name, score in scores.items()
+        },
+        "trainings": [{"seed": seed, **_facts(each)} for seed, each in trainings.items()],
+        "seconds": run.stages.seconds(),
+    }
+    rows = [
+        (name.replace("_", " "), _cell(score.median), _cell(score.best), *map(_cell, score.by_seed.values()))
+        for name, score in scores.items()
+    ]
+    header = ("score", "median", "best", *(f"seed {seed}" for seed in trainings))
+    lines = [
+        *([table(rows, header)] if rows else []),
+        *([] if best is None else [f"best is seed {best}, which has the highest score on dev"]),
+        *(f"seed {seed}  {each.run.encoder}" for seed, each in trainings.items()),
+    ]
     return Answer(facts, "\n".join(lines))
+
+
+def _cell(score: float | None) -> str:
+    return "" if score is None else f"{score:.2f}"
+
+
+def _predictions(metrics: Mapping[str, float]) -> list[str]:
+    """Return a table with the metrics of the trained model's predictions on dev and test, if it has any."""
+    measured = {
+        file: {key.removeprefix(f"{file}_"): metrics[key] for key in metrics if key.startswith(f"{file}_")}
+        for file in ("dev", "test")
+    }
+    measured = {file: scores for file, scores in measured.items() if scores}
+    measures = dict.fromkeys(measure for scores in measured.values() for measure in scores)
+    rows = [(name, *(_cell(scores.get(name)) for scores in measured.values())) for name in measures]
+    return [table(rows, ("metric", *measured))] if rows else []
 
 
 def _scores(scores: Mapping[str, float]) -> list[str]:

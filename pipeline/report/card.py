@@ -103,10 +103,16 @@ def _usage(report: TrainingReport) -> str:
 
 
 def _scores(report: TrainingReport) -> str:
-    """Describe the scores on dev."""
+    """Describe the scores on dev, and those of the trained model's predictions on dev and test."""
+    parts = [_dev_scores(report), _final_scores(report)]
+    return "## Scores\n\n" + ("\n\n".join(part for part in parts if part) or "Nothing was measured.")
+
+
+def _dev_scores(report: TrainingReport) -> str:
+    """Describe the scores on dev before the first step, of the best weights and of the last ones."""
     lines = report.dev_lines
     if lines is None:
-        return "## Scores\n\nNothing was measured."
+        return ""
     rows = [(name, f"{line.step:,}", two_decimals(line.dev)) for name, line in lines.named().items()]
     scores, rows_name = ("predicted scores", "rows") if report.predicts else ("cosines", "pairs")
     metrics = {
@@ -119,8 +125,19 @@ def _scores(report: TrainingReport) -> str:
     text = (
         f"{metrics[report.settings.dev.measure]} of {_code(_shorten_path(report.settings.dev.uri or 'dev'))}."
     )
-    return f"## Scores\n\n{text} The encoder has the weights after step {report.kept_step:,}.\n\n" + _table(
+    return f"{text} The encoder has the weights after step {report.kept_step:,}.\n\n" + _table(
         ("weights", "step", report.measure), rows
+    )
+
+
+def _final_scores(report: TrainingReport) -> str:
+    """Describe the metrics of the trained model's predictions; empty if it predicts nothing."""
+    if not report.scores:
+        return ""
+    uris = {"dev": report.settings.dev.uri, "test": report.settings.test.uri}
+    files = ", ".join(f"{name} is {_code(_shorten_path(uris[name] or name))}" for name in report.scores)
+    return f"All metrics of these weights; {files}:\n\n" + _table(
+        ("metric", *report.scores), report.score_rows()
     )
 
 

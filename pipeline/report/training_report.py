@@ -6,8 +6,18 @@ from dataclasses import dataclass, field
 from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
 from pipeline.models.folder.modules import Denoising, Dense, Normalization
 from pipeline.models.layers.pooling import POOLINGS
+from pipeline.report.formats import two_decimals
 from pipeline.settings.training import TrainSettings
+from pipeline.settings.watching import Measure
 from pipeline.train.metrics_line import MetricsLine
+
+METRIC_NAMES: Mapping[Measure, str] = {
+    "spearman": "Spearman x100",
+    "pearson": "Pearson x100",
+    "accuracy": "accuracy, %",
+    "f1": "F1 x100",
+    "matthews": "Matthews x100",
+}
 
 
 @dataclass(frozen=True)
@@ -138,6 +148,8 @@ class TrainingReport:
     created: str | None = None
     objective_warnings: tuple[str, ...] = ()
     """warnings of the objective about its settings"""
+    scores: Mapping[str, Mapping[Measure, float]] = field(default_factory=dict)
+    """metrics of the trained model's predictions by file (dev, test); all files have the same metrics"""
     settings_text: str = ""
     """YAML"""
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -188,14 +200,15 @@ class TrainingReport:
     @property
     def measure(self) -> str:
         """Name of the metric on dev."""
-        names = {
-            "spearman": "Spearman x100",
-            "pearson": "Pearson x100",
-            "accuracy": "accuracy, %",
-            "f1": "F1 x100",
-            "matthews": "Matthews x100",
-        }
-        return names[self.settings.dev.measure]
+        return METRIC_NAMES[self.settings.dev.measure]
+
+    def score_rows(self) -> list[tuple[str, ...]]:
+        """Return the rows of a table of `scores`: name of the metric, and its value on each file."""
+        files = list(self.scores.values())
+        measures = files[0] if files else ()
+        return [
+            (METRIC_NAMES[measure], *(two_decimals(file[measure]) for file in files)) for measure in measures
+        ]
 
     @property
     def dev_lines(self) -> DevLines | None:

@@ -9,7 +9,7 @@ from pipeline.config import Settings, ShortSettings
 from pipeline.errors import did_you_mean
 from pipeline.settings.mining import MineSettings
 from pipeline.settings.optimizer import OptimizerSettings, ScheduleSettings
-from pipeline.settings.watching import DevSettings, WatchSettings
+from pipeline.settings.watching import DevSettings, TestSetSettings, WatchSettings
 from pipeline.settings.weights import (
     ConvolutionalSettings,
     DanSettings,
@@ -204,6 +204,9 @@ class TrainSettings(Settings):
     lora: LoraSettings = LoraSettings()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """seed of new weights, dropout and views; the order of the rows has its own, order.seed"""
+    seeds: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] = ()
+    """train once with each of these as seed and order.seed, one training after the other, in folders named
+    <name>-seed-<seed>, and summarize their scores by the median and the best; none: one training"""
     workers: Annotated[int, Field(ge=1)] = 1
     """number of ranks; each has cluster.cpus_per_worker and cluster.gpus_per_worker"""
     threads: Annotated[int, Field(ge=1)] = 1
@@ -212,6 +215,7 @@ class TrainSettings(Settings):
     """how often dead workers or nodes are replaced before the command ends with exit code 75"""
     checkpoint: CheckpointSettings = CheckpointSettings()
     dev: DevSettings = DevSettings()
+    test: TestSetSettings = TestSetSettings()
     watch: WatchSettings = WatchSettings()
 
     @property
@@ -237,6 +241,13 @@ class TrainSettings(Settings):
             listed = ", and ".join(f"{key} is {value}" for key, value in found.items())
             raise ValueError(f"one new encoder: {listed}; set all but one of them to null")
         return self
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_are_distinct(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if len({*value}) < len(value):
+            raise ValueError(f"seeds that differ, not {', '.join(map(str, value))}")
+        return value
 
     @property
     def bound_sources(self) -> set[str]:

@@ -1,10 +1,10 @@
-"""Settings of measurements during a training: scores on dev, metrics and trackers."""
+"""Settings of the measurements of a training: scores on dev and test, metrics and trackers."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.config import Settings
+from pipeline.config import Settings, ShortSettings
 
 Measure = Literal["spearman", "pearson", "accuracy", "f1", "matthews"]
 
@@ -20,7 +20,8 @@ class DevSettings(Settings):
     sentence2, score); accuracy: percent of pairs (premise, hypothesis, label) that the objective's classifier
     (classification, r_drop) labels correctly, with labels as in the first of `data`. The objectives
     sequence_classification (accuracy, f1, matthews) and sequence_regression (spearman, pearson) are measured
-    on columns like those of `data`: 100 times the metric of their predictions"""
+    on columns like those of `data`: 100 times the metric of their predictions. The trained model is measured
+    by all metrics of its objective at the end"""
     columns: dict[str, str] = {}
     """role -> column, if the column's name is not the role"""
     steps: Annotated[int, Field(ge=1)] = 250
@@ -29,6 +30,17 @@ class DevSettings(Settings):
     """consecutive measurements without a better score after which the training ends; null: never"""
     keep: Literal["best", "last"] = "best"
     """weights of the trained encoder: those with the best score, or the last ones"""
+
+
+class TestSetSettings(ShortSettings):
+    """A file on which a trained model's predictions are measured once, after the last step."""
+
+    uri: str | None = None
+    """a Parquet file that is neither trained on nor used to choose weights, with columns like those of
+    `data`; predictions of the objectives sequence_classification and sequence_regression are measured by all
+    metrics of the objective, other objectives refuse it. null: none"""
+    columns: dict[str, str] = {}
+    """role -> column, if the column's name is not the role"""
 
 
 class WatchSettings(Settings):

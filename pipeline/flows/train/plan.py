@@ -16,7 +16,7 @@ from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 
 if TYPE_CHECKING:
     from pipeline.train.dev import DevSet
-    from pipeline.train.dev_predictions import DevPredictions
+    from pipeline.train.predicted_rows import PredictedRows
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _open_source(settings: TrainSettings) -> tuple[TrainingRows, type[NeighbourO
     return rows, NeighbourOrder if required.order == "contiguous" else ShuffledOrder
 
 
-def open_dev(settings: TrainSettings) -> "DevSet | DevPredictions | None":
+def open_dev(settings: TrainSettings) -> "DevSet | PredictedRows | None":
     """Open the dev set; None if the settings have none.
 
     Raises:
@@ -118,13 +118,37 @@ def open_dev(settings: TrainSettings) -> "DevSet | DevPredictions | None":
     """
     from pipeline.objectives import OBJECTIVES
     from pipeline.train.dev import DevSet
-    from pipeline.train.dev_predictions import DevPredictions
+    from pipeline.train.predicted_rows import PredictedRows
 
     if settings.dev.uri is None:
         return None
     if OBJECTIVES[settings.objective[0].name].predicts:
-        return DevPredictions.open(settings)
+        return PredictedRows.open(settings, settings.dev)
     return DevSet.open(settings.dev, settings.data[0].values if settings.data else None)
+
+
+def open_test(settings: TrainSettings) -> "PredictedRows | None":
+    """Open the test set; None if the settings have none.
+
+    Raises:
+        ConfigError: the first objective predicts neither labels nor scores.
+        DataError: an unusable file.
+    """
+    from pipeline.objectives import OBJECTIVES
+    from pipeline.train.predicted_rows import PredictedRows
+
+    if settings.test.uri is None:
+        return None
+    first = settings.objective[0].name
+    if not OBJECTIVES[first].predicts:
+        known = [name for name in OBJECTIVES.names() if OBJECTIVES[name].predicts]
+        raise ConfigError(
+            "train.test.uri",
+            f"a first objective that predicts labels or scores: {' or '.join(known)}",
+            first,
+            "remove train.test, and measure the trained encoder with manta evaluate",
+        )
+    return PredictedRows.open(settings, settings.test)
 
 
 def _order(

@@ -1,7 +1,7 @@
 """Publish a trained model: write its encoder folder, the report and the record of the result."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TrainSettings
+from pipeline.settings.watching import Measure
 from pipeline.store.base import Store
 from pipeline.train.metrics_line import MetricsLine
 
@@ -35,6 +36,7 @@ class Outcome:
         workers: number of ranks.
         device: device of the first rank.
         warnings: the objective's warnings about its settings.
+        scores: metrics of the trained model's predictions, times 100, by file (dev, test) and name.
     """
 
     steps: int
@@ -42,6 +44,7 @@ class Outcome:
     workers: int
     device: str
     warnings: tuple[str, ...] = ()
+    scores: Mapping[str, Mapping[Measure, float]] = field(default_factory=dict)
 
 
 def publish(
@@ -90,13 +93,16 @@ def publish(
         _upload(folder, run.store)
     run.store.write(REPORT, render(report, training_warnings(report)).encode())
     best = outcome.best.score
+    metrics = _metrics_at_start_and_end(report.lines) if best is None else {"dev": best}
+    for file, scores in outcome.scores.items():
+        metrics |= {f"{file}_{measure}": score for measure, score in scores.items()}
     result = ResultRecord(
         name=run.name,
         digest=run.digest,
         space_id=folder.space_id,
         steps=outcome.steps,
         best_step=report.best_step,
-        metrics=_metrics_at_start_and_end(report.lines) if best is None else {"dev": best},
+        metrics=metrics,
         ended=report.reason_for_early_end,
     )
     run.store.create(RESULT, result.to_json())
@@ -150,6 +156,7 @@ def _report(
         device=_describe_device(settings, outcome),
         created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         objective_warnings=outcome.warnings,
+        scores=outcome.scores,
         settings_text=to_yaml(settings),
         packages=packages(*_PACKAGES),
     )

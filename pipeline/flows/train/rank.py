@@ -1,9 +1,10 @@
 """The work of one rank of a training; the first rank stores the results."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -22,10 +23,12 @@ from pipeline.text.rows.batches import RankSlice
 if TYPE_CHECKING:
     from pipeline.flows.train.resumable import ResumableTraining
     from pipeline.objectives import Batch, Objective
+    from pipeline.settings.watching import Measure
     from pipeline.train.dev import DevSet
-    from pipeline.train.dev_predictions import DevPredictions
     from pipeline.train.finite import NonFinite
+    from pipeline.train.loop import Training
     from pipeline.train.metrics import TrainingLog
+    from pipeline.train.predicted_rows import PredictedRows
 
 Reporter = Callable[[int, str], None]
 """a function that shows the number of finished steps, and their metrics as text"""
@@ -43,15 +46,17 @@ class TrainRank:
         dev: dev set, if any.
         done_steps: number of steps done before this command.
         expansion: word vectors of `ExpandSettings`, if any, with a path that workers can read.
+        test: test set, if any.
     """
 
     run: RunFolder
     encoder: EncoderSettings
     settings: TrainSettings
     plan: Plan
-    dev: "DevSet | DevPredictions | None" = None
+    dev: "DevSet | PredictedRows | None" = None
     done_steps: int = 0
     expansion: EncoderSettings | None = None
+    test: "PredictedRows | None" = None
 
     def __call__(self, rank_slice: RankSlice, device: str, report: Reporter) -> None:
         """Train to the end; on the first rank, publish the trained model.
@@ -80,7 +85,8 @@ class TrainRank:
             batches = self._batches(resumable.number, rank_slice, self.settings.max_length)
             with closing(batches), self._log(resumable, rank_slice) as log:
                 self._train(resumable, rank_slice, batches, log, report)
-            checkpoint = resumable.final_checkpoint()
+            steps, checkpoint = resumable.number, resumable.final_checkpoint()
+            scores = self._final_scores(training, checkpoint)
         if rank_slice.rank == 0:
             # A new objective, because the trained one may be sharded, on a GPU, or compiled.
             objective = self._objective()
@@ -89,9 +95,7 @@ class TrainRank:
                 self.run,
                 self.settings,
                 objective.trained_model(),
-                Outcome(
-                    resumable.number, resumable.best, rank_slice.world, device, tuple(objective.warnings())
-                ),
+                Outcome(steps, resumable.best, rank_slice.world, device, tuple(objective.warnings()), scores),
                 self.expansion,
             )
 
@@ -138,6 +142,24 @@ class TrainRank:
         count = batches_needed(self.plan.order, self.plan.steps)
         with closing(self._batches(self.plan.steps, rank_slice)) as batches:
             return measure_same_rows(resumable.training, list(islice(batches, count)))
+
+    def _final_scores(
+        self, training: "Training", checkpoint: Path
+    ) -> "Mapping[str, Mapping[Measure, float]]":
+        """Measure the trained model's predictions on dev and test by all their metrics; see `Outcome.scores`.
+
+        Every rank has to call it. The training gets the weights of the checkpoint.
+        """
+        from pipeline.train.checkpoint import load_state
+        from pipeline.train.predicted_rows import PredictedRows
+
+        files = {"dev": self.dev, "test": self.test}
+        predicted = {name: rows for name, rows in files.items() if isinstance(rows, PredictedRows)}
+        if not predicted:
+            return {}
+        training.restore(load_state(checkpoint))
+        objective = training.objective
+        return {name: rows.scores(objective.trained_model(), objective) for name, rows in predicted.items()}
 
     def _log(
         self, resumable: "ResumableTraining", rank_slice: RankSlice

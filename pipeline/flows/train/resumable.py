@@ -6,8 +6,8 @@ from pathlib import Path
 from pipeline.objectives import Batch
 from pipeline.train.checkpoint import Checkpoints, load_state
 from pipeline.train.dev import BestScore, DevSet
-from pipeline.train.dev_predictions import DevPredictions
 from pipeline.train.loop import Step, Training, fit
+from pipeline.train.predicted_rows import PredictedRows
 
 _BEST = "best"  # key of `BestScore` in a checkpoint, beside the state of the training
 
@@ -19,7 +19,7 @@ class ResumableTraining:
     """
 
     def __init__(
-        self, training: Training, checkpoints: Checkpoints, dev: DevSet | DevPredictions | None, *, steps: int
+        self, training: Training, checkpoints: Checkpoints, dev: DevSet | PredictedRows | None, *, steps: int
     ) -> None:
         self.training, self._checkpoints, self._dev, self._steps = training, checkpoints, dev, steps
         self.best = BestScore(training.settings.dev.patience)
@@ -89,7 +89,7 @@ class ResumableTraining:
         """True if dev chooses the weights of the trained model."""
         return self._dev is not None and self.training.settings.dev.keep == "best"
 
-    def _measure(self, dev: DevSet | DevPredictions) -> float:
+    def _measure(self, dev: DevSet | PredictedRows) -> float:
         """Score the candidates for the trained model, select the best one, and return its score."""
         objective = self.training.objective
         scores = [dev.score(candidate, objective) for candidate in objective.candidates()]

@@ -22,7 +22,7 @@ RUN, RESULT = "run.json", "result.json"
 CHECKPOINTS, ENCODER, REPORT = "checkpoints", "encoder", "report.html"
 _VERSION = "training-1"  # increased by every change of the code that changes bits of the result
 # Settings that do not change the result, and `data`, which is in the definition together with its files.
-_NOT_DEFINING = {"root", "name", "data", "workers", "threads", "failures", "checkpoint", "watch"}
+_NOT_DEFINING = {"root", "name", "seeds", "data", "workers", "threads", "failures", "checkpoint", "watch"}
 _VALID_NAME = re.compile(r"[\w][\w.+=-]*")
 _LAST_ENCODER_FILE = "config.json"  # written last, so an encoder that has it is complete
 _LENGTH_FILE = "sentence_bert_config.json"  # has the max_seq_length of an encoder
@@ -66,7 +66,9 @@ class ResultRecord(Stored):
     """step of the encoder's weights, if dev chose it"""
     metrics: dict[str, float] = Field({}, alias="figures")
     """With a dev set: dev, the best score. Without one: same_rows, the number of rows that were measured
-    before the first step and after the last, and start_loss, end_loss and so on for them"""
+    before the first step and after the last, and start_loss, end_loss and so on for them. Of a model that
+    predicts labels or scores also dev_accuracy, test_accuracy, test_f1 and so on, its metrics on dev and
+    test"""
     ended: str = ""
     """reason for ending before the planned steps, as a sentence"""
 
@@ -195,6 +197,8 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
         ],
         "dev": _stamps(settings.dev.uri) if settings.dev.uri else [],
     }
+    if settings.test.uri is not None:
+        definition["test"] = _stamps(settings.test.uri)
     if settings.expand.vectors is not None:
         definition["expansion"] = {"space_id": open_folder(settings.expand.vectors).space_id}
     if corrected := corrections(settings, encoder):
@@ -212,6 +216,8 @@ def _not_defining(settings: TrainSettings) -> dict[str, Any]:
     excluded: dict[str, Any] = dict.fromkeys(_NOT_DEFINING, True)
     if settings.dev.measure == "spearman":
         excluded["dev"] = {"measure"}
+    if settings.test.uri is None:
+        excluded["test"] = True
     if settings.max_length is None:
         excluded["max_length"] = True
     if settings.convolutional.width is None:

@@ -8,7 +8,7 @@ from pipeline.errors import DataError
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.run import Run
 from pipeline.flows.train.mine import check_mining, mine
-from pipeline.flows.train.plan import Plan, check_length, check_settings, open_dev, plan_of
+from pipeline.flows.train.plan import Plan, check_length, check_settings, open_dev, open_test, plan_of
 from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.ranks import RankGroup
 from pipeline.flows.train.run_folder import CHECKPOINTS, RUN, ResultRecord, RunFolder, RunRecord, open_run
@@ -55,7 +55,7 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
     run.check()
     if (result := run.result()) is not None:
         return CompletedTraining("unchanged", run, result)
-    dev = open_dev(job.train)
+    dev, test = open_dev(job.train), open_test(job.train)
     plan: Plan | None = None  # made on the cluster, after hard negatives are mined
     if job.train.mine.enabled:
         check_settings(job.train)  # all settings, because a mistake found after mining costs hours
@@ -74,7 +74,7 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
         encoder = encoder_for_workers(job.encoder, root, workers)
         expansion = None if vectors is None else encoder_for_workers(vectors, root, workers)
         with lease(run.store, _LEASES), stages("training", plan.steps - done_steps, "steps") as bar:
-            group.run(TrainRank(run, encoder, job.train, plan, dev, done_steps, expansion), bar)
+            group.run(TrainRank(run, encoder, job.train, plan, dev, done_steps, expansion, test), bar)
             result = run.final_result()
             bar.reach(max(result.steps - done_steps, 0))
     return CompletedTraining("trained", run, result)

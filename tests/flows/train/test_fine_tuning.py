@@ -50,11 +50,11 @@ def write_rows(file: Path, count: int = 64, seed: int = 0) -> Path:
     return file
 
 
-def rank_for(config: Path, folder: Path, start: Path, name: str = "run", *overrides: str) -> TrainRank:
-    """Return the training of a config, made small: 12 steps over 64 rows, and 40 rows of dev."""
+def small(config: Path, folder: Path, start: Path) -> tuple[str, ...]:
+    """Return the overrides that make a config small: 12 steps over 64 rows, and 40 rows of dev."""
     rows, dev = write_rows(folder / "rows.parquet"), write_rows(folder / "dev.parquet", 40, 5)
     data = f"train.data={rows}" if config == SCORES else f"train.data.uri={rows}"
-    small = (
+    return (
         f"encoder.path={start}",
         data,
         f"train.dev.uri={dev}",
@@ -63,7 +63,10 @@ def rank_for(config: Path, folder: Path, start: Path, name: str = "run", *overri
         "train.max_steps=12",
         "train.optimizer.learning_rate=0.003",
     )
-    return unstarted(config, folder, name, *small, *overrides)
+
+
+def rank_for(config: Path, folder: Path, start: Path, name: str = "run", *overrides: str) -> TrainRank:
+    return unstarted(config, folder, name, *small(config, folder, start), *overrides)
 
 
 def predictions_of_transformers(product: Path, dev: Path, *roles: str) -> np.ndarray:

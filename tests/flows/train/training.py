@@ -14,7 +14,7 @@ import torch.distributed as dist
 from safetensors.numpy import load_file
 
 from pipeline.config import load_settings
-from pipeline.flows.train.plan import open_dev, plan_of
+from pipeline.flows.train.plan import open_dev, open_test, plan_of
 from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.train import open_training, record_start
 from pipeline.settings import Job
@@ -69,7 +69,13 @@ def unstarted(config: Path, folder: Path, name: str, *overrides: str) -> TrainRa
     plan = plan_of(job.train)
     record_start(run, plan, "a new encoder")
     return TrainRank(
-        run, job.encoder, job.train, plan, open_dev(job.train), expansion=job.train.expand.vectors
+        run,
+        job.encoder,
+        job.train,
+        plan,
+        open_dev(job.train),
+        expansion=job.train.expand.vectors,
+        test=open_test(job.train),
     )
 
 

@@ -1,4 +1,4 @@
-"""Evaluation of an objective's own predictions on a development set, such as classes of sentence pairs."""
+"""Evaluation of an objective's own predictions on a file, dev or test, such as classes of sentence pairs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError
 from pipeline.evaluate.sts import correlation
 from pipeline.objectives import OBJECTIVES, Batch, Column, Objective, TrainedModel
 from pipeline.settings.training import TEXTS, PairSettings, TrainSettings, Values
-from pipeline.settings.watching import Measure
+from pipeline.settings.watching import DevSettings, Measure, TestSetSettings
 from pipeline.stats.classes import accuracy, f1, matthews
 from pipeline.stats.correlation import pearson, spearman
 from pipeline.text.rows.training_rows import open_training_rows
@@ -28,49 +28,63 @@ _METRICS: Mapping[Measure, Callable[[np.ndarray, np.ndarray], float]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class DevPredictions:
+class PredictedRows:
     """Rows with labels or scores, read once, which the first objective predicts; can be pickled.
 
     Attributes:
         where: path or URI of the file, for error messages.
         columns: n values of each role that the objective reads, labels and scores included.
         target: role of the labels or scores.
-        measure: metric of `score`.
+        measure: metric of `score`, one of `measures`.
+        measures: metrics of `scores`: those of the objective that the labels allow.
     """
 
     where: str
     columns: Mapping[str, Column]
     target: str
     measure: Measure
+    measures: tuple[Measure, ...]
 
     @classmethod
-    def open(cls, settings: TrainSettings) -> "DevPredictions":
-        """Read the rows of `dev.uri` that have a label or a score.
+    def open(cls, settings: TrainSettings, file: DevSettings | TestSetSettings) -> "PredictedRows":
+        """Read the rows of a file that have a label or a score.
 
-        Labels have the names, and scores the range, of the first source of the training's data.
+        Labels have the names, and scores the range, of the first source of the training's data. `measure` is
+        that of dev, whatever the file.
+
+        Args:
+            settings: settings of the training, whose first objective predicts.
+            file: the file and its columns, `settings.dev` or `settings.test`.
 
         Raises:
-            ConfigError: F1 of more than two classes, or an unknown role.
+            ConfigError: F1 of more than two classes on dev, or an unknown role.
             DataError: the file is missing or not Parquet, a column is missing or of another type, or a label
                 or score is invalid.
         """
         term, values = settings.objective[0], settings.data[0].values if settings.data else Values()
-        if settings.dev.measure == "f1" and len(values.labels) != 2:
+        objective = OBJECTIVES[term.name]
+        has_two_labels = len(values.labels) == 2
+        if file is settings.dev and settings.dev.measure == "f1" and not has_two_labels:
             raise ConfigError(
                 "train.dev.measure f1",
                 "two labels, of which the second is that of F1 (`values.labels` of train.data)",
                 f"{', '.join(values.labels)}",
                 "list the labels of the file, or measure accuracy or matthews",
             )
-        source = {"uri": settings.dev.uri, "columns": settings.dev.columns, "values": values}
-        roles = OBJECTIVES[term.name].roles(term.options).required
-        rows = open_training_rows(validated(PairSettings, source, "train.dev"), roles)
+        name = "train.dev" if file is settings.dev else "train.test"
+        source = {"uri": file.uri, "columns": file.columns, "values": values}
+        roles = objective.roles(term.options).required
+        rows = open_training_rows(validated(PairSettings, source, name), roles)
         table = pa.concat_tables(rows.read(rows.spans()))
         columns: dict[str, Column] = {
             role: table[role].to_pylist() if role in TEXTS else table[role].to_numpy() for role in roles
         }
         return cls(
-            rows.name, columns, next(role for role in roles if role not in TEXTS), settings.dev.measure
+            rows.name,
+            columns,
+            target=next(role for role in roles if role not in TEXTS),
+            measure=settings.dev.measure,
+            measures=tuple(each for each in objective.predicts if each != "f1" or has_two_labels),
         )
 
     @property
@@ -79,9 +93,13 @@ class DevPredictions:
         return np.asarray(self.columns[self.target])
 
     def score(self, model: TrainedModel, objective: Objective) -> float:
-        """Compute 100 times the metric of the objective's predictions of all rows.
+        """Compute 100 times the metric `measure` of the objective's predictions; see `scores`."""
+        return self.scores(model, objective)[self.measure]
 
-        Every rank has to call it, and gets the same value. The modules are in eval mode and draw no random
+    def scores(self, model: TrainedModel, objective: Objective) -> dict[Measure, float]:
+        """Compute 100 times each metric of the objective's predictions of all rows.
+
+        Every rank has to call it, and gets the same values. The modules are in eval mode and draw no random
         numbers. Correlations are 0 if all predictions are equal.
 
         Args:
@@ -98,4 +116,4 @@ class DevPredictions:
             check_finite(self.where, vectors, [str(text) for text in next(iter(self.columns.values()))])
             device = next(objective.parameters()).device
             predicted = objective.predict(torch.from_numpy(vectors).to(device)).cpu().numpy()
-        return 100 * _METRICS[self.measure](predicted, self.gold)
+        return {measure: 100 * _METRICS[measure](predicted, self.gold) for measure in self.measures}
