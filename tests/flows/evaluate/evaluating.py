@@ -10,13 +10,14 @@ import pyarrow.parquet as pq
 from scipy.stats import spearmanr
 
 from pipeline.config import load_settings
+from pipeline.flows.evaluate.scoring import ResampledResult, Result
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from tests.flows.conftest import sentences
 
 
 def write_pairs(file: Path, count: int, seed: int = 0, texts: list[str] | None = None) -> Path:
-    """Write an STS file of `count` pairs in two subsets, of 3/2 `count` sentences, so that some repeat."""
+    """Write an STS file of `count` pairs in two subsets, from 3/2 `count` sentences, so that some repeat."""
     rng = np.random.default_rng(seed)
     texts = texts or sentences(3 * count // 2, seed)
     first = rng.integers(0, len(texts), count)
@@ -32,6 +33,12 @@ def write_pairs(file: Path, count: int, seed: int = 0, texts: list[str] | None =
         file,
     )
     return file
+
+
+def sts_result(**values: Any) -> ResampledResult:
+    """Return the result of an STS task without draws, with these values of `Result`."""
+    usual = {"kind": "sts", "task_digest": "", "space_id": "", "transform_id": None, "numerics": {}}
+    return ResampledResult(Result.model_validate(usual | values), None)
 
 
 def distinct(*files: Path) -> int:
@@ -63,7 +70,7 @@ def arguments(folder: Path, encoder: Path) -> list[str]:
 
 
 def oracle(file: Path, encoder: EncoderSettings, transform: Any = None) -> float:
-    """Compute Spearman x100 of cosines directly with the encoder, scipy and numpy."""
+    """Compute Spearman x100 of cosines with the encoder, numpy and scipy alone."""
     table = pq.read_table(file)
     texts = [
         [(text or "").strip() or " " for text in table[name].to_pylist()]

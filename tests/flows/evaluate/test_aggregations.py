@@ -7,11 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 from scipy.stats import spearmanr
 
-from pipeline.evaluate import Score
 from pipeline.flows.evaluate.aggregations import aggregated_scores, aggregation_section
-from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult, Result
+from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult
 from tests.evaluate.files import random_vectors, save, task_of
-from tests.flows.evaluate.evaluating import write_pairs
+from tests.flows.evaluate.evaluating import sts_result, write_pairs
 
 CANDIDATES = ("small", "large")
 
@@ -20,24 +19,15 @@ def measured(file: Path, name: str, kind: str = "sts") -> MeasuredTask:
     """Score a file of pairs with the random vectors of two candidates."""
     task = task_of(kind, file, name=name)
     scores = [task.score(random_vectors(seed=seed)) for seed in range(len(CANDIDATES))]
-    return MeasuredTask(task, tuple(ResampledResult(_result(score), None) for score in scores))
-
-
-def _result(score: Score) -> Result:
-    return Result(
-        kind="sts",
-        task_digest="",
-        space_id="",
-        transform_id=None,
-        numerics={},
-        metric=score.metric,
-        value=score.value,
-        count=score.count,
-        metrics=dict(score.metrics),
-    )
+    results = [
+        sts_result(metric=score.metric, value=score.value, count=score.count, metrics=dict(score.metrics))
+        for score in scores
+    ]
+    return MeasuredTask(task, tuple(results))
 
 
 def by_scipy(file: Path, seed: int, aggregation: str) -> float:
+    """Compute Spearman x100 of all pairs, or its mean over subsets, weighted by their pairs ("wmean")."""
     table, vectors = pq.read_table(file), random_vectors(seed=seed)
     left, right = np.split(vectors(table["sentence1"].to_pylist() + table["sentence2"].to_pylist()), 2)
     cosines = np.sum(left * right, axis=1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
@@ -49,7 +39,7 @@ def by_scipy(file: Path, seed: int, aggregation: str) -> float:
     return 100 * float(np.average(values, weights=[part.sum() for part in parts]))
 
 
-def test_yearly_sets_have_both_aggregations_and_other_sets_enter_both_averages_by_all(tmp_path: Path):
+def test_yearly_sets_have_both_aggregations_and_other_sets_count_in_both_averages(tmp_path: Path):
     years, benchmark = write_pairs(tmp_path / "a.parquet", 61), write_pairs(tmp_path / "b.parquet", 45, 1)
     sets = [measured(years, "STS12"), measured(benchmark, "STSB-test"), measured(benchmark, "mine")]
     scores = aggregated_scores(sets, CANDIDATES)

@@ -7,12 +7,13 @@ import pytest
 
 from pipeline.evaluate import Score
 from pipeline.flows.evaluate.disagreements import disagreements
-from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult, Result
+from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult
 from pipeline.report.evaluation_report import Disagreement
 from pipeline.stats.tensors import pack
 from pipeline.store.base import Store
 from pipeline.store.once import store_by_content
 from pipeline.store.store import open_store
+from tests.flows.evaluate.evaluating import sts_result
 
 
 class Pairs:
@@ -42,18 +43,7 @@ def scored(store: Store, prediction: np.ndarray | None) -> ResampledResult:
         evidence = store_by_content(
             store, pack(tensors, {"kind": "evidence"}), "evidence/rows", ".safetensors", rows=20
         )
-    result = Result(
-        kind="sts",
-        task_digest="d",
-        space_id="s",
-        transform_id=None,
-        numerics={},
-        metric="Spearman x100",
-        value=1.0,
-        count=20,
-        evidence=evidence,
-    )
-    return ResampledResult(result, None)
+    return sts_result(metric="Spearman x100", value=1.0, count=20, evidence=evidence)
 
 
 def test_pairs_with_the_largest_rank_difference_are_shown(tmp_path: Path):

@@ -33,8 +33,8 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two STS tasks that share sentences, some with white space around them; STS12 alone has a missing and an
-    empty sentence.
+    """A folder with two STS tasks that share sentences, some with white space around them. Only STS12 has a
+    missing and an empty sentence.
     """
     folder = tmp_path_factory.mktemp("evaluate")
     texts = sentences(90)
@@ -70,6 +70,7 @@ def evaluation(folder: Path, encoder: Path, child: LocalWorkers) -> Evaluation:
 def test_scores_match_each_encoder_with_its_transform(folder: Path, encoder: Path, evaluation: Evaluation):
     raw, cls = EncoderSettings(path=str(encoder)), EncoderSettings(path=str(encoder), pooling="cls")
     whitening = Whitening.from_bytes((folder / "whitening.safetensors").read_bytes())
+    assert [measured.task.name for measured in evaluation.measured] == ["STS12", "STSB-test"]
     for measured in evaluation.measured:
         file = folder / f"tasks/sts/{measured.task.name}.parquet"
         expected = [oracle(file, raw), oracle(file, raw, whitening), oracle(file, cls)]
@@ -135,7 +136,7 @@ def test_missing_tasks_are_named_and_averages_list_their_tasks(evaluation: Evalu
         [each["value"] for each in facts["results"] if each["candidate"] == candidate.name]
         for candidate in evaluation.candidates
     ]
-    np.testing.assert_allclose([figure.value for figure in average.scores], np.mean(values, axis=1))
+    np.testing.assert_allclose([score.value for score in average.scores], np.mean(values, axis=1))
     assert not average.complete
 
 

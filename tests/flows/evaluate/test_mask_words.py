@@ -1,4 +1,4 @@
-"""Candidates read by words: correlations and words equal those of the reader, and are stored once."""
+"""Candidates that are compared by their words at the mask: scores and words are right and stored once."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.sum(left * right, axis=1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
 
 
-def test_correlations_and_words_are_those_of_the_reader(folder: Path):
+def test_correlations_and_words_equal_those_of_the_reader(folder: Path):
     settings = job(folder, folder / "encoder", TEMPLATE, *SETTINGS)
     evaluation = evaluate(settings, Stages(), mask_words=True)
     (candidate,) = evaluation.mask_words.candidates
@@ -42,6 +42,7 @@ def test_correlations_and_words_are_those_of_the_reader(folder: Path):
     left, right = rows["sentence1"].to_pylist(), rows["sentence2"].to_pylist()
     reader = MaskReader(open_folder(settings.encoder), resolve("cpu"), 7)
     first, second = reader.read(left), reader.read(right)
+    assert set(candidate.words.correlations) == {"states", "denoised_states", "words", "denoised_words"}
     for name, found in candidate.words.correlations.items():
         similarities = cosines(getattr(first, name), getattr(second, name))
         assert found == pytest.approx(100 * spearmanr(similarities, rows["score"]).statistic, abs=0.05), name

@@ -46,7 +46,9 @@ def test_each_score_is_that_of_the_encoder_with_the_template(folder: Path):
     assert (again.id, again.steps, stamps(folder)) == (result.id, result.steps, before)
 
 
-def test_the_command_prints_a_table_an_object_and_a_page(folder: Path, manta: Callable[..., CommandResult]):
+def test_the_command_prints_a_table_or_json_and_writes_a_page(
+    folder: Path, manta: Callable[..., CommandResult]
+):
     code, shown, _ = manta("search-template", *arguments(folder, folder / "encoder"), WORDS)
     assert code == 0
     lines = shown.splitlines()

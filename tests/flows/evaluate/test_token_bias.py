@@ -1,4 +1,4 @@
-"""Token bias: averages equal those of encoders that pool the word table, and of the output table by hand."""
+"""Token bias: scores of averaged token embeddings equal those of encoders that average the same table."""
 
 from pathlib import Path
 
@@ -81,10 +81,8 @@ def test_averages_of_the_input_table_are_those_of_the_pooling_table(folder: Path
     (table,) = bias.tables
     assert (table.table, bias.missing) == ("tied", "it is the input table")
     counts = folder / "counts.parquet"
-    tokenizer, rows = (
-        AutoTokenizer.from_pretrained(folder / "tied"),
-        pq.read_table(folder / "tasks/sts/STSB-dev.parquet"),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tied")
+    rows = pq.read_table(folder / "tasks/sts/STSB-dev.parquet")
     texts = {text.strip() for side in ("sentence1", "sentence2") for text in rows[side].to_pylist()}
     tokens = [token for text in texts for token in tokenizer.tokenize(text)]
     pq.write_table(

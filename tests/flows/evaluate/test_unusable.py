@@ -3,10 +3,15 @@
 import json
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from scipy.stats import spearmanr
 
 from pipeline.flows.evaluate.evaluate import evaluate
 from pipeline.log import Stages
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.flows.conftest import sentences
 from tests.flows.evaluate.evaluating import job, write_pairs
 from tests.models.folders import save_folder
@@ -14,8 +19,8 @@ from tests.models.folders import save_folder
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-def test_a_sentence_without_a_finite_vector_has_the_lowest_similarity(tmp_path: Path, encoder: Path):
-    """One word overflows the encoder; all other sentences keep their vectors."""
+def test_pairs_with_a_sentence_without_a_finite_vector_have_cosine_zero(tmp_path: Path):
+    """One word overflows the encoder; sentences without it keep their vectors."""
     from safetensors.numpy import load_file, save_file
 
     broken = save_folder(tmp_path / "broken", "bert")
@@ -24,12 +29,21 @@ def test_a_sentence_without_a_finite_vector_has_the_lowest_similarity(tmp_path: 
     weights["embeddings.word_embeddings.weight"][word] = 3e38  # finite, but its norm is infinite
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     texts = [text.replace("window", "river") for text in sentences(30)]
-    write_pairs(tmp_path / "tasks/sts/STS12.parquet", 40, 0, [*texts, "window", "a window"])
+    file = write_pairs(tmp_path / "tasks/sts/STS12.parquet", 40, 0, [*texts, "window", "a window"])
     found = evaluate(job(tmp_path, broken, "evaluate.bootstrap=0"), Stages())
-    (warning,) = found.measured[0].results[0].result.warnings
-    assert "no usable vector" in warning
+    result = found.measured[0].results[0].result
+    usable = load_encoder(EncoderSettings(path=str(broken), normalize=True), EncodeSettings(), "cpu")
+    pairs = pq.read_table(file)
+    cosines = [
+        0.0 if "window" in f"{left} {right}" else float(np.dot(*usable.encode([left, right])))
+        for left, right in zip(*(pairs[side].to_pylist() for side in ("sentence1", "sentence2")), strict=True)
+    ]
+    assert 0 < cosines.count(0.0) < 40
+    (warning,) = result.warnings
+    assert f"{cosines.count(0.0)} of 40 pairs are scored with a zero vector" in warning
+    assert result.value == pytest.approx(100 * spearmanr(cosines, pairs["score"]).statistic, abs=1e-3)
     again = evaluate(job(tmp_path, broken, "evaluate.bootstrap=0", "evaluate.similarity=dot"), Stages())
-    assert again.encoded == 0, "sentences without a vector are known too"
+    assert again.encoded == 0, "that a sentence has no vector is stored, too"
 
 
 def test_one_vector_for_all_sentences_is_a_warning(tmp_path: Path):
@@ -37,6 +51,5 @@ def test_one_vector_for_all_sentences_is_a_warning(tmp_path: Path):
     (tmp_path / "words.txt").write_text("red 1 2\ngreen 1 2\n")
     write_pairs(tmp_path / "tasks/sts/STS12.parquet", 20, 0, texts)
     found = evaluate(job(tmp_path, tmp_path / "words.txt", "evaluate.bootstrap=0"), Stages())
-    assert any(
-        "one and the same vector" in warning for warning in found.measured[0].results[0].result.warnings
-    )
+    warnings = found.measured[0].results[0].result.warnings
+    assert any("one and the same vector" in warning for warning in warnings)

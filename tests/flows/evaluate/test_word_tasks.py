@@ -24,10 +24,8 @@ def test_a_file_of_word_vectors_is_evaluated_on_words(tmp_path: Path):
     rng = np.random.default_rng(0)
     countries = rng.normal(size=(4, 6)) + 4 * np.eye(6)[0]
     # Capitals differ from their countries in one direction, and categories are far apart.
-    words, x = (
-        (*COUNTRIES, *CAPITALS),
-        np.vstack([countries, countries + 6 * np.eye(6)[1]]).astype(np.float32),
-    )
+    words = (*COUNTRIES, *CAPITALS)
+    x = np.vstack([countries, countries + 6 * np.eye(6)[1]]).astype(np.float32)
     vectors = write_words(tmp_path / "vectors.txt", words, x, "word2vec")
     pairs = [(country, capital) for country in COUNTRIES for capital in CAPITALS]
     ratings = rng.permutation(len(pairs) + 1) / 2.0

@@ -1,10 +1,10 @@
-"""Three Ray nodes on this machine, held by a process of their own.
+"""Run three Ray nodes on this machine, in a process of their own.
 
-Prints their address, then obeys: `remove` and `kill` name a worker node, an empty line ends it.
+The process prints their address and then reads commands: `remove NUMBER` ends every process of a worker node,
+as if it had lost its power; `kill NUMBER` kills its raylet alone, with SIGKILL; an empty line ends all.
 
-Nodes share this machine's address and disk; what they do not share is a raylet, an object store and their
-workers. `remove` ends every process of the node as if it had lost its power, `kill` its raylet alone, by kill
--9.
+The nodes share the address and the disk of this machine, but each has its own raylet, object store and
+workers.
 """
 
 import json

@@ -44,9 +44,8 @@ def test_the_estimate_covers_the_files_of_this_night_and_the_next(
     (tmp_path / "corpus" / "part-9.parquet").write_bytes((tmp_path / "more" / "part-0.parquet").read_bytes())
     second = estimate_of(job)
     assert 0 < second.stored["vectors"] <= first.stored["vectors"]
-    assert (
-        second.stored["index"] == first.stored["two indexes"]
-    )  # the new index has twice as many rows; last night's is stored already
+    # The new index has twice as many rows, and last night's index is stored already.
+    assert second.stored["index"] == first.stored["two indexes"]
 
 
 def test_too_little_space_is_refused_listing_the_parts(tmp_path: Path):

@@ -17,30 +17,28 @@ from tests.conftest import CommandResult
 from tests.flows.conftest import sentences
 
 HOSTILE = (
-    *(
-        "<script>document.title='evil'</script>",
-        "<img src=x onerror=evil()>",
-        "</style><svg onload=evil()>",
-        "-->",
-        "]]>",
-    ),
+    "<script>document.title='evil'</script>",
+    "<img src=x onerror=evil()>",
+    "</style><svg onload=evil()>",
+    "-->",
+    "]]>",
     "<a href='javascript:evil()'>x</a>",
     "{{ 7 * 191 }}{% for x in ().__class__.__base__.__subclasses__() %}{{ x }}{% endfor %}",
-    *("${7 * 191}", "#{7 * 191}", "%(evil)s {evil} {0.__class__}", "=cmd|'/c calc'!A1"),
+    "${7 * 191}",
+    "#{7 * 191}",
+    "%(evil)s {evil} {0.__class__}",
+    "=cmd|'/c calc'!A1",
     "$(touch evil) `touch evil` ; touch evil | touch evil",
-    *(
-        "__import__('os').system('touch evil')",
-        "!!python/object/apply:os.system [evil]",
-        "'; DROP TABLE rows; --",
-    ),
+    "__import__('os').system('touch evil')",
+    "!!python/object/apply:os.system [evil]",
+    "'; DROP TABLE rows; --",
     "\x1b[2J\x1b]0;evil\x07\x1b]52;c;ZXZpbA==\x07",
-    *(
-        "one\n   1  1.0000  forged",
-        "\r\x1b[1Aerror: all is well",
-        "\u202egnorw \u2066x\u2069",
-        "\x9b2J\x90q\x9c",
-    ),
-    *("a\x00b", "../../../evil"),
+    "one\n   1  1.0000  forged",
+    "\r\x1b[1Aerror: all is well",
+    "\u202egnorw \u2066x\u2069",
+    "\x9b2J\x90q\x9c",
+    "a\x00b",
+    "../../../evil",
 )
 ON_A_TERMINAL = tuple(row for row in HOSTILE if not row.isprintable())
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

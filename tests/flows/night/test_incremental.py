@@ -16,7 +16,6 @@ from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.outcome import NightOutcome
 from pipeline.flows.night.plan import plan
-from pipeline.index.plan import GIB
 from pipeline.index.search import open_release
 from pipeline.log import Stages, listening
 from pipeline.settings import Job
@@ -27,7 +26,7 @@ from pipeline.store.release import Releases
 from pipeline.store.release_units import UnitTable
 from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
-from tests.flows.conftest import job_arguments, sentences
+from tests.flows.conftest import job_arguments, part_size, sentences
 from tests.models.folders import save_folder
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -138,9 +137,8 @@ corpora = st.dictionaries(
     st.sampled_from(["a.parquet", "b.parquet", "c.parquet"]), rows, min_size=1, max_size=3
 )
 BASE = [(f"base-{number}", TEXTS[40 + number]) for number in range(40)]
-ROW_BYTES = 48 * 4 + 8  # of a flat index: the vectors of the encoder, and addresses
 index_settings = st.tuples(
-    st.sampled_from([f"index.part_gib={(rows + 0.5) * ROW_BYTES / GIB:.12f}" for rows in (20, 50, 1_000)]),
+    st.sampled_from([part_size(rows) for rows in (20, 50, 1_000)]),
     st.sampled_from(["index.rewrite_gib=2", "index.rewrite_gib=1e-9"]),  # in place, or a delta
 )
 
@@ -170,23 +168,12 @@ def test_only_new_and_changed_texts_are_encoded_and_known_ones_are_copied(nights
     night = nights("index.kind=flat")
     night.put({"a.parquet": BASE})
     night.run()
-    changed = [
-        ("base-0", TEXTS[0]),
-        *BASE[1:30],
-        ("other", TEXTS[45]),
-        ("new", TEXTS[1]),
-    ]  # one row changed, ten deleted, one with a known text added, one with a new text added
+    # base-0 has a new text, base-32 to base-39 are deleted, "other" has a known text, and "new" a new one.
+    changed = [("base-0", TEXTS[0]), *BASE[1:30], ("other", TEXTS[45]), ("new", TEXTS[1])]
     night.put({"a.parquet": changed, "renamed.parquet": BASE[30:32]})
     outcome = night.run()
-    assert {
-        name: outcome.facts["counts"][name] for name in ("new", "changed", "deleted", "encoded", "reused")
-    } == {
-        "new": 2,
-        "changed": 1,
-        "deleted": 8,
-        "encoded": 2,
-        "reused": 32,
-    }
+    expected = {"new": 2, "changed": 1, "deleted": 8, "encoded": 2, "reused": 32}
+    assert {name: outcome.facts["counts"][name] for name in expected} == expected
     decisions = {choice["what"]: choice for choice in outcome.facts["decisions"]}
     assert decisions["corpus"]["numbers"]["changed"] == 1
     assert decisions["index"]["chosen"] == "in place"
@@ -238,7 +225,7 @@ def test_a_night_after_a_rollback_continues_from_the_current_release(nights: Cal
     fresh = {unit.ordinal for unit in night.current().units} - {
         unit.ordinal for unit in releases.get(1).units
     }
-    assert min(fresh) > max(late)  # other rows never get addresses of the release that was rolled back
+    assert min(fresh) > max(late), "new rows get no address of the release that was rolled back"
     scratch = nights("index.kind=flat")
     scratch.put(night.files)
     scratch.run()
@@ -293,9 +280,8 @@ def test_duplicates_become_live_and_dead_with_the_winning_row(nights: Callable[.
     assert outcome.facts["counts"]["quarantined_duplicate_id"] == 2
     first = live_vectors(night)
     night.put({"a.parquet": BASE[2:], "b.parquet": [("base-0", TEXTS[0]), ("base-1", TEXTS[41])]})
-    outcome = (
-        night.run()
-    )  # both duplicates are live now: one with another text, one with the text of the deleted row
+    outcome = night.run()
+    # Both repeated ids are live now, base-0 with another text, base-1 with the text of the deleted row.
     assert (outcome.facts["counts"]["changed"], outcome.facts["counts"]["quarantined"]) == (1, 0)
     now = live_vectors(night)
     assert now["base-0"] != first["base-0"]

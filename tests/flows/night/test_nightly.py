@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import ConfigError, DataError, GatesRefused
+from pipeline.errors import ConfigError, DataError, GatesRefused, SpaceMismatch
 from pipeline.flows.night.audit import remeasure
 from pipeline.flows.night.nightly import nightly
 from pipeline.index.search import open_release
@@ -224,7 +224,7 @@ def test_another_encoder_has_another_space_and_the_old_release_stays_readable(ma
     first, second = open_release(job.release.root, 1), open_release(job.release.root)
     assert first.space_id != second.space_id
     vectors = first.encode(["a dog runs"])
-    with pytest.raises(Exception, match="space"):
+    with pytest.raises(SpaceMismatch, match=f"expected vectors of space {second.space_id}"):
         second.search(vectors, 1, space_id=first.space_id)
 
 

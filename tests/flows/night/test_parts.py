@@ -11,7 +11,6 @@ import pytest
 from pipeline.flows.night.audit import remeasure
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.workers.cluster import connect
-from pipeline.index.plan import GIB
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
@@ -21,17 +20,15 @@ from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from pipeline.store.verify import content_faults
 from tests.counted import CountedBucket, CountedWorkers
-from tests.flows.conftest import current_manifest, sentences
-
-_ROW_BYTES = 48 * 4 + 8  # of a flat index: the vectors of the encoder, and addresses
+from tests.flows.conftest import current_manifest, part_size, sentences
 
 
 @pytest.fixture
 def bucket() -> Iterator[CountedBucket]:
-    """Let nights run on workers of this process; the bucket notes the names of their tasks."""
-    noted = CountedBucket()
-    with connect(ClusterSettings(), Stages(), local=CountedWorkers(noted)):
-        yield noted
+    """Let nights run on workers of this process; the bucket records the names of their tasks."""
+    bucket = CountedBucket()
+    with connect(ClusterSettings(), Stages(), local=CountedWorkers(bucket)):
+        yield bucket
 
 
 def searched(root: str) -> dict[str, str]:
@@ -51,7 +48,7 @@ def test_an_index_of_several_parts_goes_through_nights_rollback_and_pruning(
     queries.write_text("\n".join(sentences(20, seed=5)))
     job = make_job(
         "index.kind=flat",
-        f"index.part_gib={150.5 * _ROW_BYTES / GIB:.12f}",
+        part_size(150),
         "whiten.mode=off",
         f"gates.queries={queries}",
     )
@@ -95,5 +92,5 @@ def test_an_index_of_several_parts_goes_through_nights_rollback_and_pruning(
     assert faults(first.root, before) == []
     third = nightly(job, Stages())
     assert (third.status, third.rows, current_manifest(root).index.parts) == ("published", 400, 3)
-    scores = open_release(root).search(np.zeros((1, 48), np.float32) + 1, 400)["id"].to_pylist()
-    assert len(set(scores)) == 400
+    ids = open_release(root).search(np.ones((1, 48), np.float32), 400)["id"].to_pylist()
+    assert len(set(ids)) == 400

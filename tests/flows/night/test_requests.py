@@ -1,5 +1,5 @@
-"""Requests of a night to an object store: as many for each unit whatever their number, and no stage in which
-one request follows another as often as there are units.
+"""Requests of a night to an object store: their number for each unit does not depend on the number of units,
+and in no stage does a sequence of requests grow with the units.
 """
 
 from collections import Counter
@@ -36,11 +36,13 @@ _SHUFFLES = ("ResolveBucket", "WriteUnits", "ResolveTexts", "GatherCopies")
 _PER_UNIT = 40  # requests of all other tasks and the driver
 _IN_THREADS = 1 / 4  # requests of one item for each further unit: small files that threads read together
 # A stage that makes requests for every unit, one after the other, is longer: 20 rows are a unit or two.
-_WHOLE = 1.5  # of the longest path of a whole night, for each further 20 rows
+_WHOLE = 1.5  # requests on the longest path of a whole night, for each further 20 rows
 
 
 class Night(NamedTuple):
-    """Requests of a night: by task, empty for the driver; the longest path of an item; that of the night."""
+    """Requests of a night: their number by task ("" is the driver), the longest path of an item of each task,
+    and the longest path of the night.
+    """
 
     requests: Counter[str]
     items: dict[str, RequestPath]
@@ -58,7 +60,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedB
 
 
 def nights(units: int, folder: Path, encoder: Path, bucket: CountedBucket) -> list[Night]:
-    """Run a first night over so many units, and one in which one row in fifty is another."""
+    """Run a first night over this number of units, and a second one over 15 % more rows."""
     found = []
     for seed in (0, 1):
         write_corpus(folder / "corpus", units * UNIT_ROWS + 3 * seed * units, files=2)

@@ -1,5 +1,5 @@
-"""The whole night on an object store: corpus, encoder, releases and search over s3://, without credentials
-anywhere, and with commits elsewhere.
+"""The whole night on an object store: corpus, encoder, releases and search over s3://. Credentials are stored
+nowhere, and commits may be in another store.
 """
 
 import base64
@@ -70,7 +70,7 @@ def arguments(s3: str, encoder: Path, tmp_path: Path) -> Callable[..., tuple[str
 def seen_of_a_night(
     job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> dict[str, list[bytes]]:
-    """Return everything that a preflight, two nights and a search store, pickle and log."""
+    """Run a preflight, two nights and a search. Returns everything that they store, pickle and log."""
     pickled: list[bytes] = []
     dumps = pickle.dumps
 

@@ -40,7 +40,7 @@ def stored_vectors(root: str, manifest: Manifest) -> np.ndarray:
     )
 
 
-def test_encoding_again_reads_nothing_and_returns_the_same_manifest(make_job: Make):
+def test_encoding_again_returns_the_same_manifest(make_job: Make):
     job = make_job()
     _, corpus, first = encode_corpus(job, Stages())
     _, _, again = encode_corpus(job, Stages())
@@ -50,7 +50,7 @@ def test_encoding_again_reads_nothing_and_returns_the_same_manifest(make_job: Ma
 
 
 def test_too_many_workers_are_refused_even_without_work(make_job: Make):
-    """Otherwise the index is built before the gates, which encode the canary texts, meet the missing GPU."""
+    """Otherwise the night would build the index before its gates, which encode canary texts, find no GPU."""
     store, corpus, _ = encode_corpus(make_job(), Stages())
     with pytest.raises(ConfigError, match="1 CPU and 1 GPU for one worker, found one node of 2 CPUs"):
         encode(Run(make_job("cluster.gpus_per_worker=1"), store, RayWorkers((Node(2),)), Stages()), corpus)
@@ -59,7 +59,7 @@ def test_too_many_workers_are_refused_even_without_work(make_job: Make):
 
 
 def test_a_small_night_refuses_more_workers_than_cpus_and_publishes_nothing(make_job: Make):
-    """A night that small would have one process, but the same settings are refused for a larger corpus."""
+    """One process suffices for this corpus, but the same settings would be refused for a larger one."""
     job = make_job("cluster.workers.min=1000", "cluster.small_rows=5000")
     with pytest.raises(ConfigError, match=r"room for 1000 workers .*found room for"):
         nightly(job, Stages())

@@ -1,4 +1,4 @@
-"""Any Ray Dataset gains a vector column."""
+"""EncodeBlocks adds a column of vectors to any Ray Dataset."""
 
 from pathlib import Path
 

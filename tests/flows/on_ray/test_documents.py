@@ -1,5 +1,5 @@
-"""Commands and code of the documents that need Ray: trainings in their order, and the vector column on
-machines of one core and of two.
+"""Commands and code of the documents that need Ray: trainings in the documented order, and the column of
+vectors on machines of one core and of two.
 """
 
 import shlex
@@ -31,7 +31,7 @@ SMALL = {
 
 
 def is_run(command: str) -> bool:
-    """Return whether the command needs Ray, or writes the rows of a training that does."""
+    """Return whether the command needs Ray, or writes the pairs of a training that does."""
     return runs_on_ray(command) or command.startswith("manta pairs pairs.")
 
 

@@ -22,12 +22,12 @@ from tests.flows.tasks import Double
 from tests.infra.queries import exported, names_used
 
 _PATIENCE_S = 60.0
-MARK = 123_456  # a number of a release that no other test has
+MARK = 123_456  # the number of a release, which no other test uses
 _SAMPLE = re.compile(r"^(ray_manta_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 Labels = frozenset[tuple[str, str]]
-Text = dict[tuple[str, Labels], float]
+Samples = dict[tuple[str, Labels], float]
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Port:
     """The samples of the project on the node's port.
 
     The port drops the samples of a process that has ended, and a gauge after two reporting intervals, so
-    the last value that each process was seen to send counts.
+    `seen` keeps the last value that each process has sent.
     """
 
     def __init__(self) -> None:
-        self.seen: Text = {}
-        self.before: Text = {}
+        self.seen: Samples = {}
+        self.before: Samples = {}
 
     def look(self) -> None:
         for name, labels, value in _SAMPLE.findall(page()):

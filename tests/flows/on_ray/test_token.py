@@ -1,4 +1,4 @@
-"""A local Ray asks for a token, which other users of the machine cannot read."""
+"""A local Ray requires a token, which other users of the machine cannot read."""
 
 import os
 import subprocess

@@ -42,14 +42,11 @@ class Sum:
     def __call__(self, rank_slice: RankSlice, device: str, tell: Callable[[int, str], None]) -> None:
         if rank_slice.rank == self.fails:
             raise refusal()
-        started = (
-            self.folder
-            / f"started-{rank_slice.rank}-{len(list(self.folder.glob(f'started-{rank_slice.rank}-*')))}"
-        )
-        started.touch()
+        starts = len(list(self.folder.glob(f"started-{rank_slice.rank}-*")))
+        (self.folder / f"started-{rank_slice.rank}-{starts}").touch()
         total = torch.tensor([rank_slice.rank + 1.0])
         dist.all_reduce(total)
-        if rank_slice.rank == self.dies and started.name.endswith("-0"):
+        if rank_slice.rank == self.dies and starts == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         dist.all_reduce(total)
         say(f"{rank_slice.rank} of {rank_slice.world} on {device} with {torch.get_num_threads()} threads")

@@ -256,12 +256,10 @@ def test_a_pool_has_at_most_one_actor_per_item(count: int, pool: Pool, expected:
     assert (limited.least, limited.size, limited.initial) == expected
 
 
-@pytest.fixture(scope="module")
-def gpus() -> dict[str, object]:
-    """Return the observations of tests.flows.gpus on its own Ray with two logical GPUs."""
-    command = [sys.executable, "-m", "tests.flows.gpus"]
-    done = subprocess.run(
-        command,
+def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m` with these arguments; the program starts a Ray of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -269,6 +267,12 @@ def gpus() -> dict[str, object]:
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+
+
+@pytest.fixture(scope="module")
+def gpus() -> dict[str, object]:
+    """Return the observations of tests.flows.gpus on a Ray with two logical GPUs."""
+    done = run_program("tests.flows.gpus")
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
@@ -303,24 +307,14 @@ def test_three_gpus_on_a_node_of_two_are_refused_before_anything_starts(gpus):
 
 def on_short_memory(part: float) -> dict[str, object]:
     """Run tests.flows.memory, whose workers may use `part` of the free memory. Returns its error."""
-    command = [sys.executable, "-m", "tests.flows.memory", str(part)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(json.loads(run_program("tests.flows.memory", str(part)).stdout.splitlines()[-1]))
 
 
 @pytest.mark.alone
 @pytest.mark.skipif(psutil.virtual_memory().available < 6 << 30, reason="6 GB of free memory are needed")
 def test_an_item_that_exceeds_the_memory_ends_the_run_with_an_error():
-    """Ray's memory monitor kills the worker each time, and sometimes other processes, such as the actor
-    that receives the reports of progress (`Board`).
+    """Ray's memory monitor kills the worker at every attempt, and sometimes other processes, too, such as the
+    actor that receives the reports of progress (`Board`).
     """
     ended = on_short_memory(0.5)
     assert ended["exit code"] == 75

@@ -105,21 +105,21 @@ def test_a_port_that_sends_nothing_is_reported():
 
 
 def test_connecting_to_a_hanging_head_times_out():
-    told, over = list[Exception](), threading.Event()
+    errors, over = list[Exception](), threading.Event()
 
     def end(error: Exception) -> None:
-        told.append(error)
+        errors.append(error)
         over.set()
 
     with ends_by(end), _abort_after(0.05, HEAD, lambda: None):
         assert over.wait(10)
-    assert str(told[0]).startswith(
+    assert str(errors[0]).startswith(
         "cluster.address 10.0.0.1:6379: expected a Ray cluster that answers, found no answer within "
         "0.05 s (cluster.patience_s)"
     )
     with ends_by(end), _abort_after(60, HEAD, lambda: None):
         pass
-    assert len(told) == 1
+    assert len(errors) == 1
 
 
 def test_a_slow_start_of_ray_is_reported_although_standard_error_is_redirected(
@@ -132,10 +132,10 @@ def test_a_slow_start_of_ray_is_reported_although_standard_error_is_redirected(
         over.set()
 
     with ends_by(end), _discard_stderr(False) as reopen, _abort_after(0.05, LOCAL, reopen):
-        os.write(2, b"what Ray's native part announces\n")
+        os.write(2, b"a line of the native code of Ray\n")
         assert over.wait(10)
     written = capfd.readouterr().err
-    assert "announces" not in written
+    assert "native code" not in written
     assert (
         "error: local Ray local: expected a Ray cluster that answers, found no answer within 0.05 s"
         in written
@@ -154,7 +154,7 @@ def settings(**values: Any) -> ClusterSettings:
 @pytest.mark.parametrize(
     ("cluster", "values", "work", "expected"),
     [
-        (SMALL, {}, 100, (4, 4, 4)),  # fewest, most, at the beginning
+        (SMALL, {}, 100, (4, 4, 4)),  # least, most, initial
         (SMALL, {}, 3, (3, 3, 3)),
         (SMALL, {"workers": 3}, 100, (3, 3, 3)),
         (SMALL, {"workers": {"max": 3}}, 100, (1, 3, 3)),
@@ -170,13 +170,13 @@ def settings(**values: Any) -> ClusterSettings:
         (GROWING, {"workers": {"min": 2}, "gpus_per_worker": 1}, 100, (2, 2, 2)),
         (GPUS, {"gpus_per_worker": 1}, 100, (4, 4, 4)),
         (GPUS, {"gpus_per_worker": 0.5}, 100, (8, 8, 8)),
-        (GPUS, {"gpus_per_worker": 0.4}, 100, (8, 8, 8)),  # two to a GPU: a share is of one GPU
+        (GPUS, {"gpus_per_worker": 0.4}, 100, (8, 8, 8)),  # two to a GPU: a worker is on one GPU
         (
             GPUS,
             {"gpus_per_worker": 0.5, "cpus_per_worker": 4},
             100,
             (4, 4, 4),
-        ),  # CPUs of the same nodes bound it
+        ),  # limited by the CPUs of the nodes with GPUs
         (GPUS, {"gpus_per_worker": 2}, 100, (2, 2, 2)),
         (GPUS, {}, 100, (32, 32, 32)),
     ],
@@ -199,7 +199,7 @@ IDLE = RayWorkers((Node(cpus=16), Node(cpus=6)), idle=True)
         (IDLE, {}, 5, 5, 4),  # four on the first node, one on the second
         (IDLE, {}, 2, 2, 8),  # with 9, the first node would hold one, and the second none
         (IDLE, {}, 1, 1, 16),
-        (IDLE, {"cpus_per_worker": 2}, 3, 3, 6),  # in multiples of what was asked for
+        (IDLE, {"cpus_per_worker": 2}, 3, 3, 6),  # in multiples of cpus_per_worker
         (IDLE, {"workers": {"max": 2}}, 1, 1, 1),
         (replace(IDLE, idle=False), {}, 1, 1, 1),
         (replace(IDLE, grows=True), {}, 1, 1, 1),
@@ -222,7 +222,7 @@ def test_few_workers_share_all_cpus_of_an_idle_cluster(
             SMALL,
             {"cpus_per_worker": 4},
             "4 CPUs and 0 GPUs for one worker, found 2 nodes of 2 CPUs and 0 GPUs; lower cluster",
-        ),  # 4 CPUs in all, on no one node
+        ),  # 4 CPUs in all, but on two nodes
         (SMALL, {"gpus_per_worker": 1, "workers": 2}, "1 CPU and 1 GPU for one worker"),
         (
             GPUS,

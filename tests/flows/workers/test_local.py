@@ -76,7 +76,7 @@ def test_a_child_that_waits_for_a_progressing_copy_is_not_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path))
-    place, begun, over = tmp_path / "ab" / f"{7:064x}", threading.Event(), threading.Event()
+    cached, begun, over = tmp_path / "ab" / f"{7:064x}", threading.Event(), threading.Event()
 
     def download(copy: Path) -> None:
         begun.set()
@@ -85,10 +85,10 @@ def test_a_child_that_waits_for_a_progressing_copy_is_not_killed(
         copy.touch()
 
     with closing(LocalWorkers(4.0)) as process, ThreadPoolExecutor(1) as other:
-        copied = other.submit(get_or_build, place, download, Path.is_file)
+        copied = other.submit(get_or_build, cached, download, Path.is_file)
         begun.wait()
         threading.Timer(7.0, over.set).start()
-        assert process.run(Kept(str(place)), 7, Pool(1)) == 7
+        assert process.run(Kept(str(cached)), 7, Pool(1)) == 7
         copied.result()
     assert "no progress" not in capfd.readouterr().err
 
@@ -113,12 +113,16 @@ def test_the_progress_bar_follows_the_current_item():
 
 
 def test_the_child_ends_with_a_killed_driver():
-    code = (
-        "from pipeline.flows.workers.local import LocalWorkers\nfrom tests.flows.tasks import "
-        "Double\nimport time\n"
-        "if __name__ == '__main__':\n    p = LocalWorkers(); print(p.run(Double(), 1, None)[0], *[c "
-        "for c in p._pool._processes], flush=True); time.sleep(60)\n"
-    )
+    code = """
+import time
+from pipeline.flows.workers.local import LocalWorkers
+from tests.flows.tasks import Double
+
+if __name__ == "__main__":
+    workers = LocalWorkers()
+    print(*workers.run(Double(), 1, None), flush=True)  # the result, and the process id of the child
+    time.sleep(60)
+"""
     driver = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
@@ -176,7 +180,7 @@ def test_local_workers_refuse_the_settings_that_a_local_ray_refuses(
 class Raced(list[int]):
     """The memory that parent and child share.
 
-    Before read or write number `at` of an element, the other process makes its move.
+    Before the `at`-th read or write, counted from 1, the other process makes its move.
     """
 
     def __init__(self, at: int, move: Callable[[], object]) -> None:
@@ -188,35 +192,34 @@ class Raced(list[int]):
         if self._left == 0:
             self._move()
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         self._turn()
-        return super().__getitem__(place)
+        return super().__getitem__(index)
 
-    def __setitem__(self, place: Any, value: Any) -> None:
-        for number, each in (
-            zip(range(4)[place], value, strict=True) if isinstance(place, slice) else [(place, value)]
-        ):
+    def __setitem__(self, index: Any, value: Any) -> None:
+        pairs = zip(range(4)[index], value, strict=True) if isinstance(index, slice) else [(index, value)]
+        for number, each in pairs:  # one after the other, as in shared memory
             self._turn()
-            super().__setitem__(number, each)  # one after the other, as in shared memory
+            super().__setitem__(number, each)
 
 
 @pytest.mark.parametrize("at", range(1, 5))
 def test_a_read_during_the_last_report_does_not_mark_it_as_read(at: int, monkeypatch: pytest.MonkeyPatch):
-    looks: list[tuple[int, int, bool]] = []
-    told = Raced(at, lambda: looks.append(module._read_report(list(told))))
-    monkeypatch.setattr(module, "_counters", told)
+    reads: list[tuple[int, int, bool]] = []
+    shared = Raced(at, lambda: reads.append(module._read_report(list(shared))))
+    monkeypatch.setattr(module, "_counters", shared)
     module._report(7, more=False)
-    (look,) = looks
-    assert look[0] == 0 or look == (1, 7, False)
+    (read,) = reads
+    assert read[0] == 0 or read == (1, 7, False)
 
 
 @pytest.mark.parametrize("at", range(1, 4))
 def test_a_report_during_a_read_is_read_completely_or_next_time(at: int, monkeypatch: pytest.MonkeyPatch):
-    told = Raced(at, lambda: module._report(7, more=False))
-    monkeypatch.setattr(module, "_counters", told)
-    look = module._read_report(told)
-    assert look[0] == 0 or look == (1, 7, False)
-    assert module._read_report(told) == (1, 7, False)
+    shared = Raced(at, lambda: module._report(7, more=False))
+    monkeypatch.setattr(module, "_counters", shared)
+    read = module._read_report(shared)
+    assert read[0] == 0 or read == (1, 7, False)
+    assert module._read_report(shared) == (1, 7, False)
 
 
 def run_in(process: LocalWorkers) -> int:
