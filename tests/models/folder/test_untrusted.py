@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import pickle
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +43,20 @@ def witness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path / "witness"
     assert not (tmp_path / "witness").exists()
     assert not asked
+
+
+def test_code_that_runs_writes_the_witness(tmp_path: Path):
+    """Without this, the tests below would pass with code that does nothing."""
+    poisoned = Poisoned(tmp_path, tmp_path / "witness")
+    poisoned.code(f"{CODE}.py")
+    poisoned.pickle("weights.bin")
+    for run in (
+        lambda: runpy.run_path(str(tmp_path / f"{CODE}.py")),
+        lambda: pickle.loads((tmp_path / "weights.bin").read_bytes()),
+    ):
+        assert not poisoned.witness.exists()
+        run()
+        poisoned.witness.unlink()
 
 
 @pytest.mark.parametrize("family", ["bert", "electra"])  # loaded by this project, and by transformers
