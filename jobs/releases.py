@@ -34,7 +34,7 @@ releases = application(
     help="List, show, compare, verify, roll back, hold and prune published releases.", no_args_is_help=True
 )
 
-Number = Annotated[str | None, typer.Argument(metavar="[N]", help="Without it the current release.")]
+Number = Annotated[str | None, typer.Argument(metavar="[N]", help="Default: the current release.")]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ReleasesRun:
         return run.open(), chosen
 
     def parse_numbers(self, *arguments: str | None) -> "tuple[ReleasesRun, list[int | None]]":
-        """Parse the numbers of releases among the arguments; the root may be among them instead of first.
+        """Parse the numbers of releases among the arguments; the root may also come after a number.
 
         Returns:
             This run with its root, and the numbers, None for arguments that were not given.
@@ -126,7 +126,7 @@ def diff(
     run: ReleasesRun,
     before: Annotated[str, typer.Argument(metavar="A", help="The older release.")],
     after: Annotated[
-        str | None, typer.Argument(metavar="[B]", help="The newer release; without it the current one.")
+        str | None, typer.Argument(metavar="[B]", help="The newer release; default: the current one.")
     ] = None,
     query: Annotated[
         list[str] | None,
@@ -136,8 +136,9 @@ def diff(
 ) -> Answer:
     """Compare two releases: rows, settings, gates, recall, drift, and answers to fixed queries.
 
-    Rows are compared by id, from the tables that releases keep; a row is changed if its text or a kept column
-    is. The fixed queries are the texts that every night encodes to see whether its encoder has changed.
+    Rows are compared by id, from the tables that releases keep. A row counts as changed if its text or a kept
+    column differs. The fixed queries are the texts that every night encodes to see whether its encoder has
+    changed.
     """
     from jobs.releases_diff import compare
 
@@ -155,7 +156,7 @@ def quarantine(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Rows shown of each reason.")] = 5,
 ) -> Answer:
-    """Count the rows that a release leaves out by reason, and show where they are in the corpus."""
+    """Count the rows that a release leaves out, for each reason, and show where they are in the corpus."""
     from jobs.releases_output import quarantined_rows
 
     return quarantined_rows(*run.open_and_parse(number), reason, limit, run.width)
@@ -167,9 +168,7 @@ def verify(
     number: Number = None,
     sizes: Annotated[
         bool,
-        typer.Option(
-            "--sizes", help="Compare sizes only, as every night does; without it every byte is read."
-        ),
+        typer.Option("--sizes", help="Compare sizes only, as every night does. Default: every byte is read."),
     ] = False,
 ) -> Answer:
     """Compare every file of a release with its manifest. Exit code 3 if one is missing or changed."""
@@ -205,13 +204,14 @@ def rollback(
 def hold(
     run: ReleasesRun,
     number: Annotated[
-        str | None, typer.Argument(metavar="[N]", help="A release that becomes current and is held.")
+        str | None,
+        typer.Argument(metavar="[N]", help="The release to make current and hold; default: the current one."),
     ] = None,
     reason: Annotated[
         str, typer.Option("--reason", metavar="TEXT", help="The reason, which the list shows.")
     ] = "",
 ) -> Answer:
-    """Keep a release current until `manta releases release`; without N the current one.
+    """Keep a release current until `manta releases release`.
 
     Nights still build a candidate and check its gates, keep it below candidates/, and publish nothing.
     Rollbacks are refused.
@@ -221,8 +221,8 @@ def hold(
     commit = opened.hold(chosen, reason)
     _refresh(opened)
     text = (
-        f"release {commit.release} is held since {commit.committed_at} (commit {commit.commit})\n"
-        f"Nights make their candidates and publish none until: {run.other_command('release')}"
+        f"release {commit.release} has been held since {commit.committed_at} (commit {commit.commit})\n"
+        f"Nights build candidates, but publish none until this command: {run.other_command('release')}"
     )
     return Answer(commit.model_dump(mode="json"), text)
 
@@ -235,7 +235,9 @@ def release(run: ReleasesRun) -> Answer:
     if commit is None:
         return Answer({"released": False}, f"{run.root}: nothing is held")
     _refresh(opened)
-    text = f"release {commit.release} is held no more (commit {commit.commit}); the next night publishes"
+    text = (
+        f"release {commit.release} is no longer held (commit {commit.commit}); the next night publishes again"
+    )
     return Answer({"released": True, **commit.model_dump(mode="json")}, text)
 
 
@@ -243,14 +245,17 @@ def release(run: ReleasesRun) -> Answer:
 def prune(
     run: ReleasesRun,
     keep: Annotated[
-        int, typer.Option("--keep", min=1, metavar="N", help="Keep the N releases that were current last.")
+        int,
+        typer.Option(
+            "--keep", min=1, metavar="N", help="Keep the N releases that were current most recently."
+        ),
     ],
     grace_hours: Annotated[
         float,
         typer.Option(
             "--grace-hours",
             min=0,
-            help="Files that no release names are kept while younger: a night may be running.",
+            help="Keep younger files that no release names: a running night may have written them.",
         ),
     ] = 24.0,
     ignore_leases: Annotated[

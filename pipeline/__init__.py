@@ -12,7 +12,7 @@ __all__ = ["open_release"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `open_release` at first use: importing the package loads neither torch nor faiss."""
+    """Import `open_release` at first use, so that importing the package loads neither torch nor faiss."""
     if name == "open_release":
         from pipeline.index.search import open_release
 

@@ -91,7 +91,7 @@ def _described_fields(module: str) -> dict[str, dict[str, str]]:
 
 S = TypeVar("S", bound=Settings)
 
-# Pydantic appends the type that it tried to the key of a value that may be of several types.
+# If a value may have one of several types, pydantic appends to its key the type that did not fit.
 _TRIED_TYPE = re.compile(r"(constrained-)?(int|float|str|bool)|literal\[.*\]")
 _QUOTED = re.compile(r"'([^']+)'")  # an allowed value in a message of pydantic
 # Beginnings and ends of pydantic's messages that do not fit between the words "expected" and "found".
@@ -105,7 +105,11 @@ _COMMENT_WIDTH = 150  # columns of a comment in YAML
 
 
 def canonical(value: Any) -> bytes:
-    """Return one JSON for equal values: sorted keys, no white space, UTF-8. NaN is refused."""
+    """Return the canonical JSON of a value, the same for equal values: sorted keys, no white space, UTF-8.
+
+    Raises:
+        ValueError: the value contains NaN or infinity.
+    """
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
@@ -120,17 +124,20 @@ def load_settings(kind: type[S], file: str | Path | None = None, overrides: tupl
     """Load settings from a YAML file, then apply overrides.
 
     Args:
+        kind: class of the settings.
+        file: the YAML file; None starts from the defaults.
         overrides: `key.path=value`, where values are YAML too: `a.b=[1, 2]`.
 
     Raises:
-        ConfigError: a value is invalid, a number is not finite, or a URI contains credentials.
+        ConfigError: the file is missing or is not YAML, a key is unknown, a value is invalid, a number is not
+            finite, or a URI contains credentials.
     """
     tree: dict[str, Any] = {}
     if file is not None:
         refuse_credentials(uri_of(file))
         tree = read_yaml(Path(file))
     for argument in overrides:
-        refuse_credentials(argument)  # the whole argument: an error would show all of it
+        refuse_credentials(argument)  # before it is parsed: an error message would show the whole argument
         override(tree, argument)
     source = _Source(str(file or _COMMAND_LINE), overrides)
     for key, value in leaves(tree):
@@ -148,7 +155,7 @@ def validated(kind: type[S], tree: Mapping[str, Any], source: str) -> S:
 
 @dataclass(frozen=True)
 class _Source:
-    """Source of the values of a tree: `name`, but for those that the overrides `key.path=value` set."""
+    """Source of each value of a tree: the command line if an override sets it, else `name`."""
 
     name: str
     overrides: tuple[str, ...] = ()
@@ -183,14 +190,14 @@ def refuse_credentials(uri: str) -> None:
         raise ConfigError(
             f"{scheme}://...",
             "a URI without user, password or key",
-            "one with them (not shown here)",
+            "a URI with one of them (not shown)",
             "take them out of the URI: credentials come from the environment (AWS_ACCESS_KEY_ID and so on) "
             "or from the machine's role",
         )
 
 
 def uri_of(path: str | Path) -> str:
-    """Return a path as text. If it was made from a URI, whose two slashes pathlib joins, restore the URI."""
+    """Return a path as text. pathlib shortens the "://" of a URI to ":/"; restore it."""
     return re.sub(r"^([a-z][a-z0-9+.-]+):/(?!/)", r"\1://", str(path), count=1, flags=re.IGNORECASE)
 
 
@@ -222,7 +229,7 @@ def to_yaml(settings: Settings, indent: str = "", only: Collection[str] | None =
 
 
 def _explain(error: ValidationError, kind: type[Settings], source: _Source) -> ConfigError:
-    """Return the error for the first problem, with the number of the others."""
+    """Return an error that explains the first problem and counts the others."""
     problems = error.errors()
     first, key = problems[0], _key(problems[0]["loc"])
     # For a value that may be of several types, pydantic lists one problem for each of them.
@@ -243,7 +250,7 @@ def _explain(error: ValidationError, kind: type[Settings], source: _Source) -> C
 
 
 def _expected(problem: Mapping[str, Any]) -> str:
-    """Return the message of a problem in a form that follows the word "expected"."""
+    """Return the message of a problem, worded so that it can follow the word "expected"."""
     message = _SUPERFLUOUS.sub("", problem["msg"])
     if problem["type"] == "literal_error" and " or " in message:
         return f"one of {message}"
@@ -255,7 +262,7 @@ def _expected(problem: Mapping[str, Any]) -> str:
 
 
 def _key(location: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the parts of a key, without the type that pydantic tried there."""
+    """Return the parts of a key, without the type that pydantic appended to it."""
     return location[:-1] if location and _TRIED_TYPE.fullmatch(str(location[-1])) else location
 
 

@@ -40,10 +40,10 @@ class Device:
         return torch.device(str(self))
 
     def instruction_set(self) -> str:
-        """Describe what decides which kernels the device runs; the bits of vectors depend on it.
+        """Return the hardware that decides which kernels run, and so the bits of vectors.
 
         Returns:
-            The processor with the widest instructions that torch uses, or the GPU with its compute
+            The processor and the widest instructions that torch uses on it, or the GPU and its compute
             capability.
         """
         import torch
@@ -63,7 +63,7 @@ def resolve(name: str | Device, gpus: float = 0.0) -> Device:
         gpus: number of GPUs that the worker was given.
 
     Raises:
-        ConfigError: another name.
+        ConfigError: the name is none of these.
     """
     if isinstance(name, Device):
         return name

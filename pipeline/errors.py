@@ -17,25 +17,25 @@ MODEL_FAILURES = (
     TypeError,
     ValueError,
 )
-"""errors of a model at a text that it cannot process; others, such as OSError and MemoryError, have causes
-outside the text"""
+"""classes of errors that a model raises for a text that it cannot process; others, such as OSError and
+MemoryError, have causes outside the text"""
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str, *, most: int = 1) -> str:
-    """Ask for the known names that are close to `name`, for the remedy of an error.
+    """Return a question that suggests the known names closest to `name`, as the remedy of an error.
 
     Args:
         name: the unknown name.
         known: the names that would be valid.
-        otherwise: returned if none of them is close.
-        most: largest number of names to suggest; more than one may be less close, too.
+        otherwise: the remedy that is returned if no known name is close.
+        most: largest number of names to suggest; if it is above 1, less similar names count as close.
     """
     near = difflib.get_close_matches(name, list(known), n=most, cutoff=0.6 if most == 1 else 0.5)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else otherwise
 
 
 class PipelineError(Exception):
-    """Any error that a person can act on. `exit_code` follows sysexits where that has a code for it."""
+    """Any error that a person can act on. `exit_code` is that of sysexits.h if it has a fitting one."""
 
     exit_code: ClassVar[int] = 70
 
@@ -98,7 +98,7 @@ class Defect(_ExplainedError):
 
 
 class SpaceMismatch(ModelError):
-    """Vectors of another space than expected."""
+    """Vectors are in another space than expected."""
 
 
 @dataclass(eq=False)
@@ -131,7 +131,7 @@ class RootHeld(PipelineError):
     def __str__(self) -> str:
         why = f" ({self.reason})" if self.reason else ""
         return (
-            f"release {self.number} is held since {self.since}{why}: nothing is published until "
+            f"release {self.number} has been held since {self.since}{why}: nothing is published until "
             f"`manta releases release {self.root}`"
         )
 

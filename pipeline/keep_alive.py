@@ -1,7 +1,7 @@
-"""Keep-alive signals of a process that finishes no rows and takes no CPU time, such as during a transfer.
+"""Keep-alive signals, which a process sends while it neither finishes rows nor uses CPU time.
 
-A transfer sends a signal for every chunk of a file, whether it runs in this process or in another one that
-this process waits for. Listeners use the signals to decide whether a process hangs.
+The transfer of a file sends a signal for every chunk, in the process that transfers and in one that waits for
+it. Listeners decide by these signals whether a process hangs.
 """
 
 import contextlib

@@ -33,15 +33,15 @@ _UNPRINTABLE = re.compile(f"[{_CONTROLS}{_REORDERS}]")
 def printable(text: str) -> str:
     """Return the text for one line of a terminal.
 
-    Control characters, escapes, line breaks and marks of direction become U+FFFD: ids, file names, column
-    names and texts come from a corpus, whose author must not move the cursor, forge a line or write to the
-    clipboard.
+    Control characters, escapes, line breaks and marks of text direction become U+FFFD. Ids, file names,
+    column names and texts come from a corpus, whose author must not be able to move the cursor, forge a line
+    or write to the clipboard.
     """
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def escaped(line: str) -> str:
-    """Return a line of JSON with the same characters as \\u escapes, so that its meaning is unchanged."""
+    """Replace the characters that `printable` replaces by \\u escapes, which mean the same in JSON."""
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", line)
 
 
@@ -95,7 +95,7 @@ class Stage:
     name: str
     unit: str = "rows"
     done: int = 0
-    """number of units"""
+    """number of finished items, counted in `unit`"""
     seconds: float = 0.0
     """wall time"""
     note: str = ""
@@ -104,14 +104,14 @@ class Stage:
 
 @dataclass
 class Stages:
-    """The finished stages of a run, in order; shows the progress of each while it runs."""
+    """The finished stages of a run, in order. A call starts a stage and shows its progress."""
 
     finished: list[Stage] = field(default_factory=list)
     prefix: str = ""
-    """before every name"""
+    """text before the name of every stage"""
 
     def under(self, name: str) -> "Stages":
-        """Return the stages of the same run; names of the next ones begin with `name`."""
+        """Return stages that are added to the same list, each with `name` before its own name."""
         return Stages(self.finished, f"{self.prefix}{name}: ")
 
     @contextlib.contextmanager
@@ -130,14 +130,14 @@ class Stages:
 
 
 class RunningStage:
-    """A running stage: its rows, rate and time left. It prints a line at least every 30 seconds."""
+    """A running stage: its rows, rate and time left. Without a bar, it prints a line every 30 s at least."""
 
     def __init__(
         self, stage: Stage, total: int | None, terminal: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.stage, self.total, self._clock = stage, total, clock
         self._start = self._shown = clock()
-        # Rows and time of the first report, from which the rate is measured: workers start before it.
+        # Rows and time of the first report. The rate is measured from there on, without the start of workers.
         self._first: tuple[int, float] | None = None
         self._bar = TerminalBar(stage.name) if terminal else None
         self._over = threading.Event()
@@ -148,11 +148,11 @@ class RunningStage:
             threading.Thread(target=self._break_silence, daemon=True).start()
 
     def add(self, count: int) -> None:
-        """Report that `count` more are done."""
+        """Report that `count` further rows are done."""
         self.reach(self.stage.done + count)
 
     def reach(self, done: int, note: str = "") -> None:
-        """Report that `done` are done in all.
+        """Report that `done` rows are done in all.
 
         Args:
             note: a metric to show.
@@ -172,7 +172,7 @@ class RunningStage:
             self._draw(self._bar)
 
     def skip(self, count: int) -> None:
-        """Report that `count` were done by an earlier run: they do not count for the rate."""
+        """Report that an earlier run has done `count` rows, which do not count for the rate."""
         if count:
             say(f"{self.stage.name}: {self._count(count)} from an earlier run")
             if self.total is not None:
@@ -240,7 +240,7 @@ def _rate(rate: float) -> str:
 
 
 def packages(*names: str) -> dict[str, str]:
-    """Return the versions of those packages that are installed here."""
+    """Return the versions of the named packages that are installed, by name."""
     found = {}
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""Prefetching: a thread makes the next values of an iterator while its caller uses the last one."""
+"""Prefetching: a thread computes the next values of an iterator while its caller uses the current one."""
 
 import queue
 import threading
@@ -20,10 +20,10 @@ class _End:
 
 
 def prefetch(values: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
-    """Yield the same values, which a thread makes in advance. The thread ends with this generator.
+    """Yield the values, which a thread computes in advance. The thread ends with this generator.
 
     Args:
-        values: the values to make in advance; an error in making them is raised here.
+        values: an iterable that the thread consumes; an error that it raises is raised here.
         depth: largest number of values that wait for the caller; the thread holds one more.
 
     Raises:
@@ -36,12 +36,12 @@ def prefetch(values: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
     )
     try:
         thread.start()
-    except RuntimeError as error:  # while texts are encoded, a RuntimeError would count as an error of a text
+    except RuntimeError as error:  # a caller that encodes would take a RuntimeError for an error of a text
         raise TransientError(
             "encode",
             "a thread that tokenizes ahead",
             str(error),
-            "end what else runs, use fewer workers (cluster.workers), or raise the limit (ulimit -u, "
+            "end other programs, use fewer workers (cluster.workers), or raise the limit (ulimit -u, "
             "pids.max); then run again",
         ) from error
     try:

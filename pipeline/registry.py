@@ -20,7 +20,7 @@ class Registry(Generic[T]):
     """
 
     def __init__(self, noun: str, package: str) -> None:
-        """Make an empty registry; `noun` stands for an entry in messages ("transform")."""
+        """Make an empty registry; `noun` names an entry in messages, as in "transform"."""
         self.noun, self.package = noun, package
         self._entries: dict[str, T] = {}
         self._complete = False

@@ -9,7 +9,7 @@ import yaml
 
 from pipeline.errors import ConfigError
 
-_MOST_VALUES = 100_000
+_MOST_VALUES = 100_000  # with aliases spelled out; a job has a few hundred
 
 
 class _Loader(yaml.SafeLoader):
@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
                 f"line {node.start_mark.line + 1} of {node.start_mark.name}",
                 "every key once",
                 f"{twice!r} more than once",
-                "leave one of them",
+                "remove all but one of them",
             )
         return super().construct_mapping(node, deep)
 
@@ -72,7 +72,7 @@ def override(tree: dict[str, Any], argument: str) -> None:
             f"argument {argument!r}",
             "key.path=value",
             "no =" if not equals else "an empty key",
-            "write for instance encode.unit_rows=4096",
+            "write it like encode.unit_rows=4096",
         )
     for key in sections:
         if tree.get(key) is None:
@@ -115,10 +115,10 @@ def _parsed(text: str, name: str) -> Any:
             return None
         if _values(node, {}) > _MOST_VALUES:
             raise yaml.YAMLError(
-                f"more than {_MOST_VALUES:,} values, each alias counted as what it stands for"
+                f"more than {_MOST_VALUES:,} values, where each alias counts as the values that it repeats"
             )
         return loader.construct_document(node)
-    except (RecursionError, ValueError) as error:  # lists in lists by the thousand; a date such as 2026-99-99
+    except (RecursionError, ValueError) as error:  # lists nested a thousand deep; a date such as 2026-99-99
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from None
     finally:
         loader.dispose()
@@ -128,7 +128,7 @@ def _values(node: yaml.Node, known: dict[int, int]) -> int:
     """Count the values in a node, with its aliases spelled out.
 
     Args:
-        known: counts of earlier nodes; 0 while a node is being counted.
+        known: counts by the id() of a node; 0 while a node is being counted.
     """
     if id(node) not in known:
         known[id(node)] = 0

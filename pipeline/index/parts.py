@@ -31,9 +31,10 @@ from pipeline.store.dead import Dead
 from pipeline.store.manifest import IndexFiles
 from pipeline.store.stored import FileRef
 
-_LISTS_SUFFIX = ".ivfdata"  # of lists on disk, beside the index file that refers to them
-# Number of answers that are searched for beyond k, in place of dead rows. A base may hold 5 % of dead rows;
-# then more than 8 of the nearest rows are dead in one of 10^8 searches for ten answers.
+_LISTS_SUFFIX = ".ivfdata"  # suffix of the file of lists on disk, to which the index file refers
+# Number of answers beyond k that are searched for, because dead rows are among them. At most 5 % of the rows
+# of a base are dead. If these are spread evenly, more than 8 of the nearest 18 rows are dead in less than one
+# of 10^7 searches for ten answers.
 _MIN_SPARE = 8
 # efSearch divided by the number of answers. With less, a search of HNSW may end among the rows of a deleted
 # topic and find no live row.
@@ -175,7 +176,7 @@ def open_parts(
     Args:
         local: fetches a file and returns its path on this machine.
         tombstones: (n,) int64, addresses of dead rows that the files hold.
-        effort: search effort to set; None keeps the effort in the file, which only an index of one part has.
+        effort: search effort to set; None for an index of one part, whose file stores the effort.
     """
     named_files = [(PurePosixPath(reference.path).name, local(reference)) for reference in files]
     if not any(name.endswith(_LISTS_SUFFIX) for name, _ in named_files):

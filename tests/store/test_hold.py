@@ -22,7 +22,7 @@ def test_a_hold_keeps_its_release_current_until_it_ends(store: Store):
     held = Releases(store).hold(1, "a bad delivery")
     assert (held.commit, held.kind, held.release, held.reason) == (3, "hold", 1, "a bad delivery")
     late = candidate(store, "late", 1)
-    with pytest.raises(RootHeld, match=r"release 1 is held since .* \(a bad delivery\)") as caught:
+    with pytest.raises(RootHeld, match=r"release 1 has been held since .* \(a bad delivery\)") as caught:
         Releases(store).publish(late, str)
     assert caught.value.exit_code == 0
     assert f"`manta releases release {store.uri}`" in str(caught.value)

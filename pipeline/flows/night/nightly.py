@@ -98,7 +98,7 @@ def _check(job: Job, releases: Releases, previous: PreviousRelease) -> None:
     read_user_queries(job.gates)  # raises for an unreadable file
     if held := releases.commits.hold():
         then = "tonight's candidate is made and judged, but not published"
-        say(f"release {held.release} is held since {held.committed_at}: {then}")
+        say(f"release {held.release} has been held since {held.committed_at}: {then}")
     elif previous.release is not None and previous.release.release < max(releases.numbers()):
         then = "tonight's release is made from the current corpus and settings, and replaces it"
         say(f"release {previous.release.release} is current by a rollback; {then}")

@@ -256,7 +256,7 @@ def test_a_night_on_a_held_root_keeps_its_candidate_and_publishes_nothing(
     assert [
         sentence
         for sentence in messages
-        if "release 3 is held since" in sentence and "an inquiry" in sentence
+        if "release 3 has been held since" in sentence and "an inquiry" in sentence
     ]
     candidate = Path(outcome.facts["candidate"])
     assert json.loads((candidate / "manifest.json").read_text())["rows"] == 109
