@@ -48,7 +48,7 @@ __all__ = [
     "WorkerSettings",
 ]
 
-# Columns of vectors and of search results, whose names no column of the corpus may have.
+# Names of columns in files of vectors and in search results. No column of the corpus may have one of them.
 RESULT_COLUMNS = ("text_key", "vector", "address", "query", "rank", "score")
 
 
@@ -70,7 +70,7 @@ class Job(Settings):
 
     @model_validator(mode="after")
     def _columns_are_distinct(self) -> "Job":
-        """Refuse a repeated column, and names that vectors and search results use themselves."""
+        """Refuse a repeated column, and a kept column with a name that vectors or search results use."""
         kept = self.corpus.keep
         reserved = {*RESULT_COLUMNS, *(["id"] if self.corpus.id != "id" else [])} & set(kept)
         if self.corpus.id in kept or len(set(kept)) < len(kept):

@@ -27,15 +27,15 @@ class KeepSettings(Settings):
     too_long"""
     repeats: Annotated[int, Field(ge=1)] | None = 2
     """how often a run of `repeat_words` consecutive words may occur in a variant, unless some run occurs more
-    often in the text. A word may also follow itself no more often than words do in the text. Words end at
-    white space or punctuation; reason repetition"""
+    often in the text. Nor may a variant have more words that repeat the word before them than its text has.
+    Words end at white space or punctuation; reason repetition"""
     repeat_words: Annotated[int, Field(ge=1)] = 3
     """number of words of a run"""
     language: str | None = None
     """ISO 639-1 code of the language that variants must have (extra `augment`); reason language"""
     languages: tuple[str, ...] = ()
-    """with `language`: the languages to detect, such as those of the texts and of the models; none: all known
-    languages, among which short texts are often mistaken"""
+    """with `language`: the languages to distinguish, such as those of the texts and of the models; none: all
+    known languages, among which the language of a short text is often mistaken"""
     similarity: tuple[Annotated[float, Field(ge=-1, le=1)], Annotated[float, Field(ge=-1, le=1)]] | None = (
         None
     )
@@ -46,7 +46,7 @@ class KeepSettings(Settings):
         for name in ("length_ratio", "similarity"):
             bounds = getattr(self, name)
             if bounds is not None and not bounds[0] < bounds[1]:
-                raise ValueError(f"{name} to rise: {bounds[0]:g}, {bounds[1]:g} does not")
+                raise ValueError(f"{name} in rising order, not {bounds[0]:g}, {bounds[1]:g}")
         if self.language is not None and self.languages and self.language not in self.languages:
             raise ValueError(f"languages to include `language`, which is {self.language!r}")
         return self
@@ -65,16 +65,17 @@ class DecodingSettings(Settings):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """sampling: divides the logits"""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """sampling: only among the fewest tokens whose probabilities sum to this (Holtzman et al. 2020)"""
+    """sampling: draw among the fewest most probable tokens whose probabilities add up to this (Holtzman et
+    al. 2020)"""
     top_k: Annotated[int, Field(ge=1)] | None = None
-    """sampling: only among this number of most probable tokens; 10 is restricted sampling (Edunov et al.
-    2018); null: all"""
+    """sampling: draw among this number of most probable tokens; 10 is restricted sampling (Edunov et al.
+    2018); null: among all"""
     hypotheses: Annotated[int, Field(ge=1)] = 1
     """translations of each text: samples, or the best of a beam search"""
     max_ratio: Annotated[float, Field(gt=0)] = 2.0
     """a translation has at most max_ratio * (tokens of its source) + max_extra tokens"""
     max_extra: Annotated[int, Field(ge=0)] = 10
-    """number of tokens; see max_ratio"""
+    """number of tokens in the formula of max_ratio"""
     min_ratio: Annotated[float, Field(ge=0)] = 0.0
     """a translation has at least min_ratio * (tokens of its source) tokens"""
 
@@ -112,9 +113,9 @@ class TranslatorSettings(ModelSettings):
     """source language, as the tokenizer names it: en (M2M100), eng_Latn (NLLB), en_XX (mBART); null: the
     model has only one"""
     target: str | None = None
-    """target language, whose token is forced to be the first one; null: the model has only one"""
+    """target language; the decoder is forced to begin with its token; null: the model has only one"""
     prefix: str = ""
-    """put before every text: >>fra<< and a blank for a Marian model of several languages, or "translate
+    """text put before every text: >>fra<< and a blank for a Marian model of several languages, or "translate
     English to German: " for T5"""
     max_length: Annotated[int, Field(ge=4)] | None = None
     """largest number of source tokens of a text, special tokens included; null: the limit of the model. A

@@ -26,12 +26,13 @@ class BuildSettings(Settings):
     options: dict[str, JsonValue] = {}
     """options of the kind, described in its class"""
     data: PairSettings | None = None
-    """the files to read: a plain URI or {uri, columns, values}. Rows without one of the texts are left out"""
+    """the files to read: a plain URI or {uri, columns, values}. Rows that lack one of the texts are left
+    out"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """seed of all random choices"""
     test: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """proportion of the premises, groups or documents whose rows become a test set, of which no training row
-    is made"""
+    """proportion of the premises, groups or documents that are set aside: their rows become a test set, and
+    none of them a training row"""
 
     @field_validator("name")
     @classmethod

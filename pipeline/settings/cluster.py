@@ -10,7 +10,8 @@ from pipeline.config import Settings
 class WorkerSettings(Settings):
     """Number of encode workers; a plain number (cluster.workers=4) sets both min and max.
 
-    If both are null, as many start as fit the cluster now. There are never more workers than units to encode.
+    If both are null, as many workers start as fit the cluster now. There are never more workers than units to
+    encode.
     """
 
     min: Annotated[int, Field(ge=1)] | None = None
@@ -33,16 +34,16 @@ class NodesSettings(Settings):
     """
 
     count: Annotated[int, Field(ge=1)] | None = None
-    """number of nodes; null: the nodes of the cluster of cluster.address or RAY_ADDRESS, else this machine"""
+    """number of nodes; null: the nodes of the cluster at cluster.address or RAY_ADDRESS, else this machine"""
     cpus: Annotated[int, Field(ge=1)] | None = None
-    """CPUs of each of the count nodes; null: as many as this machine has"""
+    """CPUs of each node; null: as many as this machine has"""
     gpus: Annotated[int, Field(ge=0)] = 0
-    """GPUs of each of the count nodes"""
+    """GPUs of each node"""
 
     @model_validator(mode="after")
     def _count_is_given(self) -> "NodesSettings":
         if self.count is None and (self.cpus is not None or self.gpus):
-            raise ValueError("count too, the number of nodes with these CPUs and GPUs")
+            raise ValueError("a value of count, the number of nodes, beside cpus and gpus")
         return self
 
 
@@ -61,16 +62,17 @@ class ClusterSettings(Settings):
     index_workers: Annotated[int, Field(ge=1)] | None = None
     """workers that fill index shards; null: one per CPU"""
     index_gpus: Annotated[float, Field(ge=0)] = 0.0
-    """GPUs of a worker that fills index shards, as for gpus_per_worker: with faiss-gpu, they find the lists
-    of rows, and the exact neighbours by which recall is measured. 0 uses CPUs; no GPU was measured"""
+    """GPUs of a worker that fills index shards, with values as for gpus_per_worker. With faiss-gpu, they find
+    the lists of rows and the exact neighbours by which recall is measured; 0 uses CPUs. It was not measured
+    on a GPU yet"""
     small_rows: Annotated[int, Field(ge=0)] = 5_000
     """a night on this machine does not start Ray for up to this many rows to encode, because one process
     finishes sooner; 0 always starts Ray"""
     patience_s: Annotated[float, Field(ge=10)] = 900.0
     """seconds that a stage waits while none of its workers runs, for instance because other jobs occupy the
     cluster; then it ends with exit code 75. A worker is killed and its item started again if the item shows
-    no progress (rows, CPU time or transfers) for this long, and for ten times as long as the slowest
-    item took"""
+    no progress (rows, CPU time or transfers) for this long and for ten times the duration of the slowest
+    item so far"""
     wait_s: Annotated[float, Field(ge=10)] | None = None
     """seconds that a stage waits for a node with room for one of its workers, if the cluster's autoscaler can
     add such a node, or if one was lost during the run; then it ends with exit code 75. If no node that exists
@@ -95,6 +97,6 @@ class ClusterSettings(Settings):
     def _fraction_is_below_one(cls, value: float) -> float:
         if value > 1 and value != int(value):
             raise ValueError(
-                "a fraction of one GPU or a whole number of GPUs, because Ray divides single GPUs only"
+                "a fraction of one GPU or a whole number of GPUs, because Ray divides only single GPUs"
             )
         return value

@@ -16,11 +16,12 @@ class EncoderSettings(Settings):
     path: Uri = "all-MiniLM-L6-v2"
     """a folder, a file:// or s3:// URI of one, or a hub id (all-MiniLM-L6-v2 is the copy in the extra `local`
     if that is installed); or a file of word vectors in the format of word2vec or GloVe, text or binary, also
-    with .gz: the vector of a text is then the average of its known words, in lower case if the file's are"""
+    with .gz. With word vectors, the vector of a text is the average over its known words; texts are put into
+    lower case if the words of the file are"""
     pooling: str | None = None
     """cls, cls_mlp, mean, max, first_last, static_last, last2, static, table, sqrt_len, weighted_mean, sum,
-    last or mask; mean+max concatenates two. static averages the output of the embedding layer, table only the
-    word embeddings in it; mask is the hidden state of a template's mask token"""
+    last or mask; mean+max concatenates two. static averages the output of the embedding layer, table the
+    word embeddings alone; mask is the hidden state of a template's mask token"""
     template: str | None = None
     """template for every text, such as `This sentence : "[X]" means [MASK].` [X] stands for the text, which
     is truncated so that the template fits into max_length. [MASK] is the tokenizer's mask token; its hidden
@@ -30,8 +31,8 @@ class EncoderSettings(Settings):
     prompt: str | None = None
     """text put before every text of the corpus"""
     query_prompt: str | None = None
-    """text put before every query; null: the folder's query prompt if `prompt` is null too, else the same as
-    for the corpus"""
+    """text put before every query; null: the folder's query prompt if `prompt` is null too, else the value of
+    `prompt`"""
     max_length: Annotated[int, Field(ge=4)] | None = None
     """largest number of tokens of a text, special tokens included. Longer texts are counted and
     truncated: at the end, or at the start if the folder's tokenizer does so"""
@@ -39,14 +40,14 @@ class EncoderSettings(Settings):
     """false removes the folder's Normalize module, true adds one; either makes another vector space"""
     exclude: tuple[Literal["frequent", "subword", "case", "punctuation"], ...] = ()
     """tokens left out of an average (Jiang et al. 2022, PromptBERT): the most frequent ones, pieces of words,
-    tokens with upper case, punctuation; then special tokens are left out too. If no token of a text would
-    remain, all are averaged"""
+    tokens with upper case, punctuation. With any of these, special tokens are left out too. If no token of a
+    text would remain, all are averaged"""
     frequent: Annotated[int, Field(ge=1)] = 36
-    """number of tokens that `exclude: [frequent]` leaves out, by `frequencies`"""
+    """number of most frequent tokens in `frequencies` that `exclude: [frequent]` leaves out"""
     frequencies: str | None = None
-    """a Parquet file, path or URI, with the columns word and count, for `exclude: [frequent]` and `sif`, or
-    with token and count, which `manta count` writes for `exclude: [frequent]`. A file frequencies.parquet in
-    the encoder folder, such as in a release's copy, takes precedence"""
+    """path or URI of a Parquet file: with the columns word and count, for `exclude: [frequent]` and `sif`; or
+    with token and count, as `manta count` writes it, for `exclude: [frequent]` alone. A file
+    frequencies.parquet in the encoder folder, such as in a release's copy, takes precedence"""
     sif: Annotated[float, Field(gt=0)] | None = None
     """weight a word of probability p by sif / (sif + p) in an average (Arora et al. 2017; 0.001 is usual);
     null: equal weights. Needs word vectors and `frequencies`"""
@@ -73,8 +74,8 @@ class EncodeSettings(Settings):
     dtype: Dtype = "float32"
     """type of the forward pass; pooling and normalization stay in float32"""
     compile: bool = True
-    """on a GPU, compile normalization and residual sum into one kernel; without Triton a message says that
-    this is not possible. No effect on a CPU"""
+    """on a GPU, compile normalization and residual sum into one kernel. This needs Triton; without it, a
+    message says so and nothing is compiled. No effect on a CPU"""
     vectors: Literal["float32", "float16"] = "float32"
     """type of the stored vectors"""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1

@@ -29,9 +29,10 @@ class CandidateSettings(Settings):
     root: str | None = None
     """root of the release; null: release.root"""
     tfidf: str | None = None
-    """a Parquet file, a glob, a directory or a URI with the column text: the candidate is TF-IDF, whose words
-    and their rarity come from these texts (Hill et al. 2016). It has sparse vectors, which tasks of kind sts
-    and retrieval can compare, and no night can store; null: an encoder or a release is evaluated"""
+    """a Parquet file, a glob, a directory or a URI with the column text: the candidate is TF-IDF with the
+    words and document frequencies of these texts (Hill et al. 2016). Its vectors are sparse: only tasks of
+    kind sts and retrieval can compare them, and no night can store them; null: an encoder or a release is
+    evaluated"""
 
     @model_validator(mode="before")
     @classmethod
@@ -45,7 +46,7 @@ class CandidateSettings(Settings):
     def _tfidf_is_alone(self) -> "CandidateSettings":
         others = (self.encoder, self.transform, self.release, self.root)
         if self.tfidf is not None and any(each is not None for each in others):
-            raise ValueError("tfidf alone, or an encoder, a transform or a release: tfidf has none of these")
+            raise ValueError("tfidf alone, without encoder, transform, release and root")
         return self
 
     @model_validator(mode="after")
@@ -91,8 +92,8 @@ class GeometrySettings(Settings):
     """unit that an edit inserts, deletes or replaces, to compare similarity with edit distance"""
     mev: Literal["literal", "published", "centred"] = "literal"
     """definition of the maximum explained variance of a word's vectors (Ethayarajh 2019): literal is that
-    paper's formula, about zero; published is the value that the authors' program computes; centred is that of
-    the first principal component, about the mean"""
+    paper's formula, which gives about zero; published is the value that the authors' program computes;
+    centred is the variance that the first principal component explains about the mean"""
     static_words: bool = False
     """write a static vector of each word that has enough contexts: the first principal component of its
     vectors in a layer (Ethayarajh 2019), in a word2vec text file for each layer, below evaluations/"""
@@ -106,7 +107,7 @@ class GeometrySettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _read_centred(cls, given: Any) -> Any:
-        """Understand `centred: true` and `false`, which releases of earlier versions and their YAML have."""
+        """Read `centred: true` and `false`, which settings of earlier versions have, as a value of `mev`."""
         if isinstance(given, dict) and "centred" in given and "mev" not in given:
             others = {name: value for name, value in given.items() if name != "centred"}
             return others | {"mev": "centred" if given["centred"] else "literal"}
@@ -117,14 +118,14 @@ class MaskWordsSettings(Settings):
     """Texts and words of `manta evaluate --mask-words`."""
 
     top_k: Annotated[int, Field(ge=1)] = 200
-    """number of likeliest words at the mask whose embeddings are averaged, weighted by their probability
+    """number of most probable words at the mask whose embeddings are averaged, weighted by their probability
     (Jiang et al. 2022, PromptBERT)"""
     shown: Annotated[int, Field(ge=1, le=100)] = 5
-    """number of likeliest words to print for a text"""
+    """number of most probable words to print for a text"""
     texts: tuple[str, ...] = ()
     """texts whose words are printed; none: the first sentences of the pairs with human scores"""
     sentences: Annotated[int, Field(ge=1, le=1_000)] = 10
-    """number of these first sentences"""
+    """number of first sentences, if `texts` is empty"""
 
 
 class TemplateSettings(Settings):
@@ -142,7 +143,7 @@ class TemplateSettings(Settings):
         'This sentence of "[X]"',
         'This sentence : "[X]"',
     )
-    """words and marks around the text, [X], tried with the best relation"""
+    """the text, [X], with words and marks around it; tried with the best relation"""
     ending: str = "."
     """end of the template, after the mask"""
     others: tuple[str, ...] = ()
@@ -175,25 +176,26 @@ class EvaluateSettings(Settings):
     names: tuple[str, ...] = ("sts",)
     """tasks in the folder: sts (STS12 to STS16, STSB-test, SICK-R), stsb-multi (all of its files), senteval
     (MR, CR, SUBJ, MPQA, SST2, SST5, TREC, MRPC), or single ones such as STSB-dev, SICK-R-trial, STSB-de-test.
-    Missing tasks are listed, and an average over them is left out"""
+    Missing tasks are listed, and averages over them are left out"""
     own: tuple[TaskSettings, ...] = ()
     """tasks on the user's own data: a list of {kind, uri, name, columns, options}; kind is sts, triplets,
     pairs, retrieval, duplicates, transfer, relatedness, analogies, categories or weat"""
     candidates: tuple[CandidateSettings, ...] = ()
     """encoder paths, release:current, ROOT#7, or mappings with name, encoder, transform, release, root, or
-    tfidf ({} is the job's encoder); none: the job's encoder. Each is compared with the first one, with
-    intervals of the differences"""
+    tfidf ({} is the job's encoder); none: the job's encoder. Each further candidate is compared
+    with the first one, with intervals of the differences"""
     similarity: Literal["cosine", "angular", "euclidean", "manhattan", "dot"] = "cosine"
     """similarity of two sentences: angular as in Cer et al. 2018 (USE); euclidean and manhattan are minus the
     distance (L2 and L1)"""
     aggregation: Literal["all", "mean", "wmean"] = "all"
-    """score of a task with subsets: one correlation over all pairs, the mean over subsets, or their mean
-    weighted by number of pairs"""
+    """score of a task with subsets. all: one correlation over all pairs; mean: the mean over the subsets;
+    wmean: their mean weighted by number of pairs"""
     solver: Literal["lbfgs", "sgd"] = "lbfgs"
-    """solver of the logistic regression in transfer tasks: L-BFGS to the optimum, with a search over
-    regularization strengths, or Adam with early stopping as in published tables"""
+    """solver of the logistic regression in transfer tasks. lbfgs: L-BFGS to the optimum, with a search over
+    regularization strengths; sgd: Adam with early stopping, as in published tables"""
     folds: Annotated[int, Field(ge=2)] = 10
-    """folds of cross-validation in tasks that train: transfer, and relatedness without a dev split"""
+    """number of folds of the cross-validation in tasks that train: transfer, and relatedness without a dev
+    split"""
     bootstrap: Annotated[int, Field(ge=0)] = 1_000
     """resamples for the 95 % intervals; 0: no intervals"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1111

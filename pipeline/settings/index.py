@@ -10,7 +10,7 @@ from pipeline.settings.index_kinds import KIND_NAMES
 
 
 def _kind_or_factory(kind: str) -> str:
-    """Check a kind. With a capital it may be a factory string, which is not parsed: that would load faiss."""
+    """Check a kind. A name with a capital may be a factory string; parsing it here would load faiss."""
     if kind not in KIND_NAMES and not kind[:1].isupper():
         raise ValueError(
             f"one of {', '.join(map(repr, KIND_NAMES))} or a faiss factory string such as IVF1024,PQ48x8"
@@ -25,17 +25,19 @@ class IndexSettings(Settings):
     """auto, flat, ivf_flat, ivf_sq8, ivf_sq6, opq_ivf_pq, ivf_rabitq_refine_fp16, ivf_rabitq_refine, hnsw, or
     a faiss factory string such as IVF1024,PQ48x8"""
     memory_gib: Annotated[float, Field(gt=0)] = 8.0
-    """memory a searcher has for the index. auto picks an exact kind if one fits, else the smallest kind that
-    fits and whose codes, measured on a sample of the rows, are exact enough for gates.recall_at_10"""
+    """memory that a searcher has for the index. auto chooses a kind that does not compress vectors if it
+    fits; else the smallest that fits among the kinds whose codes, measured on a sample of the rows, are exact
+    enough for gates.recall_at_10"""
     shards: Annotated[int, Field(ge=1)] | None = None
-    """pieces of the index that are filled in parallel, then merged; null: by the rows and the lists"""
+    """pieces of the index that are filled in parallel, then merged; null: chosen by the numbers of rows and
+    lists"""
     nlist: Annotated[int, Field(ge=1)] | None = None
     """lists of an IVF index; null: about 4 * sqrt(rows)"""
     train_rows: Annotated[int, Field(ge=1)] | None = None
-    """rows the quantizer is trained on; null: 64 per list, and at least 20,000 if there are so many"""
+    """rows that the quantizer is trained on; null: 64 per list, and at least 20,000 if there are so many"""
     nprobe: Annotated[int, Field(ge=1)] | None = None
     """lists that a query visits; null: the smallest number for which the whole 95 % interval of the recall is
-    above gates.recall_at_10, and up to eight times as many if queries near deleted rows need more"""
+    above gates.recall_at_10, or up to eight times that number if queries near deleted rows need it"""
     queries: Annotated[int, Field(ge=2)] = 1_000
     """rows sampled as queries; nprobe is chosen on one half, recall reported on the other"""
     on_disk: Literal["auto", "never", "always"] = "auto"
@@ -46,8 +48,8 @@ class IndexSettings(Settings):
     part_gib: Annotated[float, Field(gt=0)] = 8.0
     """size of one file of the index; a larger index is several files, which are searched together"""
     rewrite_gib: Annotated[float, Field(gt=0)] = 64.0
-    """size up to which a night rewrites last night's index file without removed rows and with new ones; a
-    larger file is kept, and new rows are in a second file"""
+    """size of the largest index file that a night rewrites, to take deleted rows out and to add new ones. A
+    larger file is kept, and new rows are written to a second file"""
 
 
 class GateSettings(Settings):
@@ -61,19 +63,20 @@ class GateSettings(Settings):
     upper end of the 95 % Wilson interval of its recall is below this"""
     queries: str | None = None
     """path or URI of a file with texts that users search for, one on each line, or Parquet with a column
-    query or text. Their recall@10 is reported too, at the cost of one exact search of all rows each night;
-    the gate recall_at_10 uses rows of the corpus as queries. null: rows of the corpus only"""
+    query or text. Their recall@10 is reported too, at the cost of one exact search of all rows each night,
+    and refuses nothing; the gate recall_at_10 uses rows of the corpus as queries. null: no such file"""
     max_size_gib: Annotated[float, Field(gt=0)] | None = None
     """largest size of the index files"""
     p99_ms: Annotated[float, Field(gt=0)] | None = None
     """largest 99th percentile of the time of one query at the chosen nprobe, with one thread"""
     canary_cosine: Annotated[float, Field(ge=-1, le=1)] | None = None
-    """lowest cosine of a canary text's vector with its vector in the previous release, in the same space;
-    null: 0.9999 in float32, 0.999 in half precision"""
+    """lowest cosine of a canary text's vector with its vector in the previous release, if both are in the
+    same space; null: 0.9999 in float32, 0.999 in half precision"""
     unknown_tokens: Annotated[float, Field(ge=0, le=1)] | None = 0.2
-    """largest proportion of the texts' tokens that are unknown to the encoder's tokenizer ([UNK], or bytes in
-    its place), over all units of the release. With word vectors, missing punctuation, numbers, single letters
-    and English stop words do not count, because many files leave them out on purpose"""
+    """largest proportion of the texts' tokens that are unknown to the encoder's tokenizer ([UNK], or the
+    bytes that stand for an unknown character), over all units of the release. With word vectors, missing
+    punctuation, numbers, single letters and English stop words do not count, because many files leave them
+    out on purpose"""
     lost_tokens: Annotated[float, Field(ge=0, le=1)] | None = 0.95
     """largest proportion of the texts' tokens that truncation removed, over all units of the release. The
     default is high because the beginning of an article often suffices: articles lose half of their tokens or
@@ -91,4 +94,5 @@ class ReleaseSettings(Settings):
     root: Uri = "releases"
     """a directory or an s3:// URI"""
     commits_root: str | None = None
-    """another store for commits, if `root` is in a store that cannot create a file only once"""
+    """another store for commits, needed if the store of `root` overwrites files that exist (no conditional
+    writes); null: `root`"""

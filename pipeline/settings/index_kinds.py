@@ -1,4 +1,4 @@
-"""The named kinds of index. A new kind is one entry of `KINDS`: plans, settings and messages use it.
+"""The named kinds of index. A new kind is one entry of `KINDS`, which plans, settings and messages read.
 
 A refined kind has two codes of each row: a short one in memory chooses candidates, and a second one, in the
 file, scores these again.
@@ -14,8 +14,9 @@ CODEWORDS = 256  # centroids of one 8-bit sub-quantizer
 HNSW_LINKS = 32  # links of a node on each level above the lowest, which has twice as many
 # Vector components that one byte of a product-quantizer code encodes, unless `auto` tries others.
 DIMS_PER_BYTE = 8
-REFINED_BYTES = 8  # bytes of a row's number, by which a refined kind finds the second code of the row
-LARGE_NLIST = 2**14  # with so many lists, finding the nearest by brute force costs more than scanning them
+REFINED_BYTES = 8  # bytes of the position by which a refined kind finds a row's second code
+# From so many lists on, finding the nearest ones by brute force costs more than scanning their rows.
+LARGE_NLIST = 2**14
 # Bytes of a node: links of the lowest level, links of the levels above (on average), level, offset.
 _HNSW_BYTES = 4 * 2 * HNSW_LINKS + 4 * 2 + 4 + 8
 
@@ -88,7 +89,7 @@ class IndexKind:
         factory: makes the faiss factory string.
         row_bytes: bytes of a row without its id.
         trained_bytes: bytes of rotation and codebooks.
-        has_lists: True for an IVF index. `auto` tries the kinds with lists, in the order of `KINDS`.
+        has_lists: True for an IVF index. `auto` chooses `flat` or a kind with lists.
         codewords: centroids of each sub-quantizer of a product quantizer; 0 without one.
         dims_per_byte_choices: values of `dims_per_byte` that `auto` tries, largest code first.
         mapped_bytes: bytes of a row's second code, which is read for the best candidates of a search only;
@@ -143,7 +144,7 @@ def _rabitq_bytes(shape: IndexShape) -> int:
     return (shape.dim + 7) // 8 + 8
 
 
-# From the most exact codes to the smallest.
+# In the order in which messages list them.
 KINDS = {
     "flat": IndexKind(
         factory=lambda _: "Flat",

@@ -19,7 +19,7 @@ class OptimizerSettings(Settings):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """coefficients of the running averages in adamw and adam"""
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
-    """added to the denominator in adamw, adam and rmsprop"""
+    """number that adamw, adam and rmsprop add to the denominator"""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """momentum of sgd and rmsprop"""
     clip: Annotated[float, Field(gt=0)] | None = 1.0
@@ -40,8 +40,8 @@ class ScheduleSettings(Settings):
     stairs: dict[int, float] = {}
     """step -> learning rate from this step on"""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.99
-    """plateau: factor after every epoch"""
+    """plateau: factor of the learning rate after every epoch"""
     drop: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """plateau: factor whenever the score on dev has fallen"""
+    """plateau: factor of the learning rate whenever the score on dev has fallen"""
     least: Annotated[float, Field(ge=0)] = 1e-5
     """plateau: a learning rate below this ends the training"""

@@ -55,7 +55,7 @@ class Values(Settings):
     def _score_range_rises(self) -> Self:
         if not self.score_range[0] < self.score_range[1]:
             raise ValueError(
-                f"score_range to rise: {self.score_range[0]:g}, {self.score_range[1]:g} does not"
+                f"score_range in rising order, not {self.score_range[0]:g}, {self.score_range[1]:g}"
             )
         return self
 
@@ -65,19 +65,20 @@ class PairSettings(ShortSettings):
 
     uri: str
     """a Parquet file, a glob, a directory, or a file:// or s3:// URI of one; or a manifest (.json) of
-    `manta augment`, or the folder augmented/<name> of such manifests, of which the newest at the beginning of
-    the training is read"""
+    `manta augment`; or a folder augmented/<name> of such manifests, where the training reads the one that is
+    newest at its beginning"""
     name: str | None = None
     """name of this source, for the `source` of an objective; null: none"""
     columns: dict[str, str] = {}
     """role -> column, if the column's name is not the role"""
     missing: Literal["blank", "drop"] = "blank"
-    """for a row that lacks one of the texts: blank replaces the text by a single blank, drop leaves the row
-    out and counts it"""
+    """for a row that lacks one of the texts. blank: replace the text by a single blank; drop: leave the row
+    out and count it"""
     values: Values = Values()
     """the meaning of labels and scores"""
     weight: Annotated[int, Field(ge=1)] = 1
-    """weight of this source: steps, or rows of each batch, are divided among the sources in proportion"""
+    """weight of this source. The steps, or with `mixing: blend` the rows of each batch, are divided among the
+    sources in proportion to their weights"""
 
     def identity_settings(self, *, without: str) -> dict[str, Any]:
         """Return the settings that define a training's identity, as JSON values.
@@ -110,11 +111,11 @@ class OrderSettings(Settings):
     window_rows: Annotated[int, Field(ge=1)] = 65_536
     """rows that are in memory and shuffled together; at least one batch"""
     bucket_batches: Annotated[int, Field(ge=1)] = 16
-    """number of batches whose rows are sorted by length together, so that the rows of a batch have similar
-    lengths; 1: rows are not sorted"""
+    """number of batches whose rows are sorted by length together, so that rows of similar length are in one
+    batch; 1: rows are not sorted"""
     repeats: Literal["keep", "drop", "mask"] = "keep"
-    """for a row that shares a text with another row of its batch: keep does nothing, drop exchanges it with a
-    row of another batch, mask excludes the two rows as negatives of each other"""
+    """for a row that shares a text with another row of its batch. keep: leave it in the batch; drop: exchange
+    it with a row of another batch; mask: do not use the two rows as negatives of each other"""
 
 
 class ObjectiveSettings(ShortSettings):
@@ -140,7 +141,7 @@ class CheckpointSettings(Settings):
     keep: Annotated[int, Field(ge=1)] = 2
     """number of latest checkpoints to keep"""
     keep_best: Annotated[int, Field(ge=1)] = 1
-    """number of further checkpoints to keep, those with the best scores on dev"""
+    """number of further checkpoints to keep: those with the best scores on dev"""
 
 
 class TrainSettings(Settings):
@@ -181,20 +182,20 @@ class TrainSettings(Settings):
     epochs: Annotated[float, Field(gt=0)] = 1.0
     """passes over the rows; may be a fraction"""
     max_steps: Annotated[int, Field(ge=1)] | None = None
-    """largest number of steps; null: `epochs` decides"""
+    """largest number of steps; null: as many as `epochs` has"""
     order: OrderSettings = OrderSettings()
     chunk_rows: Annotated[int, Field(ge=1)] | None = None
     """rows of a rank that are encoded at once, which saves memory without a change of the gradient
     (GradCache); null: all rows of the rank"""
     across_ranks: bool = True
-    """whether rows of other ranks are candidates too"""
+    """whether the rows of other ranks are negatives too"""
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """type of matrix products in the forward pass; weights, losses and normalization stay in float32, and
     with float16 the loss is scaled"""
     checkpoint_layers: bool = False
-    """activation checkpointing: layers are computed again in the backward pass, which takes a third more
+    """activation checkpointing: compute layers again in the backward pass, which takes about a third more
     time and a fraction of the memory"""
     compile: bool = False
     """torch.compile the layers; needs a C++ compiler on a CPU, Triton on a GPU"""
@@ -212,7 +213,7 @@ class TrainSettings(Settings):
     threads: Annotated[int, Field(ge=1)] = 1
     """threads of one worker on a CPU"""
     failures: Annotated[int, Field(ge=0)] = 3
-    """how often dead workers or nodes are replaced before the command ends with exit code 75"""
+    """number of times that dead workers or nodes are replaced before the command ends with exit code 75"""
     checkpoint: CheckpointSettings = CheckpointSettings()
     dev: DevSettings = DevSettings()
     test: TestSetSettings = TestSetSettings()
@@ -238,8 +239,8 @@ class TrainSettings(Settings):
     @model_validator(mode="after")
     def _at_most_one_new_encoder(self) -> Self:
         if len(found := self._new_encoders()) > 1:
-            listed = ", and ".join(f"{key} is {value}" for key, value in found.items())
-            raise ValueError(f"one new encoder: {listed}; set all but one of them to null")
+            listed = ", ".join(f"{key} is {value}" for key, value in found.items())
+            raise ValueError(f"at most one new encoder ({listed}); set all but one of them to null")
         return self
 
     @field_validator("seeds")
@@ -274,11 +275,11 @@ class TrainSettings(Settings):
             raise ValueError(f"one source of each name: {', '.join(names)}; rename all but one of them")
         idle = [source.uri for source in self.data if not self.of_source(source).objective]
         if idle:
-            raise ValueError(f"an objective for every source: {idle[0]} has none; bind one to it")
+            raise ValueError(f"an objective for every source: {idle[0]} has none; bind an objective to it")
         if self.mixing != "alternate" or self.mine.enabled:
             setting = "mixing: blend" if self.mixing != "alternate" else "mine.enabled: true"
             raise ValueError(
-                f"batches of one source for objectives that are bound to one: {setting}; remove it"
+                f"batches with rows of one source, because objectives are bound to sources; remove {setting}"
             )
         return self
 

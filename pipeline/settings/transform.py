@@ -11,15 +11,15 @@ class FlowSettings(Settings):
     """The normalising flow of BERT-flow (Li et al. 2020): Glow on vectors, trained by maximum likelihood."""
 
     levels: Annotated[int, Field(ge=1)] = 2
-    """after each level but the last, half of the dimensions are final; the dimension must be divisible by
-    2^levels"""
+    """number of levels. After each but the last, half of the dimensions are final, so the dimension must be
+    divisible by 2^levels"""
     depth: Annotated[int, Field(ge=1)] = 3
-    """steps of a level: actnorm, permutation, additive coupling"""
+    """number of steps of a level, each an actnorm, a permutation and an additive coupling"""
     width: Annotated[int, Field(ge=1)] = 32
     """hidden units of a coupling's network"""
     permutation: Literal["reverse", "random"] = "random"
-    """order of the dimensions before each coupling: drawn once by seed, as in the paper, or reversed, as in
-    its published program"""
+    """order of the dimensions before each coupling. random: drawn once by seed, as in the paper; reverse: as
+    in its published program"""
     epochs: Annotated[float, Field(gt=0)] = 1.0
     """passes over the vectors; may be a fraction"""
     batch_rows: Annotated[int, Field(ge=2)] = 32
@@ -27,11 +27,11 @@ class FlowSettings(Settings):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     """learning rate of Adam, constant"""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """decay of the matrices of couplings in each step, as in AdamW; the paper's Adam has none"""
+    """decoupled weight decay of the couplings' matrices, as in AdamW; the paper's Adam has none"""
     clip: Annotated[float, Field(gt=0)] = 1.0
     """largest norm of the gradient"""
     checkpoint_steps: Annotated[int, Field(ge=1)] = 1_000
-    """steps between two checkpoints: a killed training repeats at most so many"""
+    """steps between two checkpoints: a killed training repeats at most this number of steps"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """seed of the initial weights, the order of the vectors and a random permutation"""
 
@@ -55,7 +55,8 @@ class WhitenSettings(Settings):
     """weight of a multiple of the identity that is mixed into the covariance before it is inverted; auto:
     oracle approximating shrinkage (Chen et al. 2010)"""
     ridge: Annotated[float, Field(ge=0)] = 0.0
-    """added to every eigenvalue, as a proportion of their mean: small directions are then scaled up less"""
+    """number that is added to every eigenvalue, as a proportion of their mean, so that directions of small
+    variance are scaled up less"""
     remove: Annotated[int, Field(ge=0)] | Literal["dev"] = 1
     """number of directions that `components` removes; dev: the best on `dev`"""
     centred: bool = True
@@ -70,5 +71,5 @@ class WhitenSettings(Settings):
     dev_texts: Annotated[int, Field(ge=10)] = 1_000
     """number of texts of eight words or more that are sampled for split-half retrieval"""
     write_vectors: bool = False
-    """`manta whiten` also writes the transformed vectors as units"""
+    """whether `manta whiten` also writes the transformed vectors as units"""
     flow: FlowSettings = FlowSettings()

@@ -17,11 +17,11 @@ class DevSettings(Settings):
     weights, and the loss of the same rows is measured before the first step and after the last"""
     measure: Measure = "spearman"
     """spearman: 100 times Spearman's correlation of cosines with the scores of rated pairs (sentence1,
-    sentence2, score); accuracy: percent of pairs (premise, hypothesis, label) that the objective's classifier
-    (classification, r_drop) labels correctly, with labels as in the first of `data`. The objectives
-    sequence_classification (accuracy, f1, matthews) and sequence_regression (spearman, pearson) are measured
-    on columns like those of `data`: 100 times the metric of their predictions. The trained model is measured
-    by all metrics of its objective at the end"""
+    sentence2, score). accuracy: percent of pairs (premise, hypothesis, label) that the classifier of the
+    objective classification or r_drop labels correctly; labels have the meaning that the first source of
+    `data` gives them. For the objectives sequence_classification (accuracy, f1, matthews) and
+    sequence_regression (spearman, pearson): 100 times the metric of the predictions, on a file with the
+    columns of `data`; at the end, the trained model is measured by all metrics of its objective"""
     columns: dict[str, str] = {}
     """role -> column, if the column's name is not the role"""
     steps: Annotated[int, Field(ge=1)] = 250
@@ -29,7 +29,7 @@ class DevSettings(Settings):
     patience: Annotated[int, Field(ge=1)] | None = None
     """consecutive measurements without a better score after which the training ends; null: never"""
     keep: Literal["best", "last"] = "best"
-    """weights of the trained encoder: those with the best score, or the last ones"""
+    """weights of the trained encoder. best: those with the best score; last: those after the last step"""
 
 
 class TestSetSettings(ShortSettings):
@@ -38,7 +38,7 @@ class TestSetSettings(ShortSettings):
     uri: str | None = None
     """a Parquet file that is neither trained on nor used to choose weights, with columns like those of
     `data`; predictions of the objectives sequence_classification and sequence_regression are measured by all
-    metrics of the objective, other objectives refuse it. null: none"""
+    metrics of the objective; other objectives refuse such a file. null: no file"""
     columns: dict[str, str] = {}
     """role -> column, if the column's name is not the role"""
 
@@ -47,7 +47,7 @@ class WatchSettings(Settings):
     """Reports during a training."""
 
     steps: Annotated[int, Field(ge=1)] = 10
-    """steps that are summarized in one line of metrics"""
+    """number of steps that one line of metrics summarizes"""
     trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] | None = None
     """trackers that get the metrics besides metrics.jsonl; null: tensorboard if it is installed. mlflow and
     wandb read their own environment variables"""

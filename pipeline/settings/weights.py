@@ -1,4 +1,4 @@
-"""Settings of weights to train instead of the encoder's own: LoRA adapters, new encoders and their words."""
+"""Settings of weights that are trained instead of the encoder's: LoRA adapters, new encoders, new words."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -21,11 +21,11 @@ class LoraSettings(Settings):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """dropout rate of the input of an adapter"""
     targets: tuple[str, ...] = ()
-    """last parts of the names of layers that get an adapter; none: query and value projections"""
+    """endings of the names of layers that get an adapter; none: query and value projections"""
 
 
 class VocabularySettings(Settings):
-    """Vocabulary and word vectors of a new encoder that reads words in their order."""
+    """Vocabulary and word vectors of a new encoder that reads words."""
 
     section: ClassVar[str]
     """dotted key of these settings, for error messages"""
@@ -33,10 +33,10 @@ class VocabularySettings(Settings):
     words: str | None = None
     """a file of word vectors (GloVe, word2vec), which are not trained; null: word vectors are learned"""
     vocabulary: Annotated[int, Field(ge=2)] | None = 50_001
-    """number of known words: the most frequent ones of train.data, in lower case, and one for all others;
-    with `words` the first ones of the file, and other words are ignored; null: all"""
+    """number of known words: the most frequent ones of train.data, in lower case, and one that stands for all
+    others. With `words`: the first words of the file; other words are ignored. null: all words"""
     word_dim: Annotated[int, Field(ge=1)] = 620
-    """dimensions of learned word vectors"""
+    """dimension of learned word vectors"""
 
 
 class RecurrentSettings(VocabularySettings):
@@ -53,15 +53,15 @@ class RecurrentSettings(VocabularySettings):
     layers: Annotated[int, Field(ge=1)] = 1
     """number of stacked layers"""
     readout: Literal["last", "max", "mean", "attention"] = "last"
-    """vector of a text: the final state of each direction, the maximum or the mean of the states at all
-    words, or four weighted sums of them (self-attention)"""
+    """vector of a text. last: the final state of each direction; max, mean: the maximum or the mean of the
+    states at all words; attention: four weighted sums of these states (self-attention)"""
 
 
 class ConvolutionalSettings(VocabularySettings):
     """A new convolutional encoder to train instead of encoder.path (Conneau et al. 2017, section 3.2).
 
-    The vector of a text is the maximum over the words of the output of each layer, side by side. Other keys
-    of `encoder` apply to it too.
+    For each layer, the maximum of its outputs over the words is taken; the maxima of all layers, side by
+    side, are the vector of a text. Other keys of `encoder` apply to it too.
     """
 
     section = "train.convolutional"
@@ -75,18 +75,18 @@ class ConvolutionalSettings(VocabularySettings):
 class DanSettings(VocabularySettings):
     """A new deep averaging network to train instead of encoder.path (Cer et al. 2018, section 3.2).
 
-    Dense layers over the mean of the vectors of all words and of all pairs of neighbouring words. Other keys
-    of `encoder` apply to it too.
+    It has dense layers over the mean of the vectors of all words and of all pairs of neighbouring words.
+    Other keys of `encoder` apply to it too.
     """
 
     section = "train.dan"
 
     width: Annotated[int, Field(ge=1)] | None = None
-    """values of each dense layer (512 in the paper); null: training starts from encoder.path"""
+    """output dimension of each dense layer (512 in the paper); null: training starts from encoder.path"""
     layers: Annotated[int, Field(ge=1)] = 3
-    """number of dense layers, each with tanh; the paper says neither their number nor the activation"""
+    """number of dense layers, each with tanh; the paper gives neither their number nor the activation"""
     buckets: Annotated[int, Field(ge=1)] = 2**20
-    """vectors of pairs of words; a pair has the vector of its hash"""
+    """number of vectors for pairs of words; the hash of a pair selects its vector"""
 
 
 class TransformerSettings(Settings):
@@ -97,21 +97,21 @@ class TransformerSettings(Settings):
     """
 
     width: Annotated[int, Field(ge=1)] | None = None
-    """values of a hidden state; null: training starts from encoder.path"""
+    """dimension of a hidden state; null: training starts from encoder.path"""
     layers: Annotated[int, Field(ge=1)] = 6
     """number of layers (6 in Vaswani et al. 2017, as the paper does not say)"""
     heads: Annotated[int, Field(ge=1)] = 8
-    """attention heads of a layer; they divide the width"""
+    """number of attention heads of a layer; the width must be divisible by it"""
     output: Annotated[int, Field(ge=1)] = 512
-    """dimensions of the vector of a text"""
+    """dimension of the vector of a text"""
     vocabulary: Annotated[int, Field(ge=2)] | None = 50_001
-    """number of known words: the most frequent ones of train.data, in lower case, and one for all others;
-    null: all"""
+    """number of known words: the most frequent ones of train.data, in lower case, and one that stands for all
+    others; null: all words"""
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> Self:
         if self.width is not None and self.width % self.heads:
-            raise ValueError(f"a width that {self.heads} heads divide: {self.width} does not")
+            raise ValueError(f"a width divisible by the number of heads, {self.heads}, not {self.width}")
         return self
 
 
@@ -122,7 +122,7 @@ class WordTableSettings(Settings):
     """
 
     dim: Annotated[int, Field(ge=1)] | None = None
-    """dimensions of a word vector; null: training starts from encoder.path"""
+    """dimension of a word vector; null: training starts from encoder.path"""
     vocabulary: Annotated[int, Field(ge=1)] | None = 50_000
     """number of known words: the most frequent ones of train.data, in lower case; other words are ignored;
     null: all"""
@@ -132,16 +132,16 @@ class ParagraphSettings(Settings):
     """New paragraph vectors to train instead of encoder.path (Le & Mikolov 2014), one for each row.
 
     Other keys of `encoder` apply to them too. The trained encoder makes the vector of a text by the same
-    gradient steps with all other weights frozen; its random numbers follow from the text.
+    gradient steps, with all other weights frozen. The random numbers of these steps follow from the text.
     """
 
     dim: Annotated[int, Field(ge=1)] | None = None
-    """dimensions of the vector of each model; null: training starts from encoder.path"""
+    """dimension of the vector that each model makes; null: training starts from encoder.path"""
     models: Annotated[tuple[Literal["dm", "dbow"], ...], Field(min_length=1)] = ("dm", "dbow")
-    """dm predicts a word from the paragraph and the words before it, dbow from the paragraph alone; the
-    vectors of both are side by side"""
+    """dm predicts a word from the vector of the paragraph and the words before the word, dbow from the vector
+    of the paragraph alone. With both, the vector of a text is their two vectors side by side"""
     window: Annotated[int, Field(ge=1)] = 8
-    """number of words before the predicted one that dm reads"""
+    """number of words before the predicted word that dm reads"""
     context: Literal["concatenate", "average"] = "concatenate"
     """concatenate keeps the order of the words that dm reads; average does not, and has a smaller layer"""
     vocabulary: Annotated[int, Field(ge=1)] | None = 50_000
@@ -152,7 +152,7 @@ class ParagraphSettings(Settings):
     negatives: Annotated[int, Field(ge=1)] = 5
     """words that are drawn from the vocabulary for each predicted word (negative sampling)"""
     steps: Annotated[int, Field(ge=1)] = 50
-    """gradient steps that make the vector of a text, after the training"""
+    """number of gradient steps by which the trained encoder makes the vector of a text"""
     learning_rate: Annotated[float, Field(gt=0)] = 0.025
     """learning rate of the first of these steps"""
     final: Annotated[float, Field(gt=0)] = 0.001
@@ -164,17 +164,17 @@ class ParagraphSettings(Settings):
 class ExpandSettings(Settings):
     """Words that are added to the vocabulary of the trained encoder (Kiros et al. 2015, section 2.2).
 
-    For a recurrent or convolutional encoder that learns its word vectors. After the training a linear map
-    from other word vectors to its own is fitted by least squares on the words that both have; every further
-    word gets its mapped vector.
+    For a recurrent or convolutional encoder that learns its word vectors. After the training, a linear map
+    from other word vectors to the learned ones is fitted by least squares on the words that both have. Every
+    word that only the others have is added with its mapped vector.
     """
 
     words: str | None = None
     """a file of word vectors (GloVe, word2vec); null: the vocabulary stays as it was trained"""
     vocabulary: Annotated[int, Field(ge=1)] | None = 1_000_000
-    """number of words of the file that are read, from its first on; null: all"""
+    """number of words that are read from the beginning of the file; null: all"""
 
     @property
     def vectors(self) -> EncoderSettings | None:
-        """Settings of the file as an encoder; None without one."""
+        """Encoder settings for the file of word vectors; None without a file."""
         return None if self.words is None else EncoderSettings(path=self.words)

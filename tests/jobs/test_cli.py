@@ -123,7 +123,7 @@ def test_the_output_of_print_config_loads_to_the_same_settings(tmp_path: Path, m
         (("plan", "--rows", "many"), 2, "--rows: expected a whole number from 1 to 1e+12"),
         (("plan", "--rows", "1.5"), 2, "found '1.5'"),
         (("plan", "--rows-per-s", "0"), 2, "--rows-per-s: expected a number above 0, found 0"),
-        (("plan", "cluster.nodes.gpus=1"), 2, "count too, the number of nodes"),
+        (("plan", "cluster.nodes.gpus=1"), 2, "a value of count, the number of nodes"),
         (("plan", "cluster.nodes=0"), 2, "cluster.nodes.count"),
         (("encode", "corpus.uri=/nowhere/at/all"), 3, "/nowhere/at/all"),
         (

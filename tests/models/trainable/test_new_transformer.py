@@ -78,7 +78,7 @@ def test_new_weights_follow_from_the_seed_without_torchs_generator(folder: Encod
 def test_unusable_settings_and_counts_are_refused(tmp_path: Path):
     with pytest.raises(ModelError, match="words to learn vectors for"):
         write_transformer_folder(SMALL, Counter(), tmp_path / "new", seed=0)
-    with pytest.raises(ConfigError, match="a width that 8 heads divide: 20 does not"):
+    with pytest.raises(ConfigError, match="a width divisible by the number of heads, 8, not 20"):
         load_settings(Job, None, ("train.transformer.width=20",))
     with pytest.raises(ConfigError, match=r"dan\.width is 8, and transformer\.width is 16"):
         load_settings(Job, None, ("train.dan.width=8", "train.transformer.width=16"))
