@@ -1,13 +1,12 @@
-"""Methods that make variants of a text. One file for each method; the registry finds it.
+"""Methods that make variants of a text. Each method has one file, which the registry finds.
 
 A method is a settings class whose fields are its options. A `WordAugmenter` edits words, is fast and needs no
-model. A `ModelAugmenter` names the models that work on the texts one after the other, so that each model can
-have workers of its own and its outputs can be stored.
+model. A `ModelAugmenter` names models; each later model reads the output of the one before it. Each can
+have workers of its own, and its outputs are stored.
 
 Random draws do not depend on the worker, the order or the neighbours of a row: each generator is seeded by a
-key. Edits of words use (seed, name of the variant, number of the variant, id). Models use text_key, a hash of
-the text, instead of the id, so a text that comes back on another night under another id gets the same
-variants.
+key. The key of word edits is (seed, name of the variant, number of the variant, id). Models use text_key, a
+hash of the text, instead of the id, so that a text which comes back under another id gets the same variants.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ from pipeline.settings.augment import AugmentSettings, KeepSettings, ModelSettin
 
 Words = list[str]
 Edit = Callable[[Words, np.random.Generator], Words]
-"""a function from the words of a text to the words of a variant, at least one; it does not change
+"""a function from the words of a text to the words of a variant, which are at least one; it does not change
 its argument"""
 
 
@@ -46,7 +45,7 @@ class Augmenter(Settings):
         """
 
     def identity(self) -> JsonValue:
-        """Everything that decides the variants: the options, with the digests of files instead of paths."""
+        """Return everything that decides the variants: options, with digests of files instead of paths."""
         return self.model_dump(mode="json")
 
 
@@ -82,9 +81,9 @@ class StageOutput:
     """The result of a stage for one input: its texts, or the reason why there are none."""
 
     texts: tuple[str, ...] = ()
-    """as many as the stage's `outputs`; a text may be empty"""
+    """output texts, as many as the stage's `outputs`; a text may be empty"""
     reason: str | None = None
-    """short code such as too_long_for_model; None if there are texts"""
+    """short code, such as too_long_for_model; None if there are texts"""
 
 
 @dataclass
@@ -110,7 +109,7 @@ class ModelWork:
     """The work of the stages that one worker runs together."""
 
     title: str
-    """name of the variants, and names of the stages"""
+    """name of the variants, with the names of the stages"""
     stats: ModelStats
     seconds: float
     """wall time, including the start of workers"""
@@ -157,9 +156,9 @@ class ModelStage(Protocol):
         """Check the model before any worker starts, like `Augmenter.check`."""
 
     def identity(self) -> JsonValue:
-        """Everything that decides the outputs, like `Augmenter.identity`.
+        """Return everything that decides the outputs, like `Augmenter.identity`.
 
-        Includes the content of the model's files, but no path and no setting that only changes the speed.
+        It includes the content of the model's files, but no path and no setting that only changes the speed.
         """
 
     def start(self, device: Device, settings: AugmentSettings) -> LoadedStage:
@@ -170,13 +169,13 @@ class ModelAugmenter(Augmenter):
     """Passes a text through one model after the other."""
 
     together: bool = True
-    """whether one worker holds all models and passes a unit through them; false: each model has a pool of its
-    own, and a unit passes from one pool to the next
+    """whether one worker holds all models and passes a unit through them. false: each model has a pool of
+    workers, and a unit passes from one pool to the next
     """
 
     @abstractmethod
     def model_stages(self) -> tuple[ModelStage, ...]:
-        """The models in order. The first one reads the text, each later one the previous one's output."""
+        """Return the models in order. The first one reads the text, each later one the output before it."""
 
     @property
     def variants(self) -> int:
@@ -207,7 +206,7 @@ class NamedAugmenter:
 
 
 def build_augmenters(settings: AugmentSettings) -> tuple[NamedAugmenter, ...]:
-    """Build the augmenters in the order of the settings. ConfigError for an unknown method or option."""
+    """Build the augmenters in the order of the settings. Raises ConfigError if one is unknown."""
     return tuple(
         NamedAugmenter(
             name,

@@ -1,7 +1,7 @@
 """Evaluation tasks for sentence vectors, one kind of task per file; the registry finds them.
 
-A task gets vectors from a function that it is given, and computes a score. Other packages import the names
-below, `tasks.select_tasks`, and the modules `bootstrap` and `mteb`.
+A task calls a function for the vectors of its sentences, and computes a score from them. Other packages
+import the names below, `tasks.select_tasks`, and the modules `bootstrap` and `mteb`.
 """
 
 from pipeline.evaluate.task import EvaluationTask, Score, Vectors

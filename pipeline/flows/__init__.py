@@ -1,1 +1,1 @@
-"""The flows: nights, trainings, augmentations and evaluations, whose stages run as tasks on workers."""
+"""Flows: nights, trainings, augmentations and evaluations. Their stages run as tasks on workers."""

@@ -2,7 +2,7 @@
 
 A loss that compares rows with each other (contrastive, momentum, context, divergence of similarities) needs
 the vectors of the whole batch, of all ranks and chunks; the other losses are means over rows. Every loss is
-computed in at least float32, under autocast too. Import losses from this package, not from its modules.
+computed in float32 or wider, under autocast too. Import losses from this package, not from its modules.
 """
 
 from pipeline.losses.classification import (

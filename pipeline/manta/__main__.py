@@ -10,10 +10,11 @@ from typing import NoReturn
 def run() -> NoReturn:
     """Run the command line.
 
-    An interrupt during the imports ends the process without a traceback, because no work has begun.
+    Ctrl-C during the imports ends the process without a traceback, because no work has begun.
     """
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # a shell ignores SIGINT for commands in the background
+    # For a command in the background, the shell ignores SIGINT, and that stays so.
+    if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     from .hidden import check_packages
 
@@ -35,11 +36,11 @@ def run() -> NoReturn:
 def _leave(code: str | int | None) -> NoReturn:
     """End the process without finalizing the interpreter, which takes 0.7 s after an import of torch.
 
-    If Ray was imported, the interpreter is finalized, because Ray stops its processes by exit handlers. All
-    files are closed by now.
+    All files are closed by now. If Ray was imported, the interpreter is finalized, because Ray stops its
+    processes in exit handlers.
     """
     if not isinstance(code, str) and "ray" not in sys.modules:
-        with contextlib.suppress(OSError):  # nobody reads the output any more
+        with contextlib.suppress(OSError):  # the reader of the output has closed it
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code or 0)

@@ -1,4 +1,4 @@
-"""Detect a package of the user that hides `pipeline` or `jobs` of Manta, because it has the same name."""
+"""Detect a package of the user that hides Manta's `pipeline` or `jobs`, because it has the same name."""
 
 import importlib.machinery
 import importlib.util
@@ -6,12 +6,12 @@ import os
 import sys
 from pathlib import Path
 
-# A file of each of Manta's packages that no other package of that name has.
+# A file by which each of Manta's packages is recognized.
 _OWN_FILES = {"pipeline": "flows/night/nightly.py", "jobs": "nightly.py"}
 
 
 def check_packages() -> None:
-    """Raise ImportError if importing `pipeline` or `jobs` would find another package than Manta's."""
+    """Raise ImportError if `import pipeline` or `import jobs` would load a package that is not Manta's."""
     for name in _OWN_FILES:
         if (found := find_other(name, importlib.util.find_spec(name))) is not None:
             raise ImportError(
@@ -22,7 +22,7 @@ def check_packages() -> None:
 
 
 def find_other(name: str, spec: importlib.machinery.ModuleSpec | None) -> str | None:
-    """Return the path of another package of that name; None if it is Manta's own, or there is none."""
+    """Return the path of the package that `spec` finds; None if it is Manta's own, or `spec` is None."""
     if spec is None:
         return None
     folders = list(spec.submodule_search_locations or ())
@@ -35,6 +35,6 @@ def _remedy(found: str) -> str:
     """Return what to do about the package at `found`."""
     parent = os.path.dirname(found)
     if "site-packages" in Path(found).parts:
-        return "uninstall the package that it belongs to, or give Manta an environment of its own"
+        return "uninstall the distribution that it belongs to, or install Manta in an environment of its own"
     on_path = next((entry or os.getcwd() for entry in sys.path if os.path.abspath(entry) == parent), parent)
     return f"rename it, or run where {on_path} is not on Python's path"

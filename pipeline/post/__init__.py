@@ -53,14 +53,14 @@ class Transform(Protocol):
 
     @property
     def shortage(self) -> str | None:
-        """Reason why the transform must not be used: the fit had too few rows; None if it had enough."""
+        """Reason why the transform must not be used, if it was fitted on too few rows; None otherwise."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about the fit, for reports."""
 
     def affine(self) -> Affine | None:
-        """Return the map as a matrix and a bias; None if it is not affine and no index can hold it."""
+        """Return the map as a matrix and a bias; None if it is not affine, so that no index can hold it."""
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Transform x (n, d): (n, k) float32."""

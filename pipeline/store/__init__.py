@@ -1,1 +1,1 @@
-
+"""Storage: files in a folder or an object store, Arrow schemas, and the records of units and releases."""

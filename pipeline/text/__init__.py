@@ -1,1 +1,1 @@
-"""Everything that happens to text before a model sees it: corpora, tokens, and rows for training."""
+"""Processing of text before a model reads it: corpora, tokens, and rows for training."""

@@ -1,4 +1,4 @@
 """Training of an encoder on Ray Train, and mining of hard negatives for it.
 
-From outside: `train`.
+Other packages import `train`.
 """

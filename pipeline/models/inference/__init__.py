@@ -1,4 +1,4 @@
 """Encoding texts with a loaded encoder, by the kernel that fits its family.
 
-From outside: `load_encoder`, `Encoder`, `encode`.
+Other packages import `load_encoder`, `Encoder`, `encode`.
 """

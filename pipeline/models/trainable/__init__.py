@@ -1,4 +1,4 @@
 """Trainable encoders, heads and templates that are trained with them, and saving as encoder folders.
 
-From outside: `TrainableEncoder`, `save_folder`.
+Other packages import `TrainableEncoder`, `save_folder`.
 """

@@ -1,4 +1,4 @@
 """Translation models: loading, and greedy, beam and sampled decoding.
 
-From outside: `open_translator`, `Translator`.
+Other packages import `open_translator`, `Translator`.
 """
