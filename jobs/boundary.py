@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised by SIGTERM, with which a scheduler asks a job to end."""
+    """Raised on SIGTERM, by which a scheduler asks a job to end."""
 
 
 class OutputClosed(Exception):
@@ -53,7 +53,7 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
         work: is called with a function that prints a line on standard output; all other output goes to
             standard error.
         as_json: also print the error as a JSON object.
-        verbose: print the traceback of every error, not only of internal ones, and what modules log.
+        verbose: print the traceback of every error, not only of internal ones, and the log of the package.
     """
 
     def stop(*_: object) -> NoReturn:
@@ -69,7 +69,7 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
                 work(say)
         except typer.Exit:
             raise
-        except OutputClosed:  # no error: the reader wanted no more lines
+        except OutputClosed:  # not an error: the reader of the output needs no more lines
             pass
         except (Exception, KeyboardInterrupt) as error:
             failure = _describe_failure(error)
@@ -80,7 +80,7 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
 
 
 def _print_log() -> None:
-    """Print on standard error what this package logs, which is more than most users want to read."""
+    """Print the log of the package on standard error. It is more than most users want to read."""
     handler = logging.StreamHandler()
     handler.setFormatter(_PrintableFormatter())
     package = logging.getLogger("pipeline")
@@ -89,7 +89,7 @@ def _print_log() -> None:
 
 
 class _PrintableFormatter(logging.Formatter):
-    """The message as one printable line: it may quote the names of a file's contents."""
+    """Format a message as one printable line, because it may quote names from a file of unknown origin."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(record.getMessage())

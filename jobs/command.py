@@ -20,9 +20,7 @@ from pipeline.errors import ConfigError, did_you_mean
 from pipeline.log import Stages, printable
 from pipeline.settings import Job
 
-_CONFIG_HELP = (
-    "The job's YAML, or the name of one that comes with Manta, such as quickstart. Without it: defaults."
-)
+_CONFIG_HELP = "The job's YAML, or the name of one that comes with Manta, such as quickstart. Default: none."
 _JSON_HELP = "Print one JSON object on standard output and nothing else; progress stays on standard error."
 Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help=_CONFIG_HELP)]
 Overrides = Annotated[
@@ -41,11 +39,11 @@ Verbose = Annotated[
     typer.Option("--verbose", "-v", help="Show the log of Ray, unused weights of models, and tracebacks."),
 ]
 Root = Annotated[
-    str, typer.Argument(metavar="ROOT", help="Where releases are published: release.root of the job.")
+    str, typer.Argument(metavar="ROOT", help="Folder or URI of the releases: release.root of the job.")
 ]
 CommitsRoot = Annotated[
     str | None,
-    typer.Option("--commits-root", metavar="URI", help="release.commits_root of the job, where it is set."),
+    typer.Option("--commits-root", metavar="URI", help="release.commits_root of the job, if it is set."),
 ]
 
 Command = Callable[..., None]
@@ -70,7 +68,7 @@ class Answer:
 
 
 def application(**options: Any) -> typer.Typer:
-    """Make a Typer application with plain text instead of decorated help and tracebacks."""
+    """Make a Typer application that prints help and tracebacks as plain text."""
     return typer.Typer(
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -111,7 +109,7 @@ def job_command(work: Callable[..., Answer]) -> Command:
 
 
 def options_command(work: Callable[[Any], None]) -> Command:
-    """Make a command of `work(options)`; the fields of `options`, a dataclass, are its options."""
+    """Make a command that calls `work(options)`. The fields of the dataclass `options` are its options."""
     (parameter,) = inspect.signature(work).parameters.values()
     options_class = parameter.annotation
     return _set_signature(
@@ -162,7 +160,7 @@ def named_configs() -> dict[str, Path]:
 
 
 def _config_file(path_or_name: Path) -> Path:
-    """Return the path of a file, or of the file with that name that comes with Manta.
+    """Return the path of a file of settings, given by its path or by the name of one that comes with Manta.
 
     A file in the working directory takes precedence. Names may be given without their folder: cert for
     train/cert.

@@ -52,7 +52,7 @@ def _completions(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[st
 
 
 def _setting_values(kind: type[Settings], prefix: str = "") -> dict[str, list[str]]:
-    """Return every dotted key with its allowed values; an empty list if it is not a choice."""
+    """Return the allowed values of every dotted key; none if the setting is not a choice."""
     values: dict[str, list[str]] = {}
     for name, field in kind.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
@@ -72,7 +72,7 @@ def _allowed_values(annotation: Any) -> list[str]:
     return [value for part in get_args(annotation) for value in _allowed_values(part)]
 
 
-# compinit, which ~/.zshrc may not call, defines compdef; -i leaves out folders that others can write
+# compdef is defined by compinit, which ~/.zshrc may not call; -i ignores folders that others can write to
 _ZSH_IN_BASH_MODE = """whence compdef > /dev/null || { autoload -U compinit && compinit -i }
 autoload -U +X bashcompinit && bashcompinit"""
 

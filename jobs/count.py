@@ -7,7 +7,7 @@ python -m jobs.count --config jobs/configs/quickstart.yaml
 from jobs.command import Answer, CommandRun, job_command, standalone
 from pipeline.log import counted
 
-_SHOWN = 10  # tokens named in the answer
+_SHOWN = 10  # most frequent tokens that the answer names
 
 
 @job_command

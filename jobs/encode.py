@@ -20,7 +20,7 @@ def encode(run: CommandRun) -> Answer:
 
     store, corpus, vectors = encode_corpus(run.job, run.stages, verbose=run.verbose)
     counts = [unit.counts for unit in vectors.units]
-    # Of all units, reused ones too, as if all were encoded now.
+    # Tokens are counted over all units, reused ones included.
     tokens = token_counts(counts, new_units=counts)
     facts = {
         "status": "done",

@@ -30,8 +30,8 @@ MaskWords = Annotated[
     bool,
     typer.Option(
         "--mask-words",
-        help="Also read candidates with a template by words: those that their language model predicts at "
-        "the mask, with and without de-noising.",
+        help="Also show, for candidates with a template, the words that their language model predicts at the "
+        "mask, with and without de-noising.",
     ),
 ]
 
@@ -41,7 +41,7 @@ def evaluate(run: CommandRun, geometry: Geometry = False, mask_words: MaskWords 
     """Measure candidates on tasks, side by side; without tasks, the published release against its gates.
 
     With evaluate.tasks (a folder of STS and transfer tasks), evaluate.own (your own data), --geometry
-    or --mask-words: scores the candidates with 95 % intervals, and their differences with the first one.
+    or --mask-words: scores the candidates, and their differences from the first one, with 95 % intervals.
     evaluate.candidates names encoders, encoders with a fitted transform, and releases; without it the job's
     encoder is the only candidate. Prints a table and writes a page. Every sentence is encoded once for each
     encoder; vectors and scores are kept below evaluations/ of evaluate.root or release.root, and later runs

@@ -32,7 +32,7 @@ _WRITTEN_SETTINGS = (
     "release.root",
     "cluster.address",
 )
-_MAX_COLUMNS = 30  # listed in the comment
+_MAX_COLUMNS = 30  # names of columns in the comment
 _HEADER = """# Written by `manta init`, which read {rows:,} rows of {files} with the columns {columns}.
 #
 #     manta plan --config {file}          # estimate time and size of a night, without running it
@@ -60,14 +60,14 @@ class InitOptions:
         ),
     ] = Path("night.yaml")
     id_column: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="Column of the row's id; without it guessed.")
+        str | None, typer.Option("--id", metavar="COLUMN", help="Column of the row's id; default: guessed.")
     ] = None
     text_column: Annotated[
-        str | None, typer.Option("--text", metavar="COLUMN", help="Column of the text; without it guessed.")
+        str | None, typer.Option("--text", metavar="COLUMN", help="Column of the text; default: guessed.")
     ] = None
     root: Annotated[
         str | None,
-        typer.Option("--root", metavar="URI", help="Where releases are published; without it out/NAME."),
+        typer.Option("--root", metavar="URI", help="Folder or URI for the releases; default: out/NAME."),
     ] = None
     as_json: Json = False
     verbose: Verbose = False
@@ -95,7 +95,10 @@ def _init(options: InitOptions) -> Answer:
         refuse_credentials(given)
     if output.exists():
         raise ConfigError(
-            str(output), "no such file yet", "one that exists", "name another with --output, or remove it"
+            str(output),
+            "a file that does not exist",
+            "an existing file",
+            "name another with --output, or remove it",
         )
     found = guess_corpus(
         validated(CorpusSettings, {"uri": uri}, "CORPUS"), options.id_column, options.text_column
@@ -137,8 +140,8 @@ def _id_note(found: "CorpusGuess") -> str | None:
         return None
     rows = f"{found.unusable_ids:,} of the {counted(found.rows, 'row')} that were read"
     return printable(
-        f"{rows} have no usable id in the column {found.id}, or an earlier row's: a night quarantines such "
-        "rows"
+        f"{rows} have no usable id in the column {found.id}, or the id of an earlier row; a night "
+        "quarantines these rows"
     )
 
 
@@ -152,7 +155,9 @@ def _language_note(found: "CorpusGuess") -> str | None:
         subject = f"Most texts are {script_phrase(found.script)}"
     else:
         return None
-    return f"{subject}; {EncoderSettings().path} knows English: name a multilingual encoder in encoder.path"
+    return (
+        f"{subject}; {EncoderSettings().path} knows English only: name a multilingual encoder in encoder.path"
+    )
 
 
 def _corpus_name(uri: str) -> str:

@@ -18,7 +18,7 @@ Verify = Annotated[
     bool,
     typer.Option(
         "--verify",
-        help="First read every file of the current release and compare its sha256; without it only sizes are "
+        help="First read every file of the current release and compare its sha256. Default: only sizes are "
         "compared.",
     ),
 ]
@@ -29,9 +29,9 @@ def nightly(run: CommandRun, verify: Verify = False) -> Answer:
     """Make tonight's release: read, encode, whiten, index, check, publish.
 
     Publishes a new release below release.root if the corpus or the settings have changed and every gate is
-    passed. A candidate that a gate refuses is kept for inspection and not published; so is any candidate
-    while the root is held. A night that was stopped continues where it was when it is started again. Files
-    that the current release has lost are written again.
+    passed. A candidate that a gate refuses is kept for inspection and not published. While the root is held,
+    this applies to every candidate. A night that was stopped continues where it was when it is started again.
+    If files of the current release are missing, they are written again.
     """
     from pipeline.flows.night.nightly import nightly as night
 

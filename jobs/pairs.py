@@ -15,9 +15,10 @@ def pairs(run: CommandRun) -> Answer:
     Reads pairs.data (Parquet) and builds the rows of pairs.kind: nli (anchor, positive and negative, from
     natural language inference), groups (anchor and positive of texts with the same group), sections (anchor,
     positive of the same section and negative of another section of the same document) or neighbours (a
-    sentence with the previous and the next one of its document). Below pairs.root a folder receives
-    train.parquet, for `manta train train.data=FILE`, and with pairs.test the rows of other groups in
-    _test.parquet. A command that was stopped continues where it was; a finished one is not repeated.
+    sentence with the previous and the next one of its document). A folder below pairs.root
+    receives train.parquet, for `manta train train.data=FILE`, and with pairs.test the rows of the groups that
+    were set aside in _test.parquet. A command that was stopped continues where it was; a finished one is not
+    repeated.
     """
     from pipeline.text.builders.build import build_rows, open_build
 
@@ -36,7 +37,7 @@ def pairs(run: CommandRun) -> Answer:
     names = sorted(built.counts, key=lambda name: (name != "rows", name))
     counts = [f"{built.counts[name]:,} {name.replace('_', ' ')}" for name in names if built.counts[name]]
     lines = [
-        *(["built before; nothing to do"] if status == "unchanged" else []),
+        *(["these rows were built before; nothing to do"] if status == "unchanged" else []),
         f"of {build.rows.name}: {', '.join(counts)}",
         *(f"{split:<6} {uris[split]}: {counted(file.rows, 'row')}" for split, file in files.items()),
     ]

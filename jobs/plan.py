@@ -16,8 +16,8 @@ from pipeline.log import counted, duration, size
 if TYPE_CHECKING:
     from pipeline.flows.night.plan import Assumptions, NightPlan
 
-_ROWS_HELP = "Plan as if the corpus had so many rows, such as 1e9."
-_SPEED_HELP = "Rows that one worker encodes in a second, instead of measuring it on this machine."
+_ROWS_HELP = "Plan for a corpus of this number of rows, such as 1e9."
+_SPEED_HELP = "Rows that one worker encodes in a second. Default: measured on this machine."
 _MAX_ROWS = 10**12
 _Rows = Annotated[str | None, typer.Option("--rows", metavar="NUMBER", help=_ROWS_HELP)]
 _Speed = Annotated[float | None, typer.Option("--rows-per-s", metavar="NUMBER", help=_SPEED_HELP)]
@@ -30,8 +30,8 @@ def plan(run: CommandRun, rows: _Rows = None, rows_per_s: _Speed = None) -> Answ
     Lists and samples the corpus, and measures the speed of the encoder for five seconds on this machine. Then
     prints rows, tokens, units, the kind, size and recall of the index, memory, and the time of every stage of
     a first night: on the nodes that cluster.nodes names, else on those of the running cluster, else on this
-    machine. And how many files have changed since the current release, and the recall of its index. Writes
-    nothing.
+    machine. If there is a release, also prints the number of files that have changed since, and the recall of
+    its index. Writes nothing.
     """
     from pipeline.flows.night.plan import Assumptions
     from pipeline.flows.night.plan import plan as plan_night
@@ -55,9 +55,7 @@ def plan(run: CommandRun, rows: _Rows = None, rows_per_s: _Speed = None) -> Answ
 def _size_lines(night: "NightPlan", assumed: "Assumptions", unit_rows: int) -> list[tuple[str, str]]:
     """Return lines with rows, units, encoding, index and memory."""
     index = night.index
-    unusable = (
-        f", {night.unusable_share:.1%} without a vector (to be quarantined)" if night.unusable_share else ""
-    )
+    unusable = f", {night.unusable_share:.1%} without a vector (quarantined)" if night.unusable_share else ""
     source = "as given" if assumed.rows else f"in {counted(night.files, 'file')}"
     estimated = "" if night.exact else " (estimated from the sample)"
     speed = "as given" if assumed.rows_per_s else "on this machine"

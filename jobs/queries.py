@@ -16,7 +16,7 @@ class Query(NamedTuple):
     """A query with its number."""
 
     number: int
-    """counted from 1; the number of the line or row in a file"""
+    """number of the query, from 1; for a file, of its line or row"""
     text: str
 
 
@@ -67,11 +67,11 @@ class QueryTexts:
 
     @property
     def all_single_words(self) -> bool:
-        """True if there are several queries of one word each: the quotes of one text may be missing."""
+        """True for several queries of one word each, which may be one query whose quotes are missing."""
         return len(self.texts) > 1 and not any(" " in text.strip() for text in self.texts)
 
     def batches(self) -> Iterator[list[Query]]:
-        """Yield all queries in order. Queries that are typed on a terminal come one by one.
+        """Yield all queries in order, in batches. A query that is typed on a terminal is a batch by itself.
 
         Raises:
             DataError: there is no query.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pipeline.flows.night.difference import Difference
     from pipeline.store.release import Releases
 
-# Names in the output for kinds of differing rows, where the kind itself is not clear enough.
+# Names in the output for kinds of differing rows whose own names are not clear enough.
 _KIND_LABELS = {"kept": "kept columns"}
 _MAX_CHARACTERS = 60  # characters of a text or a setting that are shown
 
@@ -22,11 +22,11 @@ def compare(
     examples: int,
     width: int | None,
 ) -> Answer:
-    """Compare the second release with the first; a number of None is the current release.
+    """Compare the second release with the first. None instead of a number is the current release.
 
     Args:
         queries: texts that both releases are searched for, besides the fixed queries.
-        examples: number of rows that are shown of each kind.
+        examples: number of rows to show for each kind of difference.
         width: width of the output in terminal cells; None without a limit.
     """
     from pipeline.flows.night.difference import difference as compare_releases
@@ -89,7 +89,7 @@ def _sections(diff: "Difference", width: int | None) -> list[str]:
 def _answers(diff: "Difference", width: int | None) -> str:
     """Format the queries that have other results in the second release, with the first result of each."""
     if not diff.answers:
-        return "queries: not compared: a release keeps no vectors of the fixed queries"
+        return "queries: not compared: one of the releases has no vectors of the fixed queries"
     changed = [each for each in diff.answers if each.before != each.after]
     summary = f"queries: {len(changed)} of {len(diff.answers)} have other results"
     if not changed:
@@ -109,7 +109,7 @@ def _answers(diff: "Difference", width: int | None) -> str:
 def _drift(diff: "Difference") -> str:
     drift = diff.drift
     if drift is None:
-        return "drift: not measured: vectors of two spaces, no moments, or no more rows than dimensions"
+        return "drift: not measured: other space, no moments, or not more rows than dimensions"
     return (
         f"drift: {drift.distance:.4f} (shift {drift.shift:.4f}, spread {drift.spread:.4f}, outside "
         f"{drift.outside:.4f})"

@@ -23,7 +23,7 @@ def commit_list(opened: "Releases", root: str) -> Answer:
     current, with_manifest, history = opened.current(), set(opened.numbers()), opened.history()
     of_current = (each.commit for each in history if current and each.release == current.release)
     current_commit = max(of_current, default=0)
-    missing = opened.missing_files(history)  # without pruned releases
+    missing = opened.missing_files(history)  # of releases that were not pruned
     lines, facts = [], []
     for commit in history:
         has_manifest = commit.release in with_manifest
@@ -43,7 +43,7 @@ def commit_list(opened: "Releases", root: str) -> Answer:
         mark = "*" if commit.commit == current_commit else " "
         lines.append((f"{mark} {commit.release}", commit.kind, commit.committed_at, *details))
     text = table(lines, ("release", "commit", "at", "rows", "index", "space"))
-    text = text if lines else f"{root}: no release yet; `manta nightly` makes the first"
+    text = text if lines else f"{root}: no release yet; `manta nightly` publishes the first"
     for release, faults in missing.items():
         text += "".join(f"\n\nrelease {release} is damaged: {fault}" for fault in faults)
     try:
@@ -147,7 +147,7 @@ def verification(opened: "Releases", number: int | None, sizes: bool) -> Answer:
     """Compare every file of a release with its manifest.
 
     Args:
-        number: number of the release; None for that of the newest commit.
+        number: number of the release; None for the release of the newest commit.
         sizes: compare sizes only, without reading the files.
     """
     from pipeline.store.verify import files_of
@@ -192,6 +192,6 @@ def _describe_damage(number: int | None, faults: "list[Fault]") -> str:
     return (
         f"release {number} is damaged: {len(faults):,} of its files\n\n"
         f"{table(lines, ('file', 'expected', 'found'))}{more}\n\n"
-        "Restore them, or delete those that are changed and run `manta nightly`: it makes missing files "
-        "again, but not a manifest or a report. Or roll back to a complete release."
+        "Restore them; or delete the changed ones and run `manta nightly`, which writes missing files again, "
+        "but not a manifest or a report; or roll back to a complete release."
     )

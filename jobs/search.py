@@ -45,7 +45,7 @@ class SearchOptions:
         typer.Option(
             "--queries",
             metavar="FILE",
-            help="Queries from a file, a path or a URI: one on each line, or Parquet; - is standard input.",
+            help="Path or URI of a file of queries: one on each line, or Parquet; - is standard input.",
         ),
     ] = None
     column: Annotated[
@@ -53,20 +53,20 @@ class SearchOptions:
         typer.Option(
             "--column",
             metavar="NAME",
-            help="Column of a Parquet file of queries; without it the only one of strings, query, or text.",
+            help="Column of a Parquet file of queries. Default: the only one of strings, or query, or text.",
         ),
     ] = None
     k: Annotated[int, typer.Option("-k", min=1, help="Answers per query.")] = 10
     release: Annotated[
         int | None,
-        typer.Option("--release", metavar="N", help="An older release; without it the current one."),
+        typer.Option("--release", metavar="N", help="An older release; default: the current one."),
     ] = None
     texts: Annotated[
         bool | None,
         typer.Option(
             "--texts/--no-texts",
             help="Show the text of each answer, read from the release's corpus units. "
-            "Without either: yes, but not with --json, nor if corpus.keep names the text.",
+            "Default: yes, except with --json, or if corpus.keep names the column of the text.",
         ),
     ] = None
     commits_root: CommitsRoot = None
@@ -102,7 +102,7 @@ def _search(options: SearchOptions, width: int | None, say: Say) -> None:
     root = (options.root, options.commits_root) if options.commits_root else options.root
     release = open_release(root, options.release)
     corpus = release.manifest.settings.get("corpus", {})
-    # Programs often need the ids alone, and these do not require reading the corpus.
+    # Texts are read from the corpus, and programs often need the ids alone.
     by_default = not options.as_json and corpus.get("text") not in corpus.get("keep", ())
     searcher = _Searcher(release, options.k, by_default if options.texts is None else options.texts)
     is_one_query = queries.file is None and len(queries.texts) == 1
@@ -132,7 +132,7 @@ def _single_words_note(root: str, queries: QueryTexts) -> str:
 
 @dataclass
 class _Searcher:
-    """A release that batches of queries are searched in, with each kind of warning printed once."""
+    """Search a release for batches of queries, and print each kind of warning once."""
 
     release: "OpenRelease"
     k: int
@@ -170,12 +170,12 @@ class _Searcher:
         else:
             kind = self.release.manifest.index.kind
             # `search_until_k` has raised nprobe to all lists; faiss searches HNSW with efSearch >= k, and
-            # then ends with fewer than k rows only if the graph leads to no other.
+            # then finds fewer than k rows only if its graph leads to no further row.
             effort = (
                 "nprobe was raised to all lists" if "ivf" in kind.lower() else "a higher efSearch finds none"
             )
             log.say(
-                f"a query has {fewest:,} of {self.k:,} answers: an index of kind {kind} leads to no more "
+                f"a query has {fewest:,} of {self.k:,} answers: an index of kind {kind} finds no more rows "
                 f"({effort}). Ask for fewer, or use index.kind=flat"
             )
 

@@ -1,4 +1,4 @@
-"""Search for the template whose mask token represents a text best, for an encoder as it is.
+"""Find the template whose mask token represents texts best, without training the encoder.
 
 manta search-template encoder.path=bert-base-uncased evaluate.tasks=tasks
 python -m jobs.search_template --config jobs/configs/templates.yaml
@@ -12,7 +12,7 @@ from jobs.layout import table
 
 @job_command
 def search_template(run: CommandRun) -> Answer:
-    """Search for the template whose mask token represents a text best, for an encoder as it is.
+    """Find the template whose mask token represents texts best, without training the encoder.
 
     Scores templates by the correlation of their vectors' cosines with human scores, on STS-B of
     evaluate.tasks or on the first sts task of evaluate.own, without training (PromptBERT). First the words

@@ -1,4 +1,4 @@
-"""Train an encoder on one's own text.
+"""Train an encoder on your own text.
 
 manta train --config jobs/configs/train/simcse-unsupervised.yaml train.data=sentences.parquet
 python -m jobs.train --config jobs/configs/train/simcse-supervised.yaml train.data=triples.parquet
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @job_command
 def train(run: CommandRun) -> Answer:
-    """Train an encoder on one's own text.
+    """Train an encoder on your own text.
 
     Reads train.data (Parquet), starts from the encoder of the job, and trains it for train.objective on
     train.workers workers of the cluster. One folder below train.root receives checkpoints, metrics, and in
     the end the encoder, which `manta encode encoder.path=<that folder>/encoder` can use unless it reads pairs
-    of texts. A training that was stopped is continued by the same command, also with another number of
-    workers; a finished one is not repeated. With train.seeds there is one training for each seed, and the
-    median and the best of their scores.
+    of texts. The same command continues a training that was stopped, also with another number of
+    workers, and does not repeat a finished one. With train.seeds, there is one training for each seed, and
+    the answer has the median and the best of their scores.
     """
     from pipeline.flows.train.seeds import train_seeds
     from pipeline.flows.train.train import train as run_training
@@ -108,13 +108,13 @@ def _scores(scores: Mapping[str, float]) -> list[str]:
         if f"end_{name}" in scores:
             return [
                 f"{name}  {scores[f'start_{name}']:.4g} before the first step, {scores[f'end_{name}']:.4g} "
-                f"after the last, of the same {counted(int(scores['same_rows']), 'row')}"
+                f"after the last, on the same {counted(int(scores['same_rows']), 'row')}"
             ]
     return []
 
 
 def _length_note(encoder_tokens: int | None, training_tokens: int | None) -> list[str]:
-    """Return a line on the tokens read of a text, if the encoder reads more than the training did."""
+    """Return a line with both limits, if the encoder reads more tokens of a text than the training did."""
     if encoder_tokens is None or training_tokens is None or training_tokens >= encoder_tokens:
         return []
     return [f"reads    {encoder_tokens:,} tokens of a text; the training read {training_tokens:,}"]

@@ -22,7 +22,7 @@ def whiten(run: CommandRun) -> Answer:
 
     Merges the moments of all units, fits the transform that whiten.transform names, compares raw and
     transformed vectors, and stores the transform below transforms/. If whiten.k or whiten.remove is not a
-    number, it is chosen by the score of several values. With whiten.write_vectors=true the transformed
+    number, several values are scored and the best one is used. With whiten.write_vectors=true the transformed
     vectors are written as units too. Encodes the corpus first, unless an earlier run has done so.
     """
     from pipeline.flows.night.single_stage import fit_corpus_transform

@@ -125,8 +125,8 @@ def test_a_few_rows_without_an_id_of_their_own_are_counted(manta: Manta):
     assert ended.code == 0, ended.err
     assert load_settings(Job, "night.yaml").corpus.id == "id"
     note = (
-        "2 of the 202 rows that were read have no usable id in the column id, or an earlier row's: a night "
-        "quarantines such rows"
+        "2 of the 202 rows that were read have no usable id in the column id, or the id of an earlier row; a "
+        "night quarantines these rows"
     )
     assert note in ended.out.splitlines()
     assert f"# {note}.\n" in Path("night.yaml").read_text()
@@ -144,21 +144,25 @@ def test_a_language_unknown_to_the_default_encoder_is_named(manta: Manta):
         lines.write("no JSON\n")
     answer = json.loads(manta("init", "corpus.jsonl.gz", "--json").out)
     assert (answer["language"], answer["rows"]) == ("de", 30)
-    assert "# The texts seem to be in de; all-MiniLM-L6-v2 knows English" in Path("night.yaml").read_text()
+    assert (
+        "# The texts seem to be in de; all-MiniLM-L6-v2 knows English only" in Path("night.yaml").read_text()
+    )
 
 
 def test_an_unknown_script_is_named_without_a_language(manta: Manta):
     """The texts have too few words to guess their language."""
     uri = written({"id": list(range(40)), "text": [f"第{number}章 学校" for number in range(40)]})
     ended = manta("init", uri)
-    note = "Most texts are Chinese texts; all-MiniLM-L6-v2 knows English"
+    note = "Most texts are Chinese texts; all-MiniLM-L6-v2 knows English only"
     assert note in ended.out
     assert note in Path("night.yaml").read_text()
     assert "is written: 1 file, columns" in ended.out
 
 
 def test_a_suitable_corpus_has_no_warning(manta: Manta):
-    assert "knows English" not in manta("init", written({"id": [1, 2], "text": ["a dog", "two cats"]})).out
+    assert (
+        "knows English only" not in manta("init", written({"id": [1, 2], "text": ["a dog", "two cats"]})).out
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,6 @@ def test_the_answer_names_files_rows_and_what_was_left_out(
     assert answer["counts"]["groups_of_one_text"] == 5
     assert answer["counts"]["blank_text"] == 1
     shown = manta(*given).out
-    assert shown.startswith("built before; nothing to do\nof data: 106 rows")
+    assert shown.startswith("these rows were built before; nothing to do\nof data: 106 rows")
     assert "1 blank text" in shown
     assert f"train  {folder / 'train.parquet'}: {answer['rows']['train']} rows" in shown

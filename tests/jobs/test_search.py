@@ -263,8 +263,8 @@ def test_an_index_that_finds_too_few_answers_is_named_once_with_its_effort(kind:
         for number in range(2):
             searcher.search([Query(number, "two dogs run")])
     assert said == [
-        f"a query has 1 of 3 answers: an index of kind {kind} leads to no more ({effort}). Ask for fewer, or "
-        "use index.kind=flat"
+        f"a query has 1 of 3 answers: an index of kind {kind} finds no more rows ({effort}). Ask for fewer, "
+        "or use index.kind=flat"
     ]
 
 
