@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Write infra/locked/*.txt, from which the image installs: every package for a device, with its version and the sha256 of its files.
+# Write infra/locked/*.txt, from which the image installs its packages: those for a device, each with its version and the sha256 of its files.
 # Run it after each change of pyproject.toml or constraints.txt. It needs uv (pip install uv) and the package index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
