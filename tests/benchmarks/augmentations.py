@@ -153,7 +153,7 @@ def train_guesser(folder: Path) -> Path:
 
 
 def back_translation_settings(**keep: Any) -> dict[str, Any]:
-    """Return the settings of greedy back-translation by German.
+    """Return the settings of greedy back-translation through German.
 
     Variants that are not English are rejected, and others by the settings `keep`.
     """
@@ -240,11 +240,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--start", choices=tuple(RATES), default="small")
-    parser.add_argument("--steps", type=int, help="300; 60 from minilm")
-    parser.add_argument("--rows", type=int, help="of a batch: 64; 32 from minilm")
-    parser.add_argument("--dev-steps", type=int, help="between two measurements; a third of the steps")
+    parser.add_argument("--steps", type=int, help="steps of each training (default: 300, or 60 from minilm)")
+    parser.add_argument("--rows", type=int, help="rows of a batch (default: 64, or 32 from minilm)")
+    parser.add_argument(
+        "--dev-steps", type=int, help="steps between two measurements (default: a third of all)"
+    )
     parser.add_argument("--captions", type=int, default=6_000)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="several: median (least to most)")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0], help="with several, the median and the range are printed"
+    )
     parser.add_argument("--only", nargs="+", choices=tuple(PUBLISHED), default=list(PUBLISHED))
     parser.add_argument("--root", type=Path, required=True)
     options = parser.parse_args()

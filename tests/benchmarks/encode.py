@@ -70,7 +70,7 @@ def captions(root: Path, encoder: Encoder) -> Corpus:
 
 
 def mixed(root: Path, encoder: Encoder) -> Corpus:
-    """Join neighbouring sentences to texts of 8 to 256 tokens, equally many of each range of lengths."""
+    """Join neighbouring sentences to texts of 8 to 256 tokens, equally many in each length range."""
     sentences = [
         text
         for file in ("running/documents", "wiki/sentences")
@@ -102,7 +102,7 @@ def _corpus(name: str, texts: list[str], encoder: Encoder) -> Corpus:
 
 
 def useful_gflop(encoder: Encoder, lengths: np.ndarray) -> float:
-    """Return the 1e9 multiplications and additions that the texts need, without padding.
+    """Return the multiplications and additions that the texts need without padding, in units of 1e9.
 
     Linear layers compute for every token, attention for every pair of tokens of a text.
     """

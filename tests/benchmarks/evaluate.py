@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def report(pairs: list[tuple[tuple[float, dict[str, Any]], tuple[float, dict[str, Any]]]]) -> None:
-    """Print the times and the scores. pairs: (seconds, answer) of Manta and of sentence-transformers."""
+    """Print times and scores. Each pair has (seconds, answer) of Manta and of sentence-transformers."""
     manta_s = [seconds for (seconds, _), _ in pairs]
     peer_s = [seconds for _, (seconds, _) in pairs]
     peer_without_imports_s = [answer["seconds"] for _, (_, answer) in pairs]

@@ -23,7 +23,7 @@ UNIT_ROWS = 32_768
 
 
 def nights(chain: Chain, pairs: int, proportion: float) -> tuple[list[float], list[float], list[list[str]]]:
-    """Play nights. Returns the seconds to extend and to rebuild the index of each, and their table lines."""
+    """Play nights. Returns each night's seconds to extend and to rebuild the index, and its table line."""
     extend_s, rebuild_s, lines = [], [], []
     for number in range(pairs):
         count = int(proportion * len(chain.live()))
@@ -55,7 +55,7 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, default=135_070)
     parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--share", type=float, default=0.01, help="proportion of new, and of deleted, rows")
+    parser.add_argument("--proportion", type=float, default=0.01, help="of new rows; as many are deleted")
     parser.add_argument("--pairs", type=int, default=3, help="number of nights")
     parser.add_argument(
         "--set",
@@ -70,11 +70,11 @@ def main() -> None:
         for start in range(0, options.rows, UNIT_ROWS):
             chain.add(min(UNIT_ROWS, options.rows - start))
         chain.night()
-        extend_s, rebuild_s, lines = nights(chain, options.pairs, options.share)
+        extend_s, rebuild_s, lines = nights(chain, options.pairs, options.proportion)
     header = ["night", "form", "extend, s", "rebuild, s", "ratio", "recall@10 extended", "recall@10 rebuilt"]
     print_table(
         (
-            f"{options.rows:,} x {options.dim}, {options.share:.1%} new and as many deleted a night, "
+            f"{options.rows:,} x {options.dim}, {options.proportion:.1%} new and as many deleted a night, "
             f"{' '.join(options.set)}"
         ),
         lines,

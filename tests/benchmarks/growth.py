@@ -2,9 +2,9 @@
 
 python -m tests.benchmarks.growth --rows 10000 100000 1000000
 
-Made-up rows are encoded by averages of 16-dimensional word vectors, so that everything except encoding
-shows. For each stage the exponent b of the fit `cost ~ rows^b` is printed: 1 is linear, 0 is independent of
-the rows.
+Made-up rows are encoded by averages of 16-dimensional word vectors, so that the cost of everything except
+encoding is visible. For each stage the exponent b of the fit `cost ~ rows^b` is printed: 1 is linear, 0 is
+independent of the rows.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _WORDS, _DIM = 5_000, 16
 _FILE_ROWS = 250_000
 _REPEATED = 0.01  # proportion of texts that repeat another
 _CHANGED = 0.01  # proportion of rows with another text on each later night
-_FEWEST_SECONDS = 0.5  # stages with less CPU time at the largest size are not fitted
+_FEWEST_SECONDS = 0.5  # a stage with less CPU time at the largest size is not fitted
 
 
 @dataclass
@@ -131,7 +131,7 @@ def write_corpus(folder: Path, rows: int, nights: int = 0) -> None:
     """Write rows of id and text: 4 to 12 random words; one text in a hundred repeats another.
 
     Args:
-        nights: how often 1 % of the rows, scattered over all files, got another text since.
+        nights: number of later nights, on each of which 1 % of the rows, in all files, got another text.
     """
     rng, words = np.random.default_rng(0), np.array([f"w{number}" for number in range(_WORDS)])
     folder.mkdir(exist_ok=True)
@@ -226,7 +226,7 @@ def _sum(stages: dict[str, Cost]) -> Cost:
 
 
 def _exponent(sizes: Sequence[int], values: Sequence[float]) -> str:
-    """Slope of a line through the logarithms, from sizes with a cost."""
+    """Return the slope of log(cost) over log(size), fitted to the sizes that have a cost."""
     positive = [(size, value) for size, value in zip(sizes, values, strict=True) if value > 0]
     if len(positive) < 2:
         return ""

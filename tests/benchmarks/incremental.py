@@ -95,7 +95,16 @@ def nights(rows: int, rounds: int) -> None:
     print_table(
         f"{rows:,} captions, all-MiniLM-L6-v2; {machine()}",
         lines,
-        ("night", "seconds", "share", "encode s", "share", "rows encoded", "index", "stages"),
+        (
+            "night",
+            "seconds",
+            "of the full night",
+            "encode s",
+            "of its encode",
+            "rows encoded",
+            "index",
+            "stages",
+        ),
     )
 
 

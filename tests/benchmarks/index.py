@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.index
 
-With MANTA_EVAL_DATA, the vectors are of captions by the packaged all-MiniLM-L6-v2 (30,000 take about two
-minutes on one core), otherwise generated clusters. Both run with one thread, one after the other.
+With MANTA_EVAL_DATA, the vectors are those of captions by the packaged all-MiniLM-L6-v2 (30,000 take about
+two minutes on one core); without it, they are generated in clusters. Both run with one thread, one after the
+other.
 """
 
 import argparse
@@ -81,7 +82,7 @@ def vectors(rows: int) -> tuple[np.ndarray, str]:
 
 
 def train_peer(bench: IndexBench) -> Any:
-    """Train with plain faiss, but OPQ with Manta's number of iterations: the default takes far longer."""
+    """Train with plain faiss. OPQ has Manta's number of iterations, because faiss's takes far longer."""
     index = faiss.index_factory(bench.plan.dim, bench.plan.factory, faiss.METRIC_INNER_PRODUCT)
     if isinstance(index, faiss.IndexPreTransform) and isinstance(
         step := faiss.downcast_VectorTransform(index.chain.at(0)), faiss.OPQMatrix

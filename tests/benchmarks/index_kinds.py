@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.index_kinds --rows 40000
 
-Prints the lines of `TABLE` in `pipeline/index/kind_recall.py`. With MANTA_EVAL_DATA, the vectors are of
-captions by the packaged all-MiniLM-L6-v2, otherwise generated clusters.
+Prints the lines of `TABLE` in `pipeline/index/kind_recall.py`. With MANTA_EVAL_DATA, the vectors are
+those of captions by the packaged all-MiniLM-L6-v2; without it, they are generated in clusters.
 """
 
 import argparse
@@ -22,7 +22,12 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rows", type=int, default=40_000)
     arguments.add_argument("--vectors", type=Path, help="a .npy file of vectors, instead of captions")
-    arguments.add_argument("--target", type=float, default=0.95, help="lower: more kinds are measured")
+    arguments.add_argument(
+        "--target",
+        type=float,
+        default=0.95,
+        help="recall@10 to reach; with a lower one, more kinds are measured",
+    )
     options = arguments.parse_args()
     raw, source = (
         (np.load(options.vectors), str(options.vectors)) if options.vectors else vectors(options.rows)

@@ -3,9 +3,9 @@
     python -m tests.benchmarks.lists --vectors texts.npy
     python -m tests.benchmarks.lists --vectors texts.npy --lists 16384 --rows-per-list 3
 
-Rows lie between a text and one of its nearest texts, with the difference of two other texts as noise, so that
-there are enough of them for many lists. Everything runs on one thread. Above 4,096 lists, faiss trains none,
-because that takes hours.
+A row is a point between the vectors of a text and of one of its nearest texts, plus the difference of two
+other texts as noise, so that there are enough rows for many lists. Everything runs on one thread. Above 4,096
+lists, faiss trains none, because that takes hours.
 """
 
 import argparse
@@ -59,10 +59,10 @@ def assignments(centroids: np.ndarray, rows: np.ndarray) -> None:
     ways = {"graph": lambda: graph.search(rows, 1)[1][:, 0], "groups": lambda: groups.nearest(rows)}
     for _ in range(2):  # in turn
         for name, find in ways.items():
-            found, spent_s = timed(find)
+            found, cpu_s = timed(find)
             scores = np.einsum("nd,nd->n", rows, centroids[found])
             print(
-                f"{name}: {1e6 * spent_s / len(rows):.1f} us a row, "
+                f"{name}: {1e6 * cpu_s / len(rows):.1f} us a row, "
                 f"{(scores < best - 1e-6).mean():.2%} not in the nearest list, "
                 f"mean cosine {(best - scores).mean():.5f} lower",
                 flush=True,
@@ -97,16 +97,16 @@ def main() -> None:
     with faiss_threads(1):
         rows = between(texts, options.lists * options.rows_per_list + QUERIES)
         rows, queries = rows[:-QUERIES], rows[-QUERIES:]
-        ours, spent_s = timed(lambda: train_centroids(rows, options.lists, ROUNDS, seed=0))
-        print(f"in two levels: trained in {spent_s:.1f} s of CPU", flush=True)
+        ours, cpu_s = timed(lambda: train_centroids(rows, options.lists, ROUNDS, seed=0))
+        print(f"in two levels: trained in {cpu_s:.1f} s of CPU", flush=True)
         assignments(ours, between(texts, 8_192, seed=1))
         if options.lists <= MAX_FAISS_LISTS:
             print_recall("in two levels", ours, rows, queries)
             peer = faiss.Kmeans(
                 rows.shape[1], options.lists, niter=ROUNDS, spherical=True, max_points_per_centroid=1 << 30
             )
-            _, spent_s = timed(lambda: peer.train(rows))
-            print(f"faiss: trained in {spent_s:.1f} s of CPU", flush=True)
+            _, cpu_s = timed(lambda: peer.train(rows))
+            print(f"faiss: trained in {cpu_s:.1f} s of CPU", flush=True)
             print_recall("faiss", peer.centroids, rows, queries)
 
 

@@ -1,4 +1,4 @@
-"""Many nights in a row, each with 1 % of the rows changed: do time, memory, bytes and recall stay the same?
+"""Measure time, memory, bytes and recall of many nights in a row, each with 1 % of the rows changed.
 
 python -m tests.benchmarks.many_nights --rows 1000000 --nights 30
 

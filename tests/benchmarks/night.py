@@ -60,7 +60,7 @@ def captions() -> Path:
     return Path(found, "captions", "shards")
 
 
-# --- job against engine ---
+# --- the encode job against the engine alone ---
 
 
 def compare_job(pairs: int, rows: int) -> None:

@@ -5,7 +5,7 @@
     python -m tests.benchmarks.objectives --root /tmp/objectives --start small --only simcse --seeds 0 1 2
 
 Training starts from the packaged all-MiniLM-L6-v2 (`minilm`), from a small BERT with random weights
-(`small`), or from that BERT after masked language modelling only (`words`), as the published encoders did.
+(`small`), or from that BERT after masked language modelling (`words`), as published trainings do.
 
 Each training runs in this process with one thread, without Ray, in a folder below --root, so that a second
 run reuses finished trainings. The best weights on STS-B dev are scored on the other sets. Scores are Spearman
@@ -291,7 +291,7 @@ def main() -> None:
     parser.add_argument("--dev-steps", type=int, default=50)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--only", nargs="+", default=list(CASES), help="names of cases")
+    parser.add_argument("--only", nargs="+", default=list(CASES), help="names of the objectives to train")
     parser.add_argument("--root", type=Path, required=True)
     options = parser.parse_args()
     if "MANTA_EVAL_DATA" not in os.environ:

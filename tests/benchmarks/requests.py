@@ -1,10 +1,10 @@
-"""Requests of a night to an object store, by stage: their number, bytes, and longest sequential chain.
+"""Measure the requests of a night to an object store, by stage: number, bytes, longest sequential chain.
 
 python -m tests.benchmarks.requests --rows 100000 1000000
 
 The root is on a server that speaks S3, behind a proxy that answers every request after 25 milliseconds. A
-chain is a set of requests of which each begins after the one before has ended: its length times the latency
-is the least time that the stage can take, however many workers there are.
+chain is a sequence of requests in which each begins after the previous one has ended: its length times the
+latency is the least time that the stage can take, however many workers there are.
 """
 
 import argparse

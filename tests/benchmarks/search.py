@@ -2,8 +2,9 @@
 
 python -m tests.benchmarks.search ROOT --searches 5
 
-ROOT has a release, such as that of the quickstart. Cold: the system's cache of files is emptied before, which
-only root may do; without that right the column is left out. Warm: after a search that is not counted.
+ROOT has a release, such as that of the quickstart. A cold search begins with an empty file cache of the
+system; only root may empty it, and for other users the line is left out. A warm search follows one that is
+not counted.
 """
 
 import argparse
@@ -21,7 +22,7 @@ _QUERY = "join two paths"
 
 
 def main() -> None:
-    """Print the table."""
+    """Measure cold and warm searches, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -52,7 +53,7 @@ def _search_s(root: str) -> tuple[float, float]:
 
 
 def _empty_cache() -> bool:
-    """Empty the system's cache of files. Returns whether this process may."""
+    """Empty the system's file cache. Returns False if this process may not."""
     os.sync()
     with contextlib.suppress(OSError):
         Path("/proc/sys/vm/drop_caches").write_text("3")

@@ -4,8 +4,8 @@
     MANTA_EVAL_DATA=... python -m tests.benchmarks.sts --poolings mean first_last --vectors /tmp/sts.npz
 
 Takes a quarter of an hour on two cores; --vectors stores the sentence vectors for the next run. Scores are
-Spearman x100 of the cosine over all pairs of a set. A transform is fitted on the sentences of the set itself
-(`target`: both columns, every split, without scores), of SNLI or of captions.
+Spearman x100 of the cosine over all pairs of a set. Each transform is fitted on the sentences of the set
+itself (`target`: both columns, every split, without scores), of SNLI or of captions.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Measure training steps: against sentence-transformers, with GradCache, with two workers, and after a kill.
+"""Measure training steps: beside sentence-transformers, with GradCache, with two workers, after a kill.
 
     MANTA_EVAL_DATA=... python -m tests.benchmarks.train step --threads 1 --pairs 15
     MANTA_EVAL_DATA=... python -m tests.benchmarks.train chunks
@@ -247,7 +247,7 @@ def compare_steps(threads: int, pairs: int, batch_rows: int) -> None:
 
 
 def compare_chunks(threads: int, pairs: int, batch_rows: int) -> None:
-    """Compare steps with exact gradients in chunks with steps on the whole batch."""
+    """Compare steps in chunks (GradCache), which have the exact gradient, with steps on the whole batch."""
     pin(threads)
     lines = []
     with tempfile.TemporaryDirectory() as scratch:

@@ -6,8 +6,8 @@
     python -m tests.benchmarks.translate show
 
 `speed` translates English captions into German with the same model, threads, decoding and length bounds. The
-peer is a loop that tokenizes, pads and generates the texts in their order, with the batch size that was best
-on a part of them. Manta's stage runs as in an augmentation. The two take turns, `--pairs` times.
+peer is a loop that tokenizes, pads and translates the texts in their order, with the batch size that was
+fastest on a part of them. Manta's stage runs as in an augmentation. The two take turns, `--pairs` times.
 """
 
 import argparse

@@ -124,7 +124,7 @@ class Cost(NamedTuple):
 
 
 def measure(operation: Callable[[], object], store: MadeUpStore) -> Cost:
-    """Run the operation in a fork of this process, so that its memory counts and its changes are lost."""
+    """Run the operation in a fork of this process: only its memory counts, and its changes are lost."""
     gc.collect()
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()

@@ -41,8 +41,6 @@ BARE = (
     "manta releases prune",
     "manta nightly --verify",
     "manta search",
-    "manta augment --config",
-    "manta train --config",
 )
 """commands that sentences name without their arguments: only their --help is run"""
 SMALL = (
