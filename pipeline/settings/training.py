@@ -239,7 +239,7 @@ class TrainSettings(Settings):
     @model_validator(mode="after")
     def _at_most_one_new_encoder(self) -> Self:
         if len(found := self._new_encoders()) > 1:
-            listed = ", ".join(f"{key} is {value}" for key, value in found.items())
+            listed = ", and ".join(f"{key} is {value}" for key, value in found.items())
             raise ValueError(f"at most one new encoder ({listed}); set all but one of them to null")
         return self
 
