@@ -20,14 +20,14 @@ from pipeline.settings.optimizer import ScheduleSettings
 from pipeline.train.schedule import Schedule
 from tests.conftest import ROOT
 
-_AFTER = (ROOT / "jobs/configs/README.md").read_text().partition("but for these conventions:")[2]
+_AFTER = (ROOT / "jobs/configs/README.md").read_text().partition("except for these conventions:")[2]
 # The rows that the tests below check, in their order: subject, this project, sentence-transformers.
 TABLE = """
 | first step of a warm-up of w steps | the peak divided by w; the peak at step w | 0; the peak at step w + 1 |
 | `contrastive_tension` | mean over the pairs; `reduction: sum` for the sum | sum |
 | `distillation` of similarities | divergence without a factor, temperature 0.05 | times the temperature squared, temperature 1 |
 | `triplet` | margin 1, as in the paper | margin 5 |
-| cosines that are ranked (STS, pairs, triplets) | rounded to 12 decimals, so that pairs of equal texts tie | as they come: equal texts tie by chance |
+| cosines that are ranked (STS, pairs, triplets) | rounded to 12 decimals, so that pairs of equal texts tie | not rounded: pairs of equal texts tie by chance |
 """  # noqa: E501  rows as in the document
 
 
