@@ -16,8 +16,7 @@ from pipeline.objectives import TrainedModel
 from pipeline.settings import EncoderSettings
 from pipeline.train.metrics import read_metrics
 from tests.flows.conftest import sentences
-from tests.flows.train.test_rank import train
-from tests.flows.train.training import losses, unstarted
+from tests.flows.train.training import losses, rank_of_config, train
 
 CONFIG = Path(__file__).parents[3] / "jobs/configs/train/declutr.yaml"
 
@@ -35,7 +34,7 @@ def write_documents(file: Path, documents: int = 32) -> Path:
 
 
 def write_real_documents(file: Path, words: int = 128) -> Path:
-    """Join the sentences of each real document of at least so many words."""
+    """Write the real documents of the evaluation data that have at least that many words."""
     table = pq.read_table(Path(os.environ["MANTA_EVAL_DATA"]) / "running" / "documents.parquet")
     grouped = table.group_by("doc_id", use_threads=False).aggregate([("text", "list")])
     joined = pc.binary_join(grouped["text_list"].combine_chunks(), " ").to_pylist()
@@ -44,7 +43,7 @@ def write_real_documents(file: Path, words: int = 128) -> Path:
 
 
 def test_the_config_trains_spans_and_masked_words(tmp_path: Path, encoder: Path):
-    rank = unstarted(
+    rank = rank_of_config(
         CONFIG,
         tmp_path,
         "run",
@@ -55,9 +54,9 @@ def test_the_config_trains_spans_and_masked_words(tmp_path: Path, encoder: Path)
     assert rank.plan.steps == 2
     train(rank)
     assert set(read_metrics(rank.run.store)[-1].parts) == {"declutr.nt_xent", "masked_lm.masked_lm"}
-    product = open_folder(EncoderSettings(path=rank.run.encoder))
-    assert product.space_id != open_folder(rank.encoder).space_id
-    assert AutoModelForMaskedLM.from_pretrained(product.path).get_output_embeddings() is not None
+    trained = open_folder(EncoderSettings(path=rank.run.encoder))
+    assert trained.space_id != open_folder(rank.encoder).space_id
+    assert AutoModelForMaskedLM.from_pretrained(trained.path).get_output_embeddings() is not None
 
 
 @pytest.mark.slow
@@ -65,9 +64,9 @@ def test_the_config_trains_spans_and_masked_words(tmp_path: Path, encoder: Path)
     "MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data"
 )
 def test_it_learns_on_real_text(tmp_path: Path):
-    """A new deep averaging network, which has no masked words: the loss falls, STS-B exceeds its start."""
+    """Train a new deep averaging network, which cannot predict masked words. The score on STS-B rises too."""
     sts = Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet"
-    rank = unstarted(
+    rank = rank_of_config(
         CONFIG,
         tmp_path,
         "real",

@@ -18,13 +18,13 @@ from pipeline.train.metrics import read_metrics
 from tests.flows.train.test_fine_tuning import (
     PAIRS,
     SCORES,
-    predictions_of_transformers,
+    SIDES,
+    logits_of_transformers,
     rank_for,
     small,
     write_rows,
 )
-from tests.flows.train.test_rank import train, train_apart
-from tests.flows.train.training import training_job
+from tests.flows.train.training import train, train_on_two_ranks, training_job
 from tests.models.pair_folders import pair_folder
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
@@ -49,7 +49,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [(PAIRS, "label", OF_CLASSES), (SCORES, "score", OF_SCORES)],
     ids=["classes", "scores"],
 )
-def test_all_metrics_of_the_product_in_transformers_are_in_result_page_and_card(
+def test_all_metrics_of_the_trained_model_in_transformers_are_in_result_report_and_card(
     tmp_path: Path, start: Path, config: Path, target: str, metrics: dict[str, Metric]
 ):
     write_rows(tmp_path / "test.parquet", 30, 9)
@@ -60,15 +60,17 @@ def test_all_metrics_of_the_product_in_transformers_are_in_result_page_and_card(
     expected = {}
     for file in ("dev", "test"):
         rows = tmp_path / f"{file}.parquet"
-        outputs = predictions_of_transformers(Path(rank.run.encoder), rows, "sentence1", "sentence2")
-        predicted = outputs.argmax(1) if target == "label" else outputs[:, 0]
+        logits = logits_of_transformers(Path(rank.run.encoder), rows, *SIDES)
+        predicted = logits.argmax(1) if target == "label" else logits[:, 0]
         gold = pq.read_table(rows)[target].to_numpy()
         expected |= {f"{file}_{name}": 100 * metric(gold, predicted) for name, metric in metrics.items()}
     assert found == pytest.approx(expected, abs=1e-3)
     assert any(found[f"dev_{name}"] != found[f"test_{name}"] for name in metrics)
-    page, card = Path(rank.run.report).read_text(), Path(rank.run.encoder, "README.md").read_text()
-    for text in (page, card):
-        assert {f"{value:.2f}".replace("-", "−") in text for value in expected.values()} == {True}
+    report, card = Path(rank.run.report).read_text(), Path(rank.run.encoder, "README.md").read_text()
+    for value in expected.values():
+        shown = f"{value:.2f}".replace("-", "−")
+        assert shown in report
+        assert shown in card
 
 
 def test_the_weights_that_are_kept_are_measured(tmp_path: Path, start: Path):
@@ -124,12 +126,10 @@ def test_two_ranks_measure_what_transformers_computes(tmp_path: Path, start: Pat
         "train.workers=2",
         f"train.strategy={strategy}",
     )
-    train_apart(rank, tmp_path, stop=-1)
-    outputs = predictions_of_transformers(
-        Path(rank.run.encoder), tmp_path / "test.parquet", "sentence1", "sentence2"
-    )
+    train_on_two_ranks(rank, tmp_path)
+    logits = logits_of_transformers(Path(rank.run.encoder), tmp_path / "test.parquet", *SIDES)
     gold = pq.read_table(tmp_path / "test.parquet")["label"].to_numpy()
-    expected = {f"test_{name}": 100 * metric(gold, outputs.argmax(1)) for name, metric in OF_CLASSES.items()}
+    expected = {f"test_{name}": 100 * metric(gold, logits.argmax(1)) for name, metric in OF_CLASSES.items()}
     found = rank.run.result().metrics
     assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-3)
 

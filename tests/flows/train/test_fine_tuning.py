@@ -1,4 +1,4 @@
-"""Fine-tuning on labels from its configs to its products: resumed, measured, refused or used as encoders."""
+"""Fine-tuning on labels from its configs to cross-encoders, which no night uses, and to encoders."""
 
 import os
 from pathlib import Path
@@ -23,11 +23,11 @@ from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.train.metrics import read_metrics
 from tests.flows.conftest import job_arguments, sentences, write_corpus
-from tests.flows.train.test_rank import Stop, train
-from tests.flows.train.training import unstarted
+from tests.flows.train.training import assert_resumes_to_the_same_bits, rank_of_config, train
 from tests.models.pair_folders import pair_folder
 
 CONFIGS = Path(__file__).parents[3] / "jobs/configs/train"
+SIDES = ("sentence1", "sentence2")
 PAIRS, TEXTS, SCORES = (
     CONFIGS / f"{name}.yaml" for name in ("glue-pairs", "glue-sentences", "cross-encoder")
 )
@@ -35,18 +35,20 @@ PAIRS, TEXTS, SCORES = (
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the encoder that the trainings start from."""
     return pair_folder(tmp_path_factory.mktemp("start") / "bert")
 
 
 def write_rows(file: Path, count: int = 64, seed: int = 0) -> Path:
-    """Pairs whose second text is the first one, or long; the label says which, the score is 0 or 5."""
+    """Write pairs with labels and scores.
+
+    With label 0 and score 0 the second text is the first one; with label 1 and score 5 it is four times that.
+    """
     left = sentences(count, seed)
     label = np.random.default_rng(seed).integers(0, 2, count)
     right = [" ".join([text] * (4 if is_long else 1)) for text, is_long in zip(left, label, strict=True)]
-    score = 5.0 * label
-    pq.write_table(
-        pa.table({"sentence1": left, "sentence2": right, "text": right, "label": label, "score": score}), file
-    )
+    columns = {"sentence1": left, "sentence2": right, "text": right, "label": label, "score": 5.0 * label}
+    pq.write_table(pa.table(columns), file)
     return file
 
 
@@ -66,33 +68,26 @@ def small(config: Path, folder: Path, start: Path) -> tuple[str, ...]:
 
 
 def rank_for(config: Path, folder: Path, start: Path, name: str = "run", *overrides: str) -> TrainRank:
-    return unstarted(config, folder, name, *small(config, folder, start), *overrides)
+    """Return the training of a config, made small."""
+    return rank_of_config(config, folder, name, *small(config, folder, start), *overrides)
 
 
-def predictions_of_transformers(product: Path, dev: Path, *roles: str) -> np.ndarray:
-    """Outputs (n, K) of the product as transformers computes them for the rows of a file."""
-    columns = [pq.read_table(dev)[role].to_pylist() for role in roles]
-    tokenizer = AutoTokenizer.from_pretrained(product)
+def logits_of_transformers(folder: Path, file: Path, *roles: str) -> np.ndarray:
+    """Compute the logits (n, classes) of the rows of a file with transformers' model of a folder."""
+    columns = [pq.read_table(file)[role].to_pylist() for role in roles]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer(*columns, truncation=True, max_length=64, padding=True, return_tensors="pt")
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():
-        logits: torch.Tensor = (
-            AutoModelForSequenceClassification.from_pretrained(product).eval()(**inputs).logits
-        )
-    return logits.numpy()
+        return np.asarray(model(**inputs).logits)
 
 
 @pytest.mark.parametrize("config", [PAIRS, TEXTS, SCORES], ids=lambda config: config.stem)
 def test_a_stopped_training_resumes_to_the_same_bits(tmp_path: Path, start: Path, config: Path):
     whole, parts = rank_for(config, tmp_path, start), rank_for(config, tmp_path, start, "parts")
-    train(whole)
-    with pytest.raises(Stop):
-        train(parts, 6)
-    train(parts)
-    spaces = [
-        open_folder(EncoderSettings(path=rank.run.encoder), cross_encoder=True).space_id
-        for rank in (whole, parts)
-    ]
-    assert spaces[0] == spaces[1] == whole.run.result().space_id != open_folder(whole.encoder).space_id
+    assert_resumes_to_the_same_bits(whole, parts, 6, cross_encoder=True)
+    trained = open_folder(EncoderSettings(path=whole.run.encoder), cross_encoder=True)
+    assert whole.run.result().space_id == trained.space_id
 
 
 @pytest.mark.parametrize(
@@ -100,63 +95,65 @@ def test_a_stopped_training_resumes_to_the_same_bits(tmp_path: Path, start: Path
     [(PAIRS, "accuracy"), (PAIRS, "f1"), (PAIRS, "matthews"), (SCORES, "pearson")],
     ids=lambda value: getattr(value, "stem", value),
 )
-def test_the_score_on_dev_is_that_of_the_product_in_transformers(
+def test_the_score_on_dev_is_that_of_the_trained_model_in_transformers(
     tmp_path: Path, start: Path, config: Path, measure: str
 ):
     rank = rank_for(config, tmp_path, start, "run", f"train.dev.measure={measure}")
     train(rank)
-    outputs = predictions_of_transformers(
-        Path(rank.run.encoder), tmp_path / "dev.parquet", "sentence1", "sentence2"
-    )
-    dev = pq.read_table(tmp_path / "dev.parquet")
-    gold, classes = dev["label"].to_numpy(), outputs.argmax(1)
+    file = tmp_path / "dev.parquet"
+    logits, dev = logits_of_transformers(Path(rank.run.encoder), file, *SIDES), pq.read_table(file)
+    gold, classes = dev["label"].to_numpy(), logits.argmax(1)
     expected = {
         "accuracy": lambda: np.mean(classes == gold),
         "f1": lambda: f1_score(gold, classes),
         "matthews": lambda: matthews_corrcoef(gold, classes),
-        "pearson": lambda: pearsonr(outputs[:, 0], dev["score"].to_numpy()).statistic,
+        "pearson": lambda: pearsonr(logits[:, 0], dev["score"].to_numpy()).statistic,
     }[measure]()
-    lines = [line.dev for line in read_metrics(rank.run.store) if line.dev is not None]
-    assert len(set(lines)) > 1
-    assert rank.run.result().metrics["dev"] == max(lines) == pytest.approx(100 * expected, abs=1e-3)
+    scores = [line.dev for line in read_metrics(rank.run.store) if line.dev is not None]
+    assert len(set(scores)) > 1
+    assert rank.run.result().metrics["dev"] == max(scores)
+    assert max(scores) == pytest.approx(100 * expected, abs=1e-3)
 
 
-def test_a_cross_encoder_has_a_card_of_its_own_and_no_night_encodes_with_it(tmp_path: Path, start: Path):
-    rank = rank_for(PAIRS, tmp_path, start)
+def test_the_card_and_report_of_a_cross_encoder_describe_it_as_one(tmp_path: Path, start: Path):
+    rank = rank_for(PAIRS, tmp_path, start, "run", "train.max_steps=1")
     train(rank)
     card = Path(rank.run.encoder, "README.md").read_text()
     assert "CrossEncoder(" in card
     assert "manta encode" not in card
-    page = Path(rank.run.report).read_text()
-    assert "It reads two texts together" in page
-    assert "manta evaluate" not in page
+    report = Path(rank.run.report).read_text()
+    assert "It reads two texts together" in report
+    assert "manta evaluate" not in report
+
+
+def test_no_night_encodes_with_a_cross_encoder_and_a_training_may_start_from_it(tmp_path: Path, start: Path):
+    first = rank_for(PAIRS, tmp_path, start, "first", "train.max_steps=1")
+    train(first)
     write_corpus(tmp_path / "corpus", 20)
-    job = load_settings(Job, None, job_arguments(tmp_path, Path(rank.run.encoder)))
+    job = load_settings(Job, None, job_arguments(tmp_path, Path(first.run.encoder)))
     with pytest.raises(ModelError, match="found a cross-encoder, which reads two texts together"):
         nightly(job, Stages())
-    again = rank_for(SCORES, tmp_path, Path(rank.run.encoder), "second")
-    train(again)
-    assert again.run.result().steps == 12
+    second = rank_for(SCORES, tmp_path, Path(first.run.encoder), "second")
+    train(second)
+    assert second.run.result().steps == 12
 
 
 def test_a_classifier_of_sentences_is_an_encoder(tmp_path: Path, start: Path):
     rank = rank_for(TEXTS, tmp_path, start)
     train(rank)
-    product = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings())
-    assert (product.folder.pooling, product.folder.dim) == (("cls",), 48)
-    outputs = predictions_of_transformers(Path(rank.run.encoder), tmp_path / "dev.parquet", "text")
-    dev = pq.read_table(tmp_path / "dev.parquet")
-    expected = matthews_corrcoef(dev["label"].to_numpy(), outputs.argmax(1))
+    encoder = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings())
+    assert (encoder.folder.pooling, encoder.folder.dim) == (("cls",), 48)
+    file = tmp_path / "dev.parquet"
+    logits = logits_of_transformers(Path(rank.run.encoder), file, "text")
+    expected = matthews_corrcoef(pq.read_table(file)["label"].to_numpy(), logits.argmax(1))
     assert rank.run.result().metrics["dev"] == pytest.approx(100 * expected, abs=1e-3)
 
 
-def test_the_encoder_of_cert_is_fine_tuned_with_the_pooler_that_it_was_trained_with(
-    tmp_path: Path, start: Path
-):
+def test_an_encoder_trained_by_cert_is_fine_tuned_with_its_own_pooler(tmp_path: Path, start: Path):
     texts = sentences(64)
     variants = {"variant_zh": texts, "variant_de": [text.replace("the", "a") for text in texts]}
     pq.write_table(pa.table(variants), tmp_path / "variants.parquet")
-    contrast = unstarted(
+    contrast = rank_of_config(
         CONFIGS / "cert.yaml",
         tmp_path,
         "cert",
@@ -167,27 +164,26 @@ def test_the_encoder_of_cert_is_fine_tuned_with_the_pooler_that_it_was_trained_w
         "train.max_steps=4",
     )
     train(contrast)
-    slow = ("encoder.pooling=null", "train.max_steps=1", "train.optimizer.learning_rate=1e-6")
-    tuned = rank_for(TEXTS, tmp_path, Path(contrast.run.encoder), "tuned", *slow)
+    one_small_step = ("encoder.pooling=null", "train.max_steps=1", "train.optimizer.learning_rate=1e-6")
+    tuned = rank_for(TEXTS, tmp_path, Path(contrast.run.encoder), "tuned", *one_small_step)
     train(tuned)
     before, after = (
         load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings()).encode(texts[:8])
         for rank in (contrast, tuned)
     )
-    np.testing.assert_allclose(after, before, atol=0.01)  # one small step away from CERT's vectors
-    assert predictions_of_transformers(Path(tuned.run.encoder), tmp_path / "dev.parquet", "text").shape == (
-        40,
-        2,
-    )
+    np.testing.assert_allclose(after, before, atol=0.01)
+    logits = logits_of_transformers(Path(tuned.run.encoder), tmp_path / "dev.parquet", "text")
+    assert logits.shape == (40, 2)
 
 
 def test_f1_needs_two_labels(tmp_path: Path, start: Path):
-    rank = rank_for(PAIRS, tmp_path, start)
-    values = {"values": rank.settings.data[0].values.model_copy(update={"labels": ("a", "b", "c")})}
-    data = (rank.settings.data[0].model_copy(update=values),)
-    dev = rank.settings.dev.model_copy(update={"measure": "f1"})
+    settings = rank_for(PAIRS, tmp_path, start).settings
+    (source,) = settings.data
+    three = source.values.model_copy(update={"labels": ("a", "b", "c")})
+    data = (source.model_copy(update={"values": three}),)
+    dev = settings.dev.model_copy(update={"measure": "f1"})
     with pytest.raises(ConfigError, match=r"train.dev.measure f1: expected two labels"):
-        open_dev(rank.settings.model_copy(update={"data": data, "dev": dev}))
+        open_dev(settings.model_copy(update={"data": data, "dev": dev}))
 
 
 @pytest.mark.slow
@@ -199,7 +195,7 @@ def test_a_classifier_learns_the_labels_of_real_sentences(tmp_path: Path):
     order = np.random.default_rng(0).permutation(len(table))
     for name, rows in (("train", order[300:]), ("dev", order[:300])):
         pq.write_table(table.take(rows).select(["text", "label"]), tmp_path / f"{name}.parquet")
-    rank = unstarted(
+    rank = rank_of_config(
         TEXTS,
         tmp_path,
         "real",

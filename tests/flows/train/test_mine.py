@@ -2,6 +2,7 @@
 
 from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,26 +33,29 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, str]]]:
+    """Write the pairs of `write_questions`."""
     return write_questions(tmp_path_factory.mktemp("pairs"))
 
 
 def write_questions(folder: Path) -> tuple[Path, list[tuple[str, str]]]:
-    """Write two files of pairs: anchors in several pairs, positives in several pairs, positives that are
-    anchors too, and white space around texts.
+    """Write two files of pairs; return their folder and the pairs.
+
+    Some anchors and some positives are in several pairs, some texts are both an anchor and a positive, and a
+    text has white space around it.
     """
     texts, random = sentences(150), np.random.default_rng(0)
     rows = [(texts[left], texts[right]) for left, right in random.integers(0, len(texts), (PAIRS, 2))]
     rows[7] = (rows[3][0], f"  {rows[3][1]} ")
     folder.mkdir(parents=True, exist_ok=True)
-    for number, part in enumerate(np.array_split(np.arange(PAIRS), 2)):
-        table = pa.table(
-            {"question": [rows[row][0] for row in part], "positive": [rows[row][1] for row in part]}
-        )
+    for number, part in enumerate((rows[: PAIRS // 2], rows[PAIRS // 2 :])):
+        questions, positives = zip(*part, strict=True)
+        table = pa.table({"question": questions, "positive": positives})
         pq.write_table(table, folder / f"{number}.parquet", row_group_size=40)
     return folder, rows
 
 
 def job_of(encoder: Path, *overrides: str) -> Job:
+    """Return a job that mines in units of 50 rows."""
     fixed = (
         f"encoder.path={encoder}",
         "encode.unit_rows=50",
@@ -79,15 +83,23 @@ def rows_of(found: PairSettings) -> list[tuple[str, str, str]]:
     return list(zip(*(table[name].to_pylist() for name in ("anchor", "positive", "negative")), strict=True))
 
 
-def expected(
-    job: Job, rows: list[tuple[str, str]]
-) -> list[tuple[tuple[str, str], dict[str, float], list[list[str]]]]:
-    """Rank all distinct positives for every pair by brute force.
+class Expected(NamedTuple):
+    """Negatives of a pair by brute force.
 
-    Returns each pair with the cosines of its anchor to all candidates, and the negatives that the rules leave
-    when the bound is lowered and when it is raised by `ROUNDING`: a candidate whose cosine lies at the bound
-    may be taken or not.
+    Attributes:
+        pair: anchor and positive.
+        cosines: cosine of the anchor with each candidate.
+        allowed: negatives with the bound on cosines lowered by `ROUNDING`, and those with the bound raised by
+            it, because rounding decides on a candidate whose cosine is at the bound.
     """
+
+    pair: tuple[str, str]
+    cosines: dict[str, float]
+    allowed: list[list[str]]
+
+
+def by_brute_force(job: Job, rows: list[tuple[str, str]]) -> list[Expected]:
+    """Rank all distinct positives for every pair."""
     settings, encoder = job.train.mine, load_encoder(job.encoder, job.encode)
     rows = [(anchor.strip(), positive.strip()) for anchor, positive in rows]
     candidates = list(dict.fromkeys(positive for _, positive in rows))
@@ -100,17 +112,17 @@ def expected(
     found = []
     for anchor, positive in rows:
         cosines = matrix @ vectors[anchor]
-        right = {anchor, *(other for same, other in rows if same == anchor)}
-        ranked = [place for place in np.argsort(-cosines, kind="stable") if candidates[place] not in right][
-            settings.skip : settings.neighbours
-        ]
+        correct = {anchor, *(other for same, other in rows if same == anchor)}
+        ranked = [index for index in np.argsort(-cosines, kind="stable") if candidates[index] not in correct]
+        ranked = ranked[settings.skip : settings.neighbours]
         bound = cosines[candidates.index(positive)] - settings.margin if settings.margin is not None else 1.0
         bound = min(bound, settings.most or 1.0)
         allowed = [
-            [candidates[place] for place in ranked if cosines[place] <= limit][: settings.negatives]
+            [candidates[index] for index in ranked if cosines[index] <= limit][: settings.negatives]
             for limit in (bound - ROUNDING, bound + ROUNDING)
         ]
-        found.append(((anchor, positive), dict(zip(candidates, cosines.tolist(), strict=True)), allowed))
+        by_text = dict(zip(candidates, cosines.tolist(), strict=True))
+        found.append(Expected((anchor, positive), by_text, allowed))
     return found
 
 
@@ -125,54 +137,55 @@ def expected(
 def test_negatives_are_those_of_a_brute_force_search(overrides, pairs, encoder: Path, tmp_path: Path):
     folder, rows = pairs
     job = job_of(encoder, *overrides)
-    found, got = mined(job, folder, tmp_path)
-    assert found.weight == 3
-    assert len(got) > 20
-    left = deque(got)
-    for pair, cosines, allowed in expected(job, rows):
-        negatives = [left.popleft()[2] for _ in range(max(map(len, allowed))) if left and left[0][:2] == pair]
-        reached = np.array([cosines[text] for text in negatives])  # texts of one cosine may change places
+    source, found = mined(job, folder, tmp_path)
+    assert source.weight == 3
+    assert len(found) > 20
+    remaining = deque(found)
+    for pair, cosines, allowed in by_brute_force(job, rows):
+        most = max(map(len, allowed))
+        negatives = [remaining.popleft()[2] for _ in range(most) if remaining and remaining[0][:2] == pair]
+        reached = np.array([cosines[text] for text in negatives])  # texts of equal cosines have any order
         assert any(
-            len(wanted) == len(negatives)
-            and np.allclose(reached, [cosines[text] for text in wanted], rtol=0, atol=ROUNDING)
-            for wanted in allowed
+            len(expected) == len(negatives)
+            and np.allclose(reached, [cosines[text] for text in expected], rtol=0, atol=ROUNDING)
+            for expected in allowed
         ), pair
-    assert not left
+    assert not remaining
 
 
 def test_random_negatives_depend_on_the_seed_only(pairs, encoder: Path, tmp_path: Path):
     folder, _ = pairs
-    options = ("train.mine.pick=random", "train.mine.margin=null")
-    first = mined(job_of(encoder, *options), folder, tmp_path / "one")[1]
-    assert (
-        mined(job_of(encoder, *options, "encode.unit_rows=64", "index.shards=2"), folder, tmp_path / "two")[1]
-        == first
-    )
-    assert mined(job_of(encoder, *options, "train.seed=1"), folder, tmp_path / "one")[1] != first
+
+    def random_negatives(root: str, *overrides: str) -> list[tuple[str, str, str]]:
+        job = job_of(encoder, "train.mine.pick=random", "train.mine.margin=null", *overrides)
+        return mined(job, folder, tmp_path / root)[1]
+
+    first = random_negatives("one")
+    assert random_negatives("two", "encode.unit_rows=64", "index.shards=2") == first
+    assert random_negatives("one", "train.seed=1") != first
+
+
+def modification_times(folder: Path) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
 
 
 def test_repeated_and_interrupted_runs_reuse_stored_negatives(pairs, encoder: Path, tmp_path: Path):
     folder, _ = pairs
     job = job_of(encoder)
-    found, got = mined(job, folder, tmp_path)
-    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
-    again, _ = mined(job, folder, tmp_path)
-    assert again == found
-    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()} == before
+    source, found = mined(job, folder, tmp_path)
+    before = modification_times(tmp_path)
+    assert mined(job, folder, tmp_path)[0] == source
+    assert modification_times(tmp_path) == before
 
-    place, lost = Path(found.uri).parent, Path(found.uri) / "part-00002.parquet"
+    records, lost = Path(source.uri).parent, Path(source.uri) / "part-00002.parquet"
     bytes_before = lost.read_bytes()
     lost.unlink()
-    (place / "part-00001.json").unlink()
-    (place / "mined.json").unlink()
-    assert mined(job, folder, tmp_path)[1] == got
+    (records / "part-00001.json").unlink()
+    (records / "mined.json").unlink()
+    assert mined(job, folder, tmp_path)[1] == found
     assert lost.read_bytes() == bytes_before
-    made = {
-        file
-        for file in (tmp_path / "pairs").rglob("*/*")
-        if file.is_file() and file.stat().st_mtime_ns != before.get(file)
-    }
-    assert {file.name for file in made} == {
+    after = modification_times(tmp_path / "pairs")
+    assert {file.name for file, time in after.items() if time != before.get(file)} == {
         "part-00001.json",
         "part-00001.parquet",
         "part-00002.parquet",
@@ -180,7 +193,7 @@ def test_repeated_and_interrupted_runs_reuse_stored_negatives(pairs, encoder: Pa
     }
 
 
-def test_the_result_does_not_depend_on_the_parts_of_the_keys(
+def test_equal_texts_do_not_depend_on_the_number_of_parts_that_find_them(
     pairs, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     folder, rows = pairs
@@ -190,17 +203,17 @@ def test_the_result_does_not_depend_on_the_parts_of_the_keys(
         for number, (anchors, positives) in enumerate(_units(opened, 50, store))
     ]
     found = []
-    for lines in (1 << 22, 50):
-        monkeypatch.setattr(equal_texts, "_PAIRS_IN_MEMORY", lines)
+    for pairs_in_memory, parts in ((1 << 22, 1), (50, 4)):
+        monkeypatch.setattr(equal_texts, "_PAIRS_IN_MEMORY", pairs_in_memory)
         with connect(job_of(encoder).cluster, Stages()) as cluster:
             equal = find_equal_texts(Run(job_of(encoder), store, cluster, Stages()), units, "equal")
-        assert len(equal.known) == (1 if lines > PAIRS else 4)
+        assert len(equal.known) == parts
         of_units = []
         for number, (anchors, _) in enumerate(units):
             known = read_from_all(store, equal.known, KNOWN_SCHEMA, number, number + 1).to_pydict()
             of_units.append(sorted(zip(known["anchor"], known["address"], strict=True)))
             keys = pq.read_table(tmp_path / anchors.path, columns=["text_key"])["text_key"].to_pylist()
-            assert {anchor for anchor, _ in of_units[-1]} == set(keys), "each anchor has its own positive"
+            assert {anchor for anchor, _ in of_units[-1]} == set(keys)  # each anchor has its own positive
         found.append((equal.repeats, of_units, len({pair for each in of_units for pair in each})))
         assert all(len(set(each)) == len(each) for each in of_units)
     assert found[0] == found[1]
@@ -208,14 +221,19 @@ def test_the_result_does_not_depend_on_the_parts_of_the_keys(
     assert not list((tmp_path / "equal").glob("*"))
     stripped = [(anchor, positive.strip()) for anchor, positive in rows]
     firsts = list(dict.fromkeys(positive for _, positive in stripped))
-    assert len(Dead.load(store, found[0][0])) == PAIRS - len(firsts)
-    assert found[0][2] == len({*stripped, *((anchor, anchor) for anchor, _ in rows if anchor in firsts)})
+    repeats, _, distinct_pairs = found[0]
+    assert len(Dead.load(store, repeats)) == PAIRS - len(firsts)
+    assert distinct_pairs == len({*stripped, *((anchor, anchor) for anchor, _ in rows if anchor in firsts)})
 
 
 def test_an_empty_result_is_an_error_with_advice(pairs, encoder: Path, tmp_path: Path):
     folder, _ = pairs
     with pytest.raises(DataError, match=rf"none of {PAIRS}.*lower train\.mine\.margin"):
         mined(job_of(encoder, "train.mine.margin=2"), folder, tmp_path)
+
+
+def test_settings_that_cannot_use_mined_negatives_are_refused(pairs, encoder: Path, tmp_path: Path):
+    folder, _ = pairs
     with pytest.raises(ConfigError, match=r"new weights \(train\.fresh\)"):
         mined(job_of(encoder, "train.fresh=true"), folder, tmp_path)
     with pytest.raises(

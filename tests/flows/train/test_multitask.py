@@ -1,15 +1,11 @@
-"""Multi-task training from the config of the Universal Sentence Encoder: three tasks in turn, each with rows
-of its own, resumed and measured.
-"""
+"""Multi-task training from the config of the Universal Sentence Encoder: three tasks with their own rows."""
 
-import json
 import os
 from collections import Counter
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,12 +14,20 @@ from pipeline.flows.train.train import open_training
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import TrainedModel
-from pipeline.settings import EncoderSettings, Job
+from pipeline.settings import Job
 from pipeline.settings.training import ObjectiveSettings, PairSettings, TrainSettings
-from tests.flows.train.test_rank import Stop, train
+from pipeline.train.metrics import read_metrics
 from tests.flows.train.test_use import write_conversations
-from tests.flows.train.training import losses, unstarted, write_books, write_running_text
-from tests.train.test_start import write_nli
+from tests.flows.train.training import (
+    assert_resumes_to_the_same_bits,
+    losses,
+    rank_of_config,
+    train,
+    write_books,
+    write_caption_pairs,
+    write_running_text,
+)
+from tests.train.topics import write_nli
 
 CONFIG = Path(__file__).parents[3] / "jobs/configs/train/use-multitask.yaml"
 NAMES = ("sentences", "conversations", "inference")
@@ -40,6 +44,7 @@ def _own_cache(cache: Path) -> None:
 
 
 def data_of(*files: Path) -> str:
+    """Return the override that makes the files the sources of the three tasks."""
     sources = (f"{{uri: {file}, name: {name}}}" for file, name in zip(files, NAMES, strict=True))
     return f"train.data=[{', '.join(sources)}]"
 
@@ -58,25 +63,16 @@ def rank_for(folder: Path, name: str = "run", *overrides: str) -> TrainRank:
         "train.optimizer.learning_rate=0.01",
         "train.max_steps=18",
     )
-    return unstarted(CONFIG, folder, name, *small, *overrides)
+    return rank_of_config(CONFIG, folder, name, *small, *overrides)
 
 
-def test_each_step_is_of_one_task_and_a_stopped_training_resumes_to_the_same_bits(tmp_path: Path):
+def test_each_step_trains_one_task_and_a_stopped_training_resumes_to_the_same_bits(tmp_path: Path):
     whole, parts = rank_for(tmp_path), rank_for(tmp_path, "parts")
     sources = [batch.source for batch in islice(whole.plan.order.batches(0), 18)]
     assert Counter(sources) == dict.fromkeys(NAMES, 6)
-    train(whole)
-    lines = [
-        json.loads(line)
-        for line in (tmp_path / "trainings/run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
-    found = [set(line["parts"]) for line in lines if line.get("parts")]
+    assert_resumes_to_the_same_bits(whole, parts, 7)
+    found = [set(line.parts) for line in read_metrics(whole.run.store) if line.parts]
     assert found == [PARTS[source] for source in sources]
-    with pytest.raises(Stop):
-        train(parts, 7)
-    train(parts)
-    spaces = [open_folder(EncoderSettings(path=rank.run.encoder)).space_id for rank in (whole, parts)]
-    assert spaces[0] == spaces[1] != open_folder(whole.encoder).space_id
     curve = np.array(losses(tmp_path / "trainings" / "run"))
     for name in NAMES:
         own = curve[[source == name for source in sources]]
@@ -90,7 +86,8 @@ def test_words_of_all_sources_are_known(tmp_path: Path):
         assert set(words) <= set(known), file
 
 
-def test_sources_without_a_binding_do_not_rename_trainings(tmp_path: Path):
+def test_definitions_of_trainings_name_sources_only_if_objectives_are_bound_to_them(tmp_path: Path):
+    """Trainings that were defined before these settings existed keep their names."""
     bound = rank_for(tmp_path).run.definition
     assert [source["name"] for source in bound["data"]] == list(NAMES)
     assert [term["source"] for term in bound["train"]["objective"]] == list(NAMES)
@@ -107,16 +104,11 @@ def test_sources_without_a_binding_do_not_rename_trainings(tmp_path: Path):
     "MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data"
 )
 def test_it_learns_on_real_text(tmp_path: Path):
-    """Running text, two captions of an image, and SNLI: each loss falls, STS-B exceeds its start."""
+    """Train on running text, pairs of captions and SNLI. The score on STS-B rises too."""
     data = Path(os.environ["MANTA_EVAL_DATA"])
-    captions = pq.read_table(data / "captions" / "flickr30k_captions.parquet").slice(0, 60_000)
-    images, texts = captions["image_id"].to_numpy(), captions["text"].to_pylist()
-    first = np.flatnonzero(images[1:] == images[:-1])[::2]  # each caption is in one pair at most
-    table = {"anchor": [texts[row] for row in first], "positive": [texts[row + 1] for row in first]}
-    pq.write_table(pa.table(table), tmp_path / "captions.parquet")
     files = (
         write_running_text(tmp_path / "real.parquet", 30_000),
-        tmp_path / "captions.parquet",
+        write_caption_pairs(tmp_path / "captions.parquet"),
         data / "nli" / "snli.parquet",
     )
     rank = rank_for(
@@ -136,8 +128,6 @@ def test_it_learns_on_real_text(tmp_path: Path):
     sources = [batch.source for batch in islice(rank.plan.order.batches(0), 450)]
     for name in NAMES:
         own = curve[[source == name for source in sources]]
-        print(name, own[:20].mean(), own[-20:].mean())
         assert own[-20:].mean() < 0.97 * own[:20].mean(), name
     start = rank.dev.score(TrainedModel(load_trainable(open_folder(rank.encoder))))
-    print("STS-B", start, rank.run.result().metrics["dev"])
     assert rank.run.result().metrics["dev"] > start

@@ -1,6 +1,4 @@
-"""A training over several Ray nodes with an object store between them goes on from its last checkpoint when a
-node is lost.
-"""
+"""A training on several Ray nodes, with its checkpoints in an object store, continues if a node is lost."""
 
 import time
 from pathlib import Path
@@ -23,12 +21,13 @@ environment, nodes = test_nodes.environment, test_nodes.nodes
 
 
 def last_step(run: str) -> int:
+    """Return the step of the last checkpoint."""
     return max(
         (int(entry.path.split("-")[1]) for entry in open_store(run).list("checkpoints", ".json")), default=0
     )
 
 
-def at_work(raylet: int) -> bool:
+def has_worker(raylet: int) -> bool:
     """Return whether a worker of the training runs on that node."""
     try:
         return bool(workers(raylet))
@@ -55,10 +54,10 @@ def test_a_lost_node_loses_only_steps_after_the_last_checkpoint(
     deadline = time.monotonic() + _PATIENCE_S
     while last_step(f"{root}/run") < 40 and training.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    seats = [at_work(raylet) for raylet in nodes.raylets]
-    assert sum(seats) == 2, "each worker has a node of its own"
-    nodes.order(f"remove {seats.index(True, 1) - 1}")  # not the head, which is the first
-    answer, said = finish_job(training)
-    assert (answer["status"], answer["steps"]) == ("trained", 240)
-    assert said.count("a training worker is lost") == 1
-    assert open_folder(EncoderSettings(path=answer["encoder"])).space_id == answer["space_id"]
+    used = [has_worker(raylet) for raylet in nodes.raylets]
+    assert sum(used) == 2  # each worker has a node of its own
+    nodes.order(f"remove {used.index(True, 1) - 1}")  # not the head, which is the first
+    result, log = finish_job(training)
+    assert (result["status"], result["steps"]) == ("trained", 240)
+    assert log.count("a training worker is lost") == 1
+    assert open_folder(EncoderSettings(path=result["encoder"])).space_id == result["space_id"]

@@ -1,6 +1,4 @@
-"""Objectives with queues, twins and views, from their options to the encoder that comes of them: what a
-worker does, in this process.
-"""
+"""Objectives with queues, second encoders and views, from their options to the trained encoder."""
 
 from pathlib import Path
 
@@ -18,10 +16,10 @@ from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import TrainedModel
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.flows.conftest import sentences
-from tests.flows.train.test_rank import Stop, rank_of, train
-from tests.flows.train.training import write_sts
+from tests.flows.train.training import assert_resumes_to_the_same_bits, rank_of, train, write_sts
 
-ROWS, SHORT = 40, ("train.max_steps=4", "train.checkpoint={steps: 2, minutes: null}")
+ROWS = 40
+SHORT = ("train.max_steps=4", "train.checkpoint={steps: 2, minutes: null}")
 CASES = {
     "consert": "{name: consert, options: {views: [feature_cutoff, shuffle]}}",
     "adversarial": "{name: consert, options: {views: [token_cutoff, adversarial]}}",
@@ -43,18 +41,18 @@ CASES = {
 
 
 def rank_for(name: str, folder: Path, encoder: Path, run: str = "run") -> TrainRank:
-    """Rows with all roles that any of them reads."""
+    """Return the training of a case, over rows with the roles of all cases."""
     texts = sentences(ROWS, 5)
     roles = {
         role: texts[index:] + texts[:index]
         for index, role in enumerate(("text", "anchor", "positive", "premise", "hypothesis"))
     }
-    numbers = {
+    others = {
         "label": np.arange(ROWS) % 3,
         "document": ["a"] * 20 + ["b"] * 20,
         "position": np.arange(ROWS) % 20,
     }
-    pq.write_table(pa.table(roles | numbers), folder / "rows.parquet")
+    pq.write_table(pa.table(roles | others), folder / "rows.parquet")
     return rank_of(
         folder,
         encoder,
@@ -70,19 +68,20 @@ def test_every_objective_trains_and_saves_an_encoder(name: str, tmp_path: Path, 
     torch.manual_seed(0)
     rank = rank_for(name, tmp_path, encoder)
     train(rank)
-    product = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings(), "cpu")
+    trained = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings(), "cpu")
     start = load_encoder(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu")
     texts = sentences(8, seed=3)
-    vectors, before = product.encode(texts), start.encode(texts)
-    halves = np.split(vectors, 2, axis=1) if name == "side by side" else [vectors]
-    for half in halves:
-        assert half.shape == before.shape
-        assert np.abs(half - before).max() > 1e-5
-    assert rank.run.result().space_id == product.space_id
-    assert rank.run.encoder_length() == product.max_length
+    after, before = trained.encode(texts), start.encode(texts)
+    for vectors in np.split(after, 2, axis=1) if name == "side by side" else [after]:
+        assert vectors.shape == before.shape
+        assert np.abs(vectors - before).max() > 1e-5
+    assert rank.run.result().space_id == trained.space_id
+    assert rank.run.encoder_length() == trained.max_length
 
 
-def test_the_product_of_masked_words_is_a_language_model_of_transformers(tmp_path: Path, encoder: Path):
+def test_an_encoder_trained_on_masked_words_is_a_language_model_of_transformers(
+    tmp_path: Path, encoder: Path
+):
     rank = rank_for("masked words", tmp_path, encoder)
     train(rank)
     folder = open_folder(EncoderSettings(path=rank.run.encoder)).path
@@ -92,9 +91,9 @@ def test_the_product_of_masked_words_is_a_language_model_of_transformers(tmp_pat
     assert (inputs - outputs).abs().max() > 1e-5
 
 
-def test_of_two_encoders_the_better_one_on_dev_is_the_product(tmp_path: Path, encoder: Path):
+def test_of_two_encoders_the_better_one_on_dev_is_saved(tmp_path: Path, encoder: Path):
     dev = f"train.dev={{uri: {write_sts(tmp_path / 'sts.parquet')}, steps: 4, keep: last}}"
-    figures, spaces = {}, {}
+    scores, spaces = {}, {}
     for inference in ("first", "second", "best"):
         objective = f"{{name: contrastive_tension, options: {{inference: {inference}}}}}"
         rank = rank_of(
@@ -107,21 +106,15 @@ def test_of_two_encoders_the_better_one_on_dev_is_the_product(tmp_path: Path, en
             *SHORT,
         )
         train(rank)
-        figures[inference] = rank.dev.score(
-            TrainedModel(load_trainable(open_folder(EncoderSettings(path=rank.run.encoder))))
-        )
+        saved = load_trainable(open_folder(EncoderSettings(path=rank.run.encoder)))
+        scores[inference] = rank.dev.score(TrainedModel(saved))
         spaces[inference] = rank.run.result().space_id
-    assert figures["first"] != figures["second"]
-    assert figures["best"] == max(figures.values())
-    assert spaces["best"] == spaces["first" if figures["first"] > figures["second"] else "second"]
+    assert scores["first"] != scores["second"]
+    assert scores["best"] == max(scores["first"], scores["second"])
+    assert spaces["best"] == spaces["first" if scores["first"] > scores["second"] else "second"]
 
 
 @pytest.mark.parametrize("name", ["cert", "declutr", "side by side", "masked words", "next sentence"])
 def test_queues_and_second_encoders_resume_to_the_same_bits(name: str, tmp_path: Path, encoder: Path):
     whole, parts = rank_for(name, tmp_path, encoder), rank_for(name, tmp_path, encoder, "parts")
-    train(whole)
-    with pytest.raises(Stop):
-        train(parts, 3)
-    train(parts)
-    spaces = [open_folder(EncoderSettings(path=rank.run.encoder)).space_id for rank in (whole, parts)]
-    assert spaces[0] == spaces[1]
+    assert_resumes_to_the_same_bits(whole, parts, 3)

@@ -1,6 +1,7 @@
 """Paragraph Vector from its config to a night: trained, resumed, stored and searched."""
 
 import os
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -10,20 +11,22 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError
-from pipeline.flows.night.nightly import nightly
 from pipeline.flows.train.plan import check_settings
 from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.train import open_training
-from pipeline.index.search import open_release
-from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import TrainedModel
-from pipeline.settings import EncoderSettings, EncodeSettings, Job
-from tests.flows.conftest import job_arguments, sentences, write_corpus
-from tests.flows.train.test_rank import Stop, train
-from tests.flows.train.training import losses, unstarted, write_sts
+from pipeline.settings import EncoderSettings, Job
+from tests.flows.conftest import sentences
+from tests.flows.train.training import (
+    assert_nights_store_and_search,
+    assert_resumes_to_the_same_bits,
+    losses,
+    rank_of_config,
+    train,
+    write_sts,
+)
 
 CONFIG = Path(__file__).parents[3] / "jobs/configs/train/paragraph-vector.yaml"
 
@@ -41,43 +44,27 @@ def rank_for(folder: Path, name: str = "run", *overrides: str) -> TrainRank:
         "train.paragraph_vectors={dim: 6, window: 3, steps: 10}",
         "train.epochs=2",
     )
-    return unstarted(CONFIG, folder, name, *small, *overrides)
+    return rank_of_config(CONFIG, folder, name, *small, *overrides)
 
 
 def test_a_stopped_training_resumes_to_the_same_bits(tmp_path: Path):
     dev = f"train.dev={{uri: {write_sts(tmp_path / 'sts.parquet')}, steps: 6, keep: last}}"
     whole, parts = rank_for(tmp_path, "run", dev), rank_for(tmp_path, "parts", dev)
     assert whole.plan.steps == 12
-    train(whole)
-    with pytest.raises(Stop):
-        train(parts, 6)
-    train(parts)
-    spaces = [open_folder(EncoderSettings(path=rank.run.encoder)).space_id for rank in (whole, parts)]
-    assert spaces[0] == spaces[1] != open_folder(whole.encoder).space_id
+    assert_resumes_to_the_same_bits(whole, parts, 6)
     assert losses(tmp_path / "trainings" / "run")[-1] < losses(tmp_path / "trainings" / "run")[0]
 
 
 @pytest.mark.usefixtures("cluster")
-def test_the_product_is_an_encoder_whose_vectors_nights_store_and_search(tmp_path: Path):
+def test_nights_store_and_search_the_vectors_of_the_trained_encoder(tmp_path: Path):
     rank = rank_for(tmp_path)
     train(rank)
-    product = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings())
-    assert (product.dim, product.folder.family) == (12, "paragraph")
-    write_corpus(tmp_path / "corpus", 120)
-    arguments = (
-        *job_arguments(tmp_path, Path(rank.run.encoder)),
-        "gates.recall_at_10=",
-        "gates.unknown_tokens=",
-    )
-    nightly(load_settings(Job, None, arguments), Stages())
-    release = open_release(tmp_path / "releases")
-    assert (len(release), release.space_id) == (120, product.space_id)
-    first = sentences(120)[7]
-    np.testing.assert_array_equal(release.encode([first]), product.encode([first]))
-    assert release.search(first, k=3)["text"][0].as_py() == first
+    folder = open_folder(EncoderSettings(path=rank.run.encoder))
+    assert (folder.dim, folder.family) == (12, "paragraph")
+    assert_nights_store_and_search(tmp_path, rank, rows=(120,))
 
 
-def test_rows_of_several_sources_need_numbers_of_all_sources_together(tmp_path: Path):
+def test_several_sources_have_to_be_blended_so_that_rows_are_numbered_across_sources(tmp_path: Path):
     two = f"train.data=[{tmp_path / 'texts.parquet'}, {tmp_path / 'texts.parquet'}]"
     settings = rank_for(tmp_path, "two", two, "train.mixing=blend").settings
     check_settings(settings)
@@ -85,21 +72,23 @@ def test_rows_of_several_sources_need_numbers_of_all_sources_together(tmp_path: 
         check_settings(settings.model_copy(update={"mixing": "alternate"}))
 
 
-def test_blended_rows_have_vectors_of_their_own(tmp_path: Path):
+def test_each_row_of_blended_sources_has_a_vector_of_its_own(tmp_path: Path):
     two = f"train.data=[{tmp_path / 'texts.parquet'}, {tmp_path / 'texts.parquet'}]"
     rank = rank_for(tmp_path, "two", two, "train.mixing=blend", "train.epochs=1")
     assert open_folder(rank.encoder).config["paragraphs"] == 192
-    rows = np.concatenate(
-        [batch.table["row"] for batch, _ in zip(rank.plan.order.batches(0), range(12), strict=False)]
-    )
+    rows = np.concatenate([batch.table["row"] for batch in islice(rank.plan.order.batches(0), 12)])
     assert sorted(rows) == list(range(192))
 
 
-def test_other_definitions_of_trainings_do_not_change(tmp_path: Path):
+def test_definitions_of_trainings_without_paragraph_vectors_do_not_mention_them(tmp_path: Path):
+    """Trainings that were defined before these settings existed keep their names."""
     run = rank_for(tmp_path, "new").run
     assert run.definition["train"]["paragraph_vectors"]["dim"] == 6
     data = (f"train.data={tmp_path / 'texts.parquet'}", f"train.root={tmp_path}")
     assert "paragraph_vectors" not in open_training(load_settings(Job, None, data))[1].definition["train"]
+
+
+def test_two_new_encoders_are_refused():
     with pytest.raises(ConfigError, match=r"word_table\.dim is 9, and paragraph_vectors\.dim is 400"):
         load_settings(Job, CONFIG, ("train.word_table.dim=9",))
 
@@ -109,7 +98,7 @@ def test_other_definitions_of_trainings_do_not_change(tmp_path: Path):
     "MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data"
 )
 def test_it_learns_on_real_text(tmp_path: Path):
-    """Captions, whose words are few, and the pairs of STS-B: the loss falls, the score exceeds its start."""
+    """Train on captions, which have few distinct words. The score on STS-B exceeds that of the start, too."""
     data = Path(os.environ["MANTA_EVAL_DATA"])
     captions = pq.read_table(data / "captions" / "flickr30k_captions.parquet")
     pq.write_table(captions.select(["text"]).slice(0, 6_000), tmp_path / "captions.parquet")

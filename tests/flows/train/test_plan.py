@@ -1,5 +1,6 @@
 """A training is planned, and every error in its settings and rows is reported, before a worker starts."""
 
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from tests.flows.train.training import training_job, write_sentences
 
 
 def plan(folder: Path, *overrides: str) -> Plan:
+    """Plan a training with batches of 8 rows over the 96 sentences of the folder, or over others there."""
     return plan_of(training_job(folder, folder / "encoder", *overrides).train)
 
 
@@ -46,7 +48,7 @@ def test_every_rank_has_equally_many_rows_and_steps(tmp_path: Path, rows: int, w
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "message"),
     [
         (("train.data=[]",), "train.data: expected files"),
         (("train.objective=simcs",), "did you mean 'simcse'"),
@@ -82,8 +84,8 @@ def test_every_rank_has_equally_many_rows_and_steps(tmp_path: Path, rows: int, w
         ),
     ],
 )
-def test_invalid_settings_are_refused(tmp_path: Path, overrides: tuple[str, ...], words: str):
-    with pytest.raises(ConfigError, match=words):
+def test_invalid_settings_are_refused(tmp_path: Path, overrides: tuple[str, ...], message: str):
+    with pytest.raises(ConfigError, match=message):
         plan(tmp_path, *overrides)
 
 
@@ -95,7 +97,8 @@ def test_unsuitable_rows_are_refused(tmp_path: Path):
         plan(tmp_path, "train.order.batch_rows=1000")
 
 
-def _pairs(folder: Path, name: str, rows: int, **more: list[str]) -> str:
+def write_pairs(folder: Path, name: str, rows: int, **more: list[str]) -> str:
+    """Write pairs whose texts begin with the name, and more columns; return the path."""
     columns = {
         "anchor": [f"{name} a {row}" for row in range(rows)],
         "positive": [f"{name} p {row}" for row in range(rows)],
@@ -106,40 +109,31 @@ def _pairs(folder: Path, name: str, rows: int, **more: list[str]) -> str:
 
 
 def test_sources_alternate_or_share_a_batch_by_weight(tmp_path: Path):
-    one, other = _pairs(tmp_path, "one", 40), _pairs(tmp_path, "other", 40, negative=["n"] * 40)
+    one, other = write_pairs(tmp_path, "one", 40), write_pairs(tmp_path, "other", 40, negative=["n"] * 40)
     data = f"train.data=[{{uri: {one}, weight: 1}}, {{uri: {other}, weight: 3}}]"
-    taken = [
-        rows.source
-        for _, rows in zip(
-            range(8), rank_rows(plan(tmp_path, data, "train.objective=supervised").order, 0), strict=False
-        )
-    ]
-    assert (taken.count(one), taken.count(other)) == (2, 6)
-    blended = plan(tmp_path, data, "train.objective=supervised", "train.mixing=blend")
-    rows = next(rank_rows(blended.order, 0))
+    supervised, blend = "train.objective=supervised", "train.mixing=blend"
+    sources = [rows.source for rows in islice(rank_rows(plan(tmp_path, data, supervised).order, 0), 8)]
+    assert (sources.count(one), sources.count(other)) == (2, 6)
+    rows = next(rank_rows(plan(tmp_path, data, supervised, blend).order, 0))
     assert sum(text.startswith("one") for text in rows.columns["anchor"]) == 2
-    assert "negative" not in rows.columns, "one of the sources has none"
+    assert "negative" not in rows.columns  # because one of the sources has none
     with pytest.raises(ConfigError, match=r"batches that the weights 1, 3 divide exactly"):
-        plan(tmp_path, data, "train.objective=supervised", "train.mixing=blend", "train.order.batch_rows=6")
+        plan(tmp_path, data, supervised, blend, "train.order.batch_rows=6")
 
 
-def test_an_objective_of_neighbours_gets_consecutive_rows_of_documents(tmp_path: Path):
-    from pipeline.objectives import OBJECTIVES
-
-    name = next((name for name in OBJECTIVES.names() if OBJECTIVES[name].order == "contiguous"), None)
-    if name is None:
-        pytest.skip("no objective of neighbours")
+def test_quickthoughts_gets_consecutive_rows_of_documents(tmp_path: Path):
+    quickthoughts = "train.objective=quickthoughts"
     columns = {
         "text": [f"sentence {row}" for row in range(60)],
         "document": ["a"] * 30 + ["b"] * 30,
         "position": [*range(30), *range(30)],
     }
     pq.write_table(pa.table(columns), tmp_path / "documents.parquet")
-    found = plan(tmp_path, f"train.data={tmp_path / 'documents.parquet'}", f"train.objective={name}")
+    found = plan(tmp_path, f"train.data={tmp_path / 'documents.parquet'}", quickthoughts)
     assert isinstance(found.order, NeighbourOrder)
     two = f"train.data=[{tmp_path / 'documents.parquet'}, {tmp_path / 'documents.parquet'}]"
-    assert plan(tmp_path, two, f"train.objective={name}").steps == 2 * found.steps
+    assert plan(tmp_path, two, quickthoughts).steps == 2 * found.steps
     with pytest.raises(
         ConfigError, match=r"train.mixing: expected alternate, because the objective reads neighbouring texts"
     ):
-        plan(tmp_path, two, f"train.objective={name}", "train.mixing=blend")
+        plan(tmp_path, two, quickthoughts, "train.mixing=blend")

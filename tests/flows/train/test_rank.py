@@ -1,6 +1,4 @@
-"""The work of one rank, in this process: the saved encoder loads in other libraries, a stopped training
-resumes to the same bits, and values that are not finite end it.
-"""
+"""Trainings of one rank, in this process: the saved encoder, resuming, scores on dev, and invalid numbers."""
 
 import shutil
 from itertools import islice, pairwise
@@ -10,38 +8,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
 from pipeline.errors import DataError
-from pipeline.flows.train.plan import open_dev, plan_of
-from pipeline.flows.train.rank import TrainRank
-from pipeline.flows.train.run_folder import open_run
-from pipeline.flows.train.train import record_start
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.text.rows.batches import RankSlice
 from pipeline.train.metrics import read_metrics
 from tests.flows.conftest import sentences
-from tests.flows.train.training import Stop, losses, training_job, until, weights, work, write_sts
-from tests.train.test_start import write_nli
+from tests.flows.train.training import (
+    Stop,
+    assert_equal_weights,
+    assert_resumes_to_the_same_bits,
+    losses,
+    rank_of,
+    train,
+    train_on_two_ranks,
+    write_sts,
+)
+from tests.train.topics import write_nli
 
 
-def rank_of(folder: Path, encoder: Path, *overrides: str) -> TrainRank:
-    job = training_job(folder, encoder, *overrides)
-    run, plan = open_run(job.train, open_folder(job.encoder)), plan_of(job.train)
-    record_start(run, plan, job.encoder.path)
-    return TrainRank(run, job.encoder, job.train, plan, open_dev(job.train))
-
-
-def train(rank: TrainRank, stop: int = -1) -> None:
-    rank(RankSlice(), "cpu", until(stop))
-
-
-def test_the_product_is_an_encoder_that_sentence_transformers_loads(tmp_path: Path, encoder: Path):
+def test_the_trained_encoder_loads_in_sentence_transformers(tmp_path: Path, encoder: Path):
     rank = rank_of(tmp_path, encoder)
     train(rank)
     result = rank.run.result()
@@ -52,39 +42,34 @@ def test_the_product_is_an_encoder_that_sentence_transformers_loads(tmp_path: Pa
     assert "# run" in Path(rank.run.encoder, "README.md").read_text()
     assert Path(rank.run.report).read_text().startswith("<!doctype html>")
     texts = sentences(20, seed=3)
-    np.testing.assert_allclose(
-        trained.encode(texts), SentenceTransformer(rank.run.encoder, device="cpu").encode(texts), atol=1e-5
-    )
+    library = SentenceTransformer(rank.run.encoder, device="cpu")
+    np.testing.assert_allclose(trained.encode(texts), library.encode(texts), atol=1e-5)
 
 
 def test_a_stopped_training_resumes_to_the_same_bits(tmp_path: Path, encoder: Path):
+    """The stops are before the first checkpoint, after it and after the second one."""
     whole, parts = rank_of(tmp_path, encoder), rank_of(tmp_path, encoder, "train.name=parts")
-    train(whole)
-    for stop in (3, 6, 11):  # before the first checkpoint, and between two of them
-        with pytest.raises(Stop):
-            train(parts, stop)
-    train(parts)
-    expected, found = weights(Path(whole.run.encoder)), weights(Path(parts.run.encoder))
-    assert all(np.array_equal(expected[name], found[name]) for name in expected)
+    assert_resumes_to_the_same_bits(whole, parts, 3, 6, 11)
+    assert_equal_weights(Path(parts.run.encoder), Path(whole.run.encoder))
 
 
 def test_a_deleted_encoder_is_saved_again(tmp_path: Path, encoder: Path):
     rank = rank_of(tmp_path, encoder)
     train(rank)
-    before, result = weights(Path(rank.run.encoder)), rank.run.result()
-    shutil.rmtree(rank.run.encoder)
+    result = rank.run.result()
+    shutil.move(rank.run.encoder, tmp_path / "before")
     assert rank.run.result() is None
     train(rank)
-    after = weights(Path(rank.run.encoder))
-    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert_equal_weights(Path(rank.run.encoder), tmp_path / "before")
     assert rank.run.result() == result
 
 
 def dev_of(folder: Path, *more: str) -> tuple[str, ...]:
+    """Return overrides that measure the score on dev every three steps, and `more`."""
     return f"train.dev.uri={write_sts(folder / 'sts.parquet')}", "train.dev.steps=3", *more
 
 
-def test_the_best_weights_on_dev_are_the_product_of_a_resumed_training_too(tmp_path: Path, encoder: Path):
+def test_the_best_weights_on_dev_are_saved_by_a_resumed_training_too(tmp_path: Path, encoder: Path):
     whole, parts = (
         rank_of(tmp_path, encoder, *dev_of(tmp_path, f"train.name={name}")) for name in ("whole", "parts")
     )
@@ -102,37 +87,37 @@ def test_the_best_weights_on_dev_are_the_product_of_a_resumed_training_too(tmp_p
         expected.space_id,
     )
     assert whole.dev is not None
-    product = load_encoder(EncoderSettings(path=whole.run.encoder), EncodeSettings(), "cpu")
-    left, right = product.encode(whole.dev.left), product.encode(whole.dev.right)
+    saved = load_encoder(EncoderSettings(path=whole.run.encoder), EncodeSettings(), "cpu")
+    left, right = saved.encode(whole.dev.left), saved.encode(whole.dev.right)
     cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
     assert 100 * spearmanr(cosines, whole.dev.gold)[0] == pytest.approx(expected.metrics["dev"], abs=0.01)
 
 
-def test_a_training_without_improvement_returns_the_initial_encoder(tmp_path: Path, encoder: Path):
+def test_a_training_without_improvement_ends_early_and_saves_the_initial_encoder(
+    tmp_path: Path, encoder: Path
+):
     rank = rank_of(
         tmp_path, encoder, *dev_of(tmp_path, "train.optimizer.learning_rate=1.0e-30", "train.dev.patience=2")
     )
     train(rank)
     result = rank.run.result()
     assert result is not None
-    assert (result.best_step, result.steps) == (0, 6), "two measurements later it gave up"
-    before, after = weights(encoder), weights(Path(rank.run.encoder))
-    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert (result.best_step, result.steps) == (0, 6)  # after two measurements without improvement
+    assert_equal_weights(Path(rank.run.encoder), encoder)
 
 
-def test_the_last_weights_are_the_product_if_configured(tmp_path: Path, encoder: Path):
-    kept, plain = (
-        rank_of(tmp_path, encoder, *dev_of(tmp_path, "train.dev.keep=last")),
-        rank_of(tmp_path, encoder, "train.name=plain"),
-    )
-    train(kept)
-    train(plain)
-    expected, found = weights(Path(plain.run.encoder)), weights(Path(kept.run.encoder))
-    assert all(np.array_equal(expected[name], found[name]) for name in expected), "measuring changes nothing"
+def test_the_last_weights_are_saved_if_configured_and_measuring_does_not_change_them(
+    tmp_path: Path, encoder: Path
+):
+    measured = rank_of(tmp_path, encoder, *dev_of(tmp_path, "train.dev.keep=last"))
+    unmeasured = rank_of(tmp_path, encoder, "train.name=unmeasured")
+    train(measured)
+    train(unmeasured)
+    assert_equal_weights(Path(measured.run.encoder), Path(unmeasured.run.encoder))
 
 
-def spread(vectors: np.ndarray) -> float:
-    """Uniformity of sentence vectors (Wang & Isola 2020, eq. 5) over all pairs."""
+def uniformity(vectors: np.ndarray) -> float:
+    """Compute the uniformity of sentence vectors (Wang & Isola 2020, eq. 5) over all pairs."""
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return float(np.log(np.exp(-2 * pdist(unit, "sqeuclidean")).mean()))
 
@@ -144,15 +129,15 @@ def test_without_dev_start_and_end_are_measured_on_the_same_rows(tmp_path: Path,
     assert [line.step for line in lines if line.same_rows] == [0, 6]
     rows = [batch.table["text"].to_pylist() for batch in islice(rank.plan.order.batches(6), 6)]
     for index, path in ((0, str(encoder)), (-1, rank.run.encoder)):
-        measured = load_encoder(EncoderSettings(path=path), EncodeSettings(), "cpu")
-        expected = np.mean([spread(measured.encode(texts)) for texts in rows])
+        saved = load_encoder(EncoderSettings(path=path), EncodeSettings(), "cpu")
+        expected = np.mean([uniformity(saved.encode(texts)) for texts in rows])
         assert lines[index].same_rows["uniformity"] == pytest.approx(expected, abs=1e-4)
     assert result is not None
     assert result.metrics["same_rows"] == 48
     assert result.metrics["end_loss"] < result.metrics["start_loss"]
-    page = Path(rank.run.report).read_text()
-    assert "Means over the same 48 rows before the first step and after the last" in page
-    assert "the training had not seen them" in page
+    report = Path(rank.run.report).read_text()
+    assert "Means over the same 48 rows before the first step and after the last" in report
+    assert "the training had not seen them" in report
 
 
 def test_a_resumed_training_has_the_metrics_of_the_same_rows(tmp_path: Path, encoder: Path):
@@ -170,12 +155,9 @@ def test_a_resumed_training_has_the_metrics_of_the_same_rows(tmp_path: Path, enc
 
 
 def test_a_loss_that_depends_on_earlier_steps_is_not_compared(tmp_path: Path, encoder: Path):
-    pairs = tmp_path / "pairs.parquet"
-    table = pa.table({"anchor": sentences(40, 1), "positive": sentences(40, 2)})
-    pq.write_table(table, pairs)
-    rank = rank_of(
-        tmp_path, encoder, f"train.data={pairs}", "train.objective={name: cert, options: {queue: 64}}"
-    )
+    pairs, cert = tmp_path / "pairs.parquet", "train.objective={name: cert, options: {queue: 64}}"
+    pq.write_table(pa.table({"anchor": sentences(40, 1), "positive": sentences(40, 2)}), pairs)
+    rank = rank_of(tmp_path, encoder, f"train.data={pairs}", cert)
     train(rank)
     result = rank.run.result()
     assert result is not None
@@ -188,7 +170,7 @@ def test_a_training_runs_at_any_uri(
     tmp_path: Path, encoder: Path, s3: str, scheme: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
-    root = (tmp_path / "there").as_uri() if scheme == "file" else f"{s3}/{tmp_path.name}"
+    root = (tmp_path / "trainings").as_uri() if scheme == "file" else f"{s3}/{tmp_path.name}"
     rank = rank_of(tmp_path, encoder, f"train.root={root}", "train.max_steps=5")
     with pytest.raises(Stop):
         train(rank, 4)
@@ -209,41 +191,33 @@ def test_nan_ends_a_training_and_stores_its_batch(tmp_path: Path, encoder: Path)
         DataError, match=r"step \d.*finite.*the batch is in .*refused/step-\d+.parquet"
     ) as caught:
         train(rank)
-    assert type(caught.value) is DataError, "it travels, and the batch does not"
+    assert type(caught.value) is DataError  # without the batch, so that the error can leave the process
     (refused,) = Path(rank.run.store.uri).glob("refused/*.parquet")
-    kept = pq.read_table(refused)
+    stored = pq.read_table(refused)
     step = int(refused.stem.removeprefix("step-"))
     batch = next(rank.plan.order.batches(step - 1)).table
-    assert kept["row"].to_pylist() == batch["row"].to_pylist()
-    assert kept["text"].to_pylist() == batch["text"].to_pylist()
+    assert stored["row"].to_pylist() == batch["row"].to_pylist()
+    assert stored["text"].to_pylist() == batch["text"].to_pylist()
     assert rank.run.result() is None
 
 
 @pytest.mark.slow
 def test_another_number_of_workers_continues_with_the_same_rows(tmp_path: Path, encoder: Path):
     whole, parts = (
-        rank_of(tmp_path, encoder, "train.dropout=0"),
-        rank_of(tmp_path, encoder, "train.dropout=0", "train.name=parts"),
+        rank_of(tmp_path, encoder, "train.dropout=0", f"train.name={name}") for name in ("whole", "parts")
     )
     train(whole)
-    train_apart(parts, tmp_path, stop=6)  # two of them, past the checkpoint of step 4
-    train(parts)  # one
+    train_on_two_ranks(parts, tmp_path, stop=6)  # past the checkpoint of step 4
+    train(parts)
     expected, found = losses(Path(whole.run.store.uri)), losses(Path(parts.run.store.uri))
     assert len(found) == 12
     np.testing.assert_allclose(found, expected, rtol=1e-3)
-    assert np.ptp(expected) > 0.01, "steps differ by far more than rounding"
-
-
-def train_apart(rank: TrainRank, folder: Path, stop: int) -> None:
-    """Two processes."""
-    torch.multiprocessing.start_processes(
-        work, (2, rank, stop, folder / "meeting"), nprocs=2, start_method="spawn"
-    )
+    assert np.ptp(expected) > 0.01  # the losses of steps differ by far more than rounding
 
 
 def test_a_schedule_follows_the_accuracy_of_the_classifier(tmp_path: Path, encoder: Path):
     data, dev = write_nli(tmp_path / "nli.parquet"), write_nli(tmp_path / "dev.parquet")
-    classifies = (
+    classification = (
         f"train.data={data}",
         "train.objective=classification",
         f"train.dev={{uri: {dev}, measure: accuracy, steps: 3}}",
@@ -253,17 +227,16 @@ def test_a_schedule_follows_the_accuracy_of_the_classifier(tmp_path: Path, encod
         "train.optimizer={name: sgd, learning_rate: 1.0, clip: 5.0}",
         "train.max_steps=12",
     )
-    rank = rank_of(tmp_path, encoder, *classifies, *plateau)
+    rank = rank_of(tmp_path, encoder, *classification, *plateau)
     train(rank)
     lines = read_metrics(rank.run.store)
-    told = [line.dev for line in lines if line.dev is not None]
-    assert len(told) == 5
-    assert all(figure == pytest.approx(round(1.92 * figure) / 1.92) for figure in told), (
-        "percent of 192 pairs"
-    )
-    falls = sum(later < earlier for earlier, later in pairwise(told[:-1]))
-    assert falls, "else the test says nothing"
-    assert lines[-1].learning_rate == pytest.approx(0.2**falls)
+    scores = [line.dev for line in lines if line.dev is not None]
+    assert len(scores) == 5
+    correct = [1.92 * score for score in scores]  # of 192 pairs
+    np.testing.assert_allclose(correct, np.round(correct), rtol=1e-6)
+    drops = sum(later < earlier for earlier, later in pairwise(scores[:-1]))
+    assert drops >= 1
+    assert lines[-1].learning_rate == pytest.approx(0.2**drops)
     report = Path(rank.run.report).read_text()
     assert "Accuracy, % on dev" in report
     assert "Spearman x100" not in report

@@ -1,4 +1,4 @@
-"""A training is identified by its definition: equal settings continue it, others get the differences."""
+"""A training is identified by its definition: equal settings continue it, and others are refused by name."""
 
 import os
 from pathlib import Path
@@ -53,34 +53,39 @@ def test_settings_without_effect_on_a_step_keep_the_name(tmp_path: Path, encoder
 
 def test_a_length_for_training_texts_is_part_of_the_definition_if_it_is_set(tmp_path: Path, encoder: Path):
     unset, given = run_of(tmp_path, encoder), run_of(tmp_path, encoder, "train.max_length=12")
-    assert "max_length" not in unset.definition["train"], "not in trainings begun before it was a setting"
+    assert "max_length" not in unset.definition["train"]  # as in trainings that are older than the setting
     unset.begin(record_of(unset))
     with pytest.raises(ConfigError, match=r"train.max_length is 12 and was None"):
         given.check()
 
 
-def test_a_correction_changes_the_name_of_the_trainings_that_it_corrects_alone(tmp_path: Path, encoder: Path):
-    def corrected(objective: str, pooling: str = "mean") -> object:
-        run = run_of(tmp_path, encoder, f"train.objective={objective}", f"encoder.pooling={pooling}")
-        return run.definition.get("corrections")
+@pytest.mark.parametrize(
+    ("objective", "pooling", "corrections"),
+    [
+        ("simcse", "mean", None),
+        ("pser", "mean", {"pser": "keep_special"}),
+        ("[simcse, pser]", "mean", {"pser": "keep_special"}),
+        ("pser", "cls", None),  # whose [CLS] token kept its position before the correction, too
+        ("{name: pser, options: {keep_special: false}}", "mean", None),
+        ("quickthoughts", "mean", {"quickthoughts": "batches span documents"}),
+        ("optiprompt", "mean", {"optiprompt": "template"}),
+        ("{name: optiprompt, options: {template: 'a [X] [MASK]'}}", "mean", None),
+    ],
+)
+def test_only_trainings_that_a_correction_changes_have_it_in_their_definition(
+    tmp_path: Path, encoder: Path, objective: str, pooling: str, corrections: dict[str, str] | None
+):
+    run = run_of(tmp_path, encoder, f"train.objective={objective}", f"encoder.pooling={pooling}")
+    assert run.definition.get("corrections") == corrections
 
-    assert corrected("simcse") is None
-    assert corrected("pser") == {"pser": "keep_special"}
-    assert corrected("[simcse, pser]") == {"pser": "keep_special"}
-    assert corrected("pser", pooling="cls") is None, "[CLS] kept its position before"
-    assert corrected("{name: pser, options: {keep_special: false}}") is None
-    assert corrected("quickthoughts") == {"quickthoughts": "batches span documents"}
-    assert corrected("optiprompt") == {"optiprompt": "template"}
-    assert corrected("{name: optiprompt, options: {template: 'a [X] [MASK]'}}") is None
 
-
-def test_the_name_depends_on_the_files_and_the_roles_of_columns(tmp_path: Path, encoder: Path):
+def test_the_name_depends_on_the_files_and_the_weights_of_sources(tmp_path: Path, encoder: Path):
     before = run_of(tmp_path, encoder, "train.name=null")
     write_sentences(tmp_path / "sentences.parquet", count=97)
     after = run_of(tmp_path, encoder, "train.name=null")
     assert before.name != after.name
-    source = f"{{uri: {tmp_path / 'sentences.parquet'}, weight: 2}}"
-    assert run_of(tmp_path, encoder, "train.name=null", f"train.data={source}").name != after.name
+    weighted = f"train.data={{uri: {tmp_path / 'sentences.parquet'}, weight: 2}}"
+    assert run_of(tmp_path, encoder, "train.name=null", weighted).name != after.name
 
 
 def test_the_name_does_not_depend_on_the_spelling_of_the_encoder_path(
@@ -94,7 +99,9 @@ def test_the_name_does_not_depend_on_the_spelling_of_the_encoder_path(
     assert len(names) == 1
 
 
-def test_an_explicit_name_with_other_settings_is_refused_naming_the_keys(tmp_path: Path, encoder: Path):
+def test_an_explicit_name_with_other_settings_is_refused_and_the_settings_are_named(
+    tmp_path: Path, encoder: Path
+):
     run = run_of(tmp_path, encoder)
     run.begin(record_of(run))
     again = run_of(tmp_path, encoder, "train.workers=2", "train.checkpoint.keep=3")
@@ -156,6 +163,6 @@ def test_a_stored_result_is_found(tmp_path: Path, encoder: Path):
         name="run", digest=run.digest, space_id="abc", steps=12, best_step=8, metrics={"dev": 81.25}
     )
     run.store.create(RESULT, result.to_json())
-    assert run.result() is None, "without its encoder"
+    assert run.result() is None  # the encoder is missing
     run.store.write("encoder/config.json", b"{}")
     assert run.result() == result

@@ -7,20 +7,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.config import load_settings
-from pipeline.flows.night.nightly import nightly
 from pipeline.flows.train.rank import TrainRank
-from pipeline.index.search import open_release
-from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.word_vectors import TABLE, read_words
-from pipeline.models.inference.encoder import load_encoder
-from pipeline.settings import EncoderSettings, EncodeSettings, Job
-from tests.flows.conftest import job_arguments, sentences, write_corpus
-from tests.flows.train.test_rank import Stop, train
+from pipeline.settings import EncoderSettings
+from tests.flows.conftest import sentences
 from tests.flows.train.training import (
+    assert_nights_store_and_search,
+    assert_resumes_to_the_same_bits,
     losses,
-    unstarted,
+    rank_of_config,
+    train,
     weights,
     word_entropy,
     write_sentences,
@@ -42,57 +39,39 @@ def rank_for(folder: Path, name: str = "run", *overrides: str) -> TrainRank:
         "train.recurrent.word_dim=8",
         "train.optimizer.learning_rate=0.02",
     )
-    return unstarted(CONFIG, folder, name, *small, *overrides)
+    return rank_of_config(CONFIG, folder, name, *small, *overrides)
 
 
 def test_a_stopped_training_resumes_to_the_same_bits_and_learns(tmp_path: Path):
     whole, parts = rank_for(tmp_path), rank_for(tmp_path, "parts")
     assert whole.plan.steps == 15
-    train(whole)
-    with pytest.raises(Stop):
-        train(parts, 6)
-    train(parts)
-    spaces = [open_folder(EncoderSettings(path=rank.run.encoder)).space_id for rank in (whole, parts)]
-    assert spaces[0] == spaces[1] != open_folder(whole.encoder).space_id
+    assert_resumes_to_the_same_bits(whole, parts, 6)
     result = whole.run.result()
     assert result.metrics["end_loss"] < 0.95 * result.metrics["start_loss"]
 
 
 def test_given_word_vectors_are_read_and_stay_as_they_are(tmp_path: Path):
-    """SDAE+embs."""
+    """The paper calls this model SDAE+embs."""
     words = sorted({word for text in sentences(240) for word in text.lower().rstrip(".").split()})
     vectors = np.random.default_rng(0).normal(size=(len(words), 5)).astype(np.float32)
     lines = (f"{word} {' '.join(map(str, row))}" for word, row in zip(words, vectors.tolist(), strict=True))
     (tmp_path / "vectors.txt").write_text("\n".join(lines))
     rank = rank_for(tmp_path, "embs", f"train.recurrent.words={tmp_path / 'vectors.txt'}")
     train(rank)
-    product = Path(rank.run.encoder)
-    rows = {word: row for row, word in enumerate(read_words(product))}
-    np.testing.assert_array_equal(weights(product)[TABLE][[rows[word] for word in words]], vectors)
+    folder = Path(rank.run.encoder)
+    rows = {word: row for row, word in enumerate(read_words(folder))}
+    np.testing.assert_array_equal(weights(folder)[TABLE][[rows[word] for word in words]], vectors)
     metrics = rank.run.result().metrics
     assert metrics["end_loss"] < 0.95 * metrics["start_loss"]
 
 
 @pytest.mark.usefixtures("cluster")
-def test_nights_store_and_search_the_vectors_of_the_product(tmp_path: Path):
+def test_nights_store_and_search_the_vectors_of_the_trained_encoder(tmp_path: Path):
     rank = rank_for(tmp_path)
     train(rank)
-    product = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings())
-    folder = product.folder
+    folder = open_folder(EncoderSettings(path=rank.run.encoder))
     assert (folder.family, folder.pooling, folder.dim, folder.lower) == ("recurrent", ("last",), 12, True)
-    arguments = (
-        *job_arguments(tmp_path, Path(rank.run.encoder)),
-        "gates.recall_at_10=",
-        "gates.unknown_tokens=",
-    )
-    for rows in (100, 120):
-        write_corpus(tmp_path / "corpus", rows)
-        nightly(load_settings(Job, None, arguments), Stages())
-        release = open_release(tmp_path / "releases")
-        assert (len(release), release.space_id) == (rows, product.space_id)
-    text = sentences(120)[110]
-    np.testing.assert_allclose(release.encode([text]), product.encode([text]), atol=1e-5)
-    assert release.search(text, k=3)["text"][0].as_py() == text
+    assert_nights_store_and_search(tmp_path, rank, tolerance=1e-5)
 
 
 @pytest.mark.slow
@@ -100,7 +79,7 @@ def test_nights_store_and_search_the_vectors_of_the_product(tmp_path: Path):
     "MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data"
 )
 def test_captions_are_restored_better_than_by_the_frequencies_of_their_words(tmp_path: Path):
-    """No caption is read twice, so the loss of every step is that of captions that were not trained on."""
+    """No caption is trained on twice, so every step measures the loss on captions that it has not seen."""
     data = Path(os.environ["MANTA_EVAL_DATA"])
     captions = pq.read_table(data / "captions/flickr30k_captions.parquet", columns=["text"]).slice(0, 20_000)
     pq.write_table(captions, tmp_path / "captions.parquet")
@@ -119,6 +98,6 @@ def test_captions_are_restored_better_than_by_the_frequencies_of_their_words(tmp
     texts = captions["text"].to_pylist()
     tokenizer = open_folder(EncoderSettings(path=rank.run.encoder)).tokenizer()
     entropy = word_entropy(tokenizer, texts, texts) / len(texts)
-    found = losses(tmp_path / "trainings/real")
-    assert found[0] > 1.3 * entropy
-    assert np.mean(found[-20:]) < 0.8 * entropy
+    curve = losses(tmp_path / "trainings/real")
+    assert curve[0] > 1.3 * entropy
+    assert np.mean(curve[-20:]) < 0.8 * entropy

@@ -15,8 +15,7 @@ from pipeline.log import Stages
 from pipeline.settings import Job
 from tests.conftest import CommandResult
 from tests.flows.train.test_fine_tuning import SCORES, small, write_rows
-from tests.flows.train.test_rank import train
-from tests.flows.train.training import unstarted
+from tests.flows.train.training import rank_of_config, train
 from tests.models.pair_folders import pair_folder
 
 SEEDS = (4, 1, 7)
@@ -24,13 +23,13 @@ SEEDS = (4, 1, 7)
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Settings of trainings that one rank has completed, without Ray."""
+    """Complete a training for each seed in this process, without Ray; return their common overrides."""
     folder = tmp_path_factory.mktemp("seeds")
     start, test = pair_folder(folder / "bert"), write_rows(folder / "test.parquet", 30, 9)
     settings = (*small(SCORES, folder, start), "train.max_steps=6", f"train.test.uri={test}")
     for seed in SEEDS:
         seeded = (f"train.seed={seed}", f"train.order.seed={seed}")
-        train(unstarted(SCORES, folder, f"run-seed-{seed}", *settings, *seeded))
+        train(rank_of_config(SCORES, folder, f"run-seed-{seed}", *settings, *seeded))
     return (*settings, f"train.root={folder / 'trainings'}", "train.name=run")
 
 

@@ -8,20 +8,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.config import load_settings
-from pipeline.flows.night.nightly import nightly
 from pipeline.flows.train.rank import TrainRank
-from pipeline.index.search import open_release
-from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.word_vectors import read_words
-from pipeline.models.inference.encoder import load_encoder
-from pipeline.settings import EncoderSettings, EncodeSettings, Job
-from tests.flows.conftest import job_arguments, sentences, write_corpus
-from tests.flows.train.test_rank import Stop, train
+from pipeline.models.inference.encoder import Encoder, load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings
+from tests.flows.conftest import sentences
 from tests.flows.train.training import (
+    assert_nights_store_and_search,
+    assert_resumes_to_the_same_bits,
     losses,
-    unstarted,
+    rank_of_config,
+    train,
     weights,
     word_entropy,
     write_books,
@@ -37,7 +35,7 @@ def _own_cache(cache: Path) -> None:
 
 
 def rank_for(folder: Path, name: str = "run", *overrides: str) -> TrainRank:
-    """Return the only rank of the config's training, made small: 14 steps over 228 triples."""
+    """Return the training of the config, made small: 14 steps over 228 triples."""
     small = (
         f"train.data={write_books(folder / 'books.parquet')}",
         "train.recurrent.width=12",
@@ -45,29 +43,24 @@ def rank_for(folder: Path, name: str = "run", *overrides: str) -> TrainRank:
         "train.order.batch_rows=16",
         "train.optimizer.learning_rate=0.02",
     )
-    return unstarted(CONFIG, folder, name, *small, *overrides)
+    return rank_of_config(CONFIG, folder, name, *small, *overrides)
 
 
-def encoder_at(path: str):
+def encoder_at(path: str) -> Encoder:
     return load_encoder(EncoderSettings(path=path), EncodeSettings())
 
 
 def test_a_stopped_training_resumes_to_the_same_bits_and_learns(tmp_path: Path):
     whole, parts = rank_for(tmp_path), rank_for(tmp_path, "parts")
     assert whole.plan.steps == 14
-    train(whole)
-    with pytest.raises(Stop):
-        train(parts, 6)
-    train(parts)
-    spaces = [open_folder(EncoderSettings(path=rank.run.encoder)).space_id for rank in (whole, parts)]
-    assert spaces[0] == spaces[1] != open_folder(whole.encoder).space_id
+    assert_resumes_to_the_same_bits(whole, parts, 6)
     result = whole.run.result()
     assert result.metrics["end_loss"] < 0.95 * result.metrics["start_loss"]
     assert losses(tmp_path / "trainings" / "run")[-1] < losses(tmp_path / "trainings" / "run")[0]
 
 
 def test_two_trainings_are_combined_side_by_side(tmp_path: Path):
-    """uni-skip, then bi-skip with the first beside it: combine-skip."""
+    """The paper calls them uni-skip and bi-skip, and the combination combine-skip."""
     short = "train.max_steps=3"
     uni = rank_for(tmp_path, "uni", short)
     train(uni)
@@ -84,8 +77,8 @@ def test_two_trainings_are_combined_side_by_side(tmp_path: Path):
     np.testing.assert_array_equal(encoder_at(both.run.encoder).encode(texts), np.hstack(expected))
 
 
-def test_the_vocabulary_of_the_product_is_expanded(tmp_path: Path):
-    """Expansion adds words after the last step: all other weights equal those of a training without it."""
+def test_the_vocabulary_of_the_trained_encoder_is_expanded(tmp_path: Path):
+    """Words are added after the last step. All other weights equal those of a training without expansion."""
     short = "train.max_steps=3"
     words = ("dog", "man", "woman", "zebra")
     lines = [f"{word} {number} {number**2 % 5}" for number, word in enumerate(words, start=1)]
@@ -100,31 +93,18 @@ def test_the_vocabulary_of_the_product_is_expanded(tmp_path: Path):
     for name, tensor in weights(before).items():
         np.testing.assert_array_equal(weights(after)[name][: len(tensor)], tensor)
     texts = ["A zebra.", "A dog."]
-    known, unknown = encoder_at(str(after)).encode(texts), encoder_at(str(before)).encode(texts)
-    assert np.abs(known - unknown)[0].max() > 1e-3
-    np.testing.assert_array_equal(known[1], unknown[1])
+    with_zebra, without = encoder_at(str(after)).encode(texts), encoder_at(str(before)).encode(texts)
+    assert np.abs(with_zebra - without)[0].max() > 1e-3
+    np.testing.assert_array_equal(with_zebra[1], without[1])
 
 
 @pytest.mark.usefixtures("cluster")
-def test_nights_store_and_search_the_vectors_of_the_product(tmp_path: Path):
+def test_nights_store_and_search_the_vectors_of_the_trained_encoder(tmp_path: Path):
     rank = rank_for(tmp_path)
     train(rank)
-    product = encoder_at(rank.run.encoder)
-    folder = product.folder
+    folder = open_folder(EncoderSettings(path=rank.run.encoder))
     assert (folder.family, folder.pooling, folder.dim, folder.lower) == ("recurrent", ("last",), 12, True)
-    arguments = (
-        *job_arguments(tmp_path, Path(rank.run.encoder)),
-        "gates.recall_at_10=",
-        "gates.unknown_tokens=",
-    )
-    for rows in (100, 120):
-        write_corpus(tmp_path / "corpus", rows)
-        nightly(load_settings(Job, None, arguments), Stages())
-        release = open_release(tmp_path / "releases")
-        assert (len(release), release.space_id) == (rows, product.space_id)
-    text = sentences(120)[110]
-    np.testing.assert_allclose(release.encode([text]), product.encode([text]), atol=1e-5)
-    assert release.search(text, k=3)["text"][0].as_py() == text
+    assert_nights_store_and_search(tmp_path, rank, tolerance=1e-5)
 
 
 @pytest.mark.slow
@@ -132,7 +112,7 @@ def test_nights_store_and_search_the_vectors_of_the_product(tmp_path: Path):
     "MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data"
 )
 def test_real_text_is_predicted_better_than_by_the_frequencies_of_its_words(tmp_path: Path):
-    """On rows that were not trained on; decoders that ignore their input have the entropy of the words."""
+    """Measure on rows that were not trained on. Decoders that ignore their input have the words' entropy."""
     real = write_running_text(tmp_path / "real.parquet")
     rank = rank_for(
         tmp_path,
@@ -152,6 +132,6 @@ def test_real_text_is_predicted_better_than_by_the_frequencies_of_its_words(tmp_
     found = rank.run.result().metrics
     counted = pq.read_table(real)["text"].to_pylist()
     entropy = word_entropy(tokenizer, counted, texts) / found["same_rows"]
-    assert found["same_rows"] == 256, "rows that were measured before the training and after it"
+    assert found["same_rows"] == 256  # measured before the training and after it
     assert found["start_loss"] > 1.3 * entropy
     assert found["end_loss"] < 0.98 * entropy

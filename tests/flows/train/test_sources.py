@@ -1,6 +1,4 @@
-"""A training on a folder of manifests reads the newest, names it, and goes on with it though there is a later
-one.
-"""
+"""A training on a folder of manifests reads the newest, and resumes with it although a newer one exists."""
 
 from pathlib import Path
 from typing import Any
@@ -16,20 +14,19 @@ from pipeline.settings import Job
 from pipeline.store.store import open_store
 from pipeline.text.rows.batches import RankSlice
 from tests.flows.conftest import sentences
-from tests.flows.train.training import Stop, training_job, until, weights
+from tests.flows.train.training import Stop, assert_equal_weights, training_job, until
 from tests.text.rows.augmenting import write_manifest
 
 CERT = "train.objective={name: cert, options: {queue: 16, width: 8}}"
 
 
 def variants(count: int, seed: int) -> dict[str, Any]:
-    """Rows of which every eighth lacks its first variant, and every tenth its second."""
-    zh, de = sentences(count, seed), sentences(count, seed + 1)
-    lacking = np.arange(count)
+    """Return columns in which every eighth row lacks the first variant, and every tenth row the second."""
+    rows = np.arange(count)
     return {
         "text": sentences(count, seed + 2),
-        "variant_zh": np.where(lacking % 8, zh, None),
-        "variant_de": np.where(lacking % 10, de, None),
+        "variant_zh": np.where(rows % 8, sentences(count, seed), None),
+        "variant_de": np.where(rows % 10, sentences(count, seed + 1), None),
     }
 
 
@@ -42,7 +39,7 @@ def job_of(folder: Path, encoder: Path, *overrides: str) -> Job:
 
 
 def trained(job: Job, stop: int = -1) -> tuple[Job, RunFolder]:
-    """As `train` does, in this process."""
+    """Train like the command `train`, in this process, up to the last step or until `stop`."""
     job, run = open_training(job)
     plan = plan_of(job.train)
     done_steps = record_start(run, plan, job.encoder.path, [source.uri for source in job.train.data])
@@ -60,9 +57,8 @@ def test_cert_reports_its_manifest_and_the_number_of_rows_left_out(tmp_path: Pat
     record = run.record()
     assert (record.sources, record.counts) == ((uri,), ({"rows": 120, "unlabelled": 0, "missing": missing},))
     assert run.final_result().steps == (120 - missing) // 8
-    assert (
-        f"augmented/main/00000001.json` ({120 - missing} rows)" in Path(run.encoder, "README.md").read_text()
-    )
+    card = Path(run.encoder, "README.md").read_text()
+    assert f"augmented/main/00000001.json` ({120 - missing} rows)" in card
     assert "without a text" in Path(run.report).read_text()
 
 
@@ -77,13 +73,12 @@ def test_a_resumed_training_keeps_its_manifest_and_a_new_one_takes_the_newest(
         trained(job_of(tmp_path, encoder, f"train.name={name}"), stop=5)
     second = write_manifest(store, "main", [variants(80, 0), variants(40, 5)])
     other, _ = open_training(job_of(tmp_path, encoder, "train.name=null", "train.seed=9"))
-    assert [source.uri for source in other.train.data] == [second], "another training has the newest"
+    assert [source.uri for source in other.train.data] == [second]
     job, run = trained(job_of(tmp_path, encoder, f"train.name={name}"))
     assert [source.uri for source in job.train.data] == [first]
-    expected, found = weights(Path(whole.encoder)), weights(Path(run.encoder))
-    assert all(np.array_equal(expected[each], found[each]) for each in expected)
+    assert_equal_weights(Path(run.encoder), Path(whole.encoder))
     later, _ = open_training(job_of(tmp_path, encoder, f"train.name={name}"))
-    assert [source.uri for source in later.train.data] == [second], "it has ended"
+    assert [source.uri for source in later.train.data] == [second]  # because the first training has ended
 
 
 def test_each_folder_of_several_sources_is_resolved_to_its_manifest(tmp_path: Path, encoder: Path):
@@ -98,19 +93,13 @@ def test_each_folder_of_several_sources_is_resolved_to_its_manifest(tmp_path: Pa
     )
     job, run = open_training(training_job(tmp_path, encoder, f"train.data={data}"))
     assert [source.uri for source in job.train.data] == [uris[1], f"{tmp_path}/sentences.parquet", uris[0]]
-    assert (
-        run.digest
-        == open_training(
-            training_job(
-                tmp_path,
-                encoder,
-                f"train.data=[{uris[1]}, {tmp_path}/sentences.parquet, {{uri: {uris[0]}, weight: 2}}]",
-            )
-        )[1].digest
-    )
+    resolved = f"train.data=[{uris[1]}, {tmp_path}/sentences.parquet, {{uri: {uris[0]}, weight: 2}}]"
+    assert run.digest == open_training(training_job(tmp_path, encoder, resolved))[1].digest
 
 
-def test_a_training_with_deleted_units_starts_again_with_the_newest(tmp_path: Path, encoder: Path):
+def test_a_training_whose_rows_were_deleted_starts_again_with_the_newest_manifest(
+    tmp_path: Path, encoder: Path
+):
     store = open_store(tmp_path)
     write_manifest(store, "main", [variants(80, 0)])
     with pytest.raises(Stop):

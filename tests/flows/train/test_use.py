@@ -11,20 +11,24 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import load_settings
-from pipeline.flows.night.nightly import nightly
 from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.train import open_training
-from pipeline.index.search import open_release
-from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import TrainedModel
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
-from tests.flows.conftest import job_arguments, sentences, write_corpus
-from tests.flows.train.test_rank import Stop, train
-from tests.flows.train.training import losses, unstarted, write_books
-from tests.train.test_start import write_nli
+from tests.flows.conftest import sentences
+from tests.flows.train.training import (
+    assert_nights_store_and_search,
+    assert_resumes_to_the_same_bits,
+    losses,
+    rank_of_config,
+    train,
+    write_books,
+    write_caption_pairs,
+)
+from tests.train.topics import write_nli
 
 CONFIGS = Path(__file__).parents[3] / "jobs/configs/train"
 SMALL = {
@@ -41,7 +45,7 @@ REAL = {
         "train.order.batch_rows=128",
         "train.optimizer.learning_rate=0.002",
     ),
-    # its score is below its start for the first 300 steps
+    # The score is below that of the start for the first 300 steps.
     "transformer": (
         "train.transformer={width: 32, layers: 1, heads: 2, output: 32, vocabulary: 5000}",
         "train.order.batch_rows=64",
@@ -62,7 +66,7 @@ def _own_cache(cache: Path) -> None:
 
 
 def write_conversations(file: Path, count: int = 192) -> Path:
-    """Write inputs, and responses of the same words in another order."""
+    """Write inputs, and responses that have the same words in reverse order."""
     inputs = sentences(count, seed=5)
     responses = [" ".join(reversed(text.split())) for text in inputs]
     pq.write_table(pa.table({"anchor": inputs, "positive": responses}), file)
@@ -76,19 +80,14 @@ def rank_for(kind: str, folder: Path, name: str = "run", *overrides: str) -> Tra
         *SMALL[kind],
         "train.order.batch_rows=16",
     )
-    return unstarted(CONFIGS / f"use-{kind}.yaml", folder, name, *small, *overrides)
+    return rank_of_config(CONFIGS / f"use-{kind}.yaml", folder, name, *small, *overrides)
 
 
 @KINDS
 def test_a_stopped_training_resumes_to_the_same_bits_and_learns(tmp_path: Path, kind: str):
     whole, parts = rank_for(kind, tmp_path), rank_for(kind, tmp_path, "parts")
     assert whole.plan.steps == 12
-    train(whole)
-    with pytest.raises(Stop):
-        train(parts, 6)
-    train(parts)
-    spaces = [open_folder(EncoderSettings(path=rank.run.encoder)).space_id for rank in (whole, parts)]
-    assert spaces[0] == spaces[1] != open_folder(whole.encoder).space_id
+    assert_resumes_to_the_same_bits(whole, parts, 6)
     result = whole.run.result()
     assert result.metrics["end_loss"] < 0.95 * result.metrics["start_loss"]
     assert losses(tmp_path / "trainings" / "run")[-1] < losses(tmp_path / "trainings" / "run")[0]
@@ -107,7 +106,8 @@ def test_the_other_tasks_of_the_paper_train_it_too(tmp_path: Path, kind: str, ob
 
 
 @KINDS
-def test_the_setting_does_not_rename_trainings_without_it(tmp_path: Path, kind: str):
+def test_definitions_of_trainings_without_a_new_encoder_do_not_mention_it(tmp_path: Path, kind: str):
+    """Trainings that were defined before these settings existed keep their names."""
     run = rank_for(kind, tmp_path).run
     assert run.definition["train"][kind]["width"] == 16
     data = (f"train.data={tmp_path / 'conversations.parquet'}", f"train.root={tmp_path}")
@@ -116,26 +116,14 @@ def test_the_setting_does_not_rename_trainings_without_it(tmp_path: Path, kind: 
 
 @KINDS
 @pytest.mark.usefixtures("cluster")
-def test_nights_store_and_search_the_vectors_of_the_product(tmp_path: Path, kind: str):
+def test_nights_store_and_search_the_vectors_of_the_trained_encoder(tmp_path: Path, kind: str):
     rank = rank_for(kind, tmp_path)
     train(rank)
-    product = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings())
+    encoder = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings())
     family, pooling = {"dan": ("dan", "mean"), "transformer": ("bert", "sqrt_len")}[kind]
-    assert (product.folder.family, product.folder.pooling, product.dim) == (family, (pooling,), 16)
-    assert np.array_equal(*product.encode(["A dog", "a dog"]))
-    arguments = (
-        *job_arguments(tmp_path, Path(rank.run.encoder)),
-        "gates.recall_at_10=",
-        "gates.unknown_tokens=",
-    )
-    for rows in (100, 120):
-        write_corpus(tmp_path / "corpus", rows)
-        nightly(load_settings(Job, None, arguments), Stages())
-        release = open_release(tmp_path / "releases")
-        assert (len(release), release.space_id) == (rows, product.space_id)
-    text = sentences(120)[110]
-    np.testing.assert_allclose(release.encode([text]), product.encode([text]), atol=1e-5)
-    assert release.search(text, k=3)["text"][0].as_py() == text
+    assert (encoder.folder.family, encoder.folder.pooling, encoder.dim) == (family, (pooling,), 16)
+    assert np.array_equal(*encoder.encode(["A dog", "a dog"]))
+    assert_nights_store_and_search(tmp_path, rank, tolerance=1e-5)
 
 
 @pytest.mark.slow
@@ -144,21 +132,16 @@ def test_nights_store_and_search_the_vectors_of_the_product(tmp_path: Path, kind
     "MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data"
 )
 def test_it_learns_on_real_text(tmp_path: Path, kind: str):
-    """Two captions of an image for an input and its response: the loss falls, STS-B exceeds its start."""
-    data = Path(os.environ["MANTA_EVAL_DATA"])
-    captions = pq.read_table(data / "captions" / "flickr30k_captions.parquet").slice(0, 60_000)
-    images, texts = captions["image_id"].to_numpy(), captions["text"].to_pylist()
-    first = np.flatnonzero(images[1:] == images[:-1])[::2]  # each caption is in one pair at most
-    table = {"anchor": [texts[row] for row in first], "positive": [texts[row + 1] for row in first]}
-    pq.write_table(pa.table(table), tmp_path / "captions.parquet")
+    """Train on pairs of captions of an image. The score on STS-B exceeds that of the start, too."""
+    sts = Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet"
     rank = rank_for(
         kind,
         tmp_path,
         "real",
-        f"train.data={tmp_path / 'captions.parquet'}",
+        f"train.data={write_caption_pairs(tmp_path / 'captions.parquet')}",
         *REAL[kind],
         "train.checkpoint={steps: 400, minutes: null}",
-        f"train.dev={{uri: {data / 'sts' / 'STSB-dev.parquet'}, steps: 100}}",
+        f"train.dev={{uri: {sts}, steps: 100}}",
     )
     train(rank)
     curve, score = losses(tmp_path / "trainings" / "real"), rank.run.result().metrics["dev"]

@@ -8,21 +8,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.config import load_settings
-from pipeline.flows.night.nightly import nightly
 from pipeline.flows.train.rank import TrainRank
-from pipeline.index.search import open_release
-from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import Encoder, load_encoder
-from pipeline.settings import EncoderSettings, EncodeSettings, Job
-from tests.flows.conftest import job_arguments, sentences, write_corpus
-from tests.flows.train.test_rank import Stop, train
-from tests.flows.train.training import losses, unstarted
+from pipeline.settings import EncoderSettings, EncodeSettings
+from tests.flows.conftest import sentences
+from tests.flows.train.training import (
+    assert_nights_store_and_search,
+    assert_resumes_to_the_same_bits,
+    losses,
+    rank_of_config,
+    train,
+)
 
 CONFIG = Path(__file__).parents[3] / "jobs/configs/train/word2vec.yaml"
 MODELS = ("cbow", "skipgram")
-KINDS = (  # frequent words of captions
+KINDS = (  # frequent words of captions, by meaning
     "red blue green yellow white black orange pink",
     "two three four five six several",
     "man woman boy girl child lady person",
@@ -41,7 +42,7 @@ def rank_for(folder: Path, name: str = "run", *overrides: str) -> TrainRank:
     """Return the training of the config, made small: 12 steps over 96 rows."""
     pq.write_table(pa.table({"text": sentences(96)}), folder / "texts.parquet")
     small = (f"train.data={folder / 'texts.parquet'}", "train.word_table.dim=12", "train.epochs=2")
-    return unstarted(CONFIG, folder, name, *small, *overrides)
+    return rank_of_config(CONFIG, folder, name, *small, *overrides)
 
 
 def objective_override(model: str) -> str:
@@ -49,15 +50,10 @@ def objective_override(model: str) -> str:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_stopped_training_resumes_to_the_same_bits_with_the_same_draws(model: str, tmp_path: Path):
+def test_a_stopped_training_resumes_to_the_same_bits_and_learns(model: str, tmp_path: Path):
     whole, parts = (rank_for(tmp_path, name, objective_override(model)) for name in ("run", "parts"))
     assert whole.plan.steps == 12
-    train(whole)
-    with pytest.raises(Stop):
-        train(parts, 6)
-    train(parts)
-    spaces = [open_folder(EncoderSettings(path=rank.run.encoder)).space_id for rank in (whole, parts)]
-    assert spaces[0] == spaces[1] != open_folder(whole.encoder).space_id
+    assert_resumes_to_the_same_bits(whole, parts, 6)
     result = whole.run.result()
     assert result.metrics["end_loss"] < result.metrics["start_loss"]
 
@@ -67,31 +63,19 @@ def test_a_stopped_training_resumes_to_the_same_bits_with_the_same_draws(model: 
 def test_nights_extend_releases_by_sums_of_word_vectors(tmp_path: Path):
     rank = rank_for(tmp_path)
     train(rank)
-    product = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings())
-    assert (product.folder.family, product.folder.pooling) == ("words", ("sum",))
-    arguments = (
-        *job_arguments(tmp_path, Path(rank.run.encoder)),
-        "gates.recall_at_10=",
-        "gates.unknown_tokens=",
-    )
-    for rows in (120, 150):
-        write_corpus(tmp_path / "corpus", rows)
-        nightly(load_settings(Job, None, arguments), Stages())
-        release = open_release(tmp_path / "releases")
-        assert (len(release), release.space_id) == (rows, product.space_id)
-        newest = sentences(rows)[-1]
-        np.testing.assert_array_equal(release.encode([newest]), product.encode([newest]))
-        assert release.search(newest, k=3)["text"][0].as_py() == newest
+    folder = open_folder(EncoderSettings(path=rank.run.encoder))
+    assert (folder.family, folder.pooling) == ("words", ("sum",))
+    assert_nights_store_and_search(tmp_path, rank, rows=(120, 150))
 
 
-def test_the_text_file_beside_the_product_gives_the_same_directions(tmp_path: Path):
+def test_the_text_file_in_the_folder_gives_vectors_of_the_same_directions(tmp_path: Path):
+    """The encoder of the folder sums the word vectors, and that of the text file averages them."""
     rank = rank_for(tmp_path)
     train(rank)
-    product, averages = (
-        load_encoder(EncoderSettings(path=path), EncodeSettings())
+    summed, averaged = (
+        load_encoder(EncoderSettings(path=path), EncodeSettings()).encode(sentences(10))
         for path in (rank.run.encoder, f"{rank.run.encoder}/word2vec.txt")
     )
-    summed, averaged = product.encode(sentences(10)), averages.encode(sentences(10))
     cosines = (summed * averaged).sum(1) / np.linalg.norm(summed, axis=1) / np.linalg.norm(averaged, axis=1)
     np.testing.assert_allclose(cosines, 1, atol=1e-6)
 
@@ -102,10 +86,10 @@ def test_the_text_file_beside_the_product_gives_the_same_directions(tmp_path: Pa
 )
 @pytest.mark.parametrize("model", MODELS)
 def test_words_of_one_kind_become_neighbours_on_real_captions(model: str, tmp_path: Path):
-    """The loss falls, and the nearest word is of the same kind more often than at the random start.
+    """The loss falls, and the nearest word is of the same kind more often than with random vectors.
 
-    STS is not measured: sums of random vectors already compare the words that two sentences share, and a
-    training on so little text is no better.
+    STS would not show it: sums of random vectors already compare the words that two sentences share, and a
+    training on so little text does not improve on that.
     """
     captions = Path(os.environ["MANTA_EVAL_DATA"]) / "captions" / "flickr30k_captions.parquet"
     pq.write_table(pq.read_table(captions).select(["text"]).slice(0, 20_000), tmp_path / "captions.parquet")
@@ -124,14 +108,14 @@ def test_words_of_one_kind_become_neighbours_on_real_captions(model: str, tmp_pa
     curve = losses(tmp_path / "trainings" / "real")
     assert np.mean(curve[-20:]) < 0.8 * np.mean(curve[:20])
     start, trained = (
-        same_kind(load_encoder(EncoderSettings(path=path), EncodeSettings()))
+        proportion_of_same_kind(load_encoder(EncoderSettings(path=path), EncodeSettings()))
         for path in (rank.encoder.path, rank.run.encoder)
     )
     assert trained > start + 0.2
 
 
-def same_kind(encoder: Encoder) -> float:
-    """Proportion of the words whose nearest other word, by cosine, is of the same kind."""
+def proportion_of_same_kind(encoder: Encoder) -> float:
+    """Return the proportion of KINDS' words whose nearest other word, by cosine, is of the same kind."""
     words = [word for kind in KINDS for word in kind.split()]
     kinds = np.repeat(np.arange(len(KINDS)), [len(kind.split()) for kind in KINDS])
     vectors = encoder.encode(words)
