@@ -18,6 +18,7 @@ from pipeline.losses.context import quick_thoughts
 from pipeline.losses.contrastive import Similarity, cosines, info_nce, nt_xent
 from pipeline.losses.distillation import embedding_distillation, similarity_distillation
 from pipeline.losses.divergence import pser, symmetric_divergence
+from pipeline.losses.information import jensen_shannon
 from pipeline.losses.momentum import enqueue, moco, moving_average, random_queue
 from pipeline.losses.pairs import contrastive_tension, cosine_regression, score_regression, triplet
 from pipeline.losses.words import sampled_word_prediction, word_prediction
@@ -34,6 +35,7 @@ __all__ = [
     "embedding_distillation",
     "enqueue",
     "info_nce",
+    "jensen_shannon",
     "mask_tokens",
     "masked_lm",
     "moco",

@@ -200,6 +200,15 @@ class Objective(nn.Module):
         """
         return Loss.of()
 
+    def vectors(self, reps: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+        """Return the sentence vectors (n, dim) of each view, for metrics and `after_step`; by default `reps`.
+
+        Args:
+            reps: outputs of the encoder of each view.
+            batch: the same n rows.
+        """
+        return reps
+
     def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
         """Update momentum encoders and queues with the vectors of a step, after the weights have changed."""
 

@@ -57,6 +57,10 @@ class Composite(Objective):
         self._view_counts = [len(group) for group in views]
         return [view for group in views for view in group]
 
+    def vectors(self, reps: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+        of_each = [objective.vectors(own, batch) for objective, own in self.split(reps, batch)]
+        return tuple(vectors for group in of_each for vectors in group)
+
     def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
         for objective, vectors in self.split(reps, batch):
             objective.after_step(vectors, batch)

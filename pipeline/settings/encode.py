@@ -20,8 +20,9 @@ class EncoderSettings(Settings):
     lower case if the words of the file are"""
     pooling: str | None = None
     """cls, cls_mlp, mean, max, first_last, static_last, last2, static, table, sqrt_len, weighted_mean, sum,
-    last or mask; mean+max concatenates two. static averages the output of the embedding layer, table the
-    word embeddings alone; mask is the hidden state of a template's mask token"""
+    last, ngrams or mask; mean+max concatenates two. static averages the output of the embedding layer, table
+    the word embeddings alone, ngrams the trained convolutions over 1, 3 and 5 tokens (Zhang et al. 2020,
+    IS-BERT); mask is the hidden state of a template's mask token"""
     template: str | None = None
     """template for every text, such as `This sentence : "[X]" means [MASK].` [X] stands for the text, which
     is truncated so that the template fits into max_length. [MASK] is the tokenizer's mask token; its hidden

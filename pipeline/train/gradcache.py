@@ -61,7 +61,7 @@ def loss_and_backward(
         torch.autograd.backward(loss.total * scale)
     terms = _backward_through_encoders(objective, batch, chunks, leaves, scale)
     average_gradients(objective.parameters())
-    return _step_result(loss.detach() + terms, leaves, views)
+    return _step_result(loss.detach() + terms, objective.vectors(tuple(leaves), batch), views)
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ def loss_without_gradient(objective: Objective, batch: Batch, *, chunk_rows: int
     loss = objective.loss(reps, batch)
     for chunk in chunks:
         loss = loss + _row_terms(objective, batch, chunk, chunk.outputs)
-    return _step_result(loss.detach(), reps, views)
+    return _step_result(loss.detach(), objective.vectors(reps, batch), views)
 
 
 def _encode(

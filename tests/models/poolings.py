@@ -21,9 +21,10 @@ FORMULAS: Mapping[str, Callable[[Layers, np.ndarray], np.ndarray]] = {
     "last2": lambda h, at: ((h[-2] + h[-1]) / 2)[at].mean(0),
     "static": lambda h, at: h[0][at].mean(0),
     "table": lambda h, at: h[TABLE][at].mean(0),
+    "ngrams": lambda h, at: h[-1][at].mean(0),  # its convolutions are applied earlier
     "mask": lambda h, at: h[-1][at[0]],
     "ends": lambda h, at: np.concatenate([np.split(h[-1][at[-1]], 2)[0], np.split(h[-1][at[0]], 2)[1]]),
 }
 """name -> vector of one text; the second argument holds the positions of the pooled tokens"""
-OF_TRANSFORMERS = [name for name in FORMULAS if name not in ("cls_mlp", "mask", "ends")]
+OF_TRANSFORMERS = [name for name in FORMULAS if name not in ("cls_mlp", "ngrams", "mask", "ends")]
 """poolings that every transformer encoder can have"""

@@ -18,6 +18,7 @@ from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.new_word_table import write_word_table_folder
 from pipeline.objectives import OBJECTIVES, Batch, Objective
 from pipeline.objectives.declutr import Declutr
+from pipeline.objectives.is_bert import IsBert
 from pipeline.objectives.regression import CosineRegression
 from pipeline.objectives.weighted import Sum, Term
 from pipeline.objectives.word2vec import Word2Vec
@@ -71,7 +72,9 @@ def make(tmp_path_factory) -> Make:
         elif kind is Word2Vec:
             encoder = load_trainable(open_folder(EncoderSettings(path=str(top / f"letters {seed}"))))
         elif kind.needs_folder:
-            encoder = load_trainable(open_folder(EncoderSettings(path=str(folders[seed]))), dropout=0.0)
+            pooling = "ngrams" if kind is IsBert else None
+            settings = EncoderSettings(path=str(folders[seed]), pooling=pooling)
+            encoder = load_trainable(open_folder(settings), dropout=0.0)
         else:
             encoder = Tiny(seed=seed)
         options = {

@@ -60,6 +60,8 @@ class EncoderFolder:
     averaging: TokenAveraging = field(default_factory=TokenAveraging)
     template: str | None = None
     """template that texts are put into, unless the folder's tokenizer does so itself"""
+    pooling_weights: str | None = None
+    """weights of the pooling ngrams, relative to `path`; None for other poolings, or if there are none"""
     ends_sentences: bool = False
     """a text without final punctuation gets a full stop"""
     parts: tuple["EncoderFolder", ...] = ()

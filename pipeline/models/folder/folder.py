@@ -32,7 +32,7 @@ from pipeline.models.folder.modules import (
 )
 from pipeline.models.folder.pretrained import check_code
 from pipeline.models.folder.values import check_numbers
-from pipeline.models.folder.weight_files import weights_of
+from pipeline.models.folder.weight_files import pooling_weights_of, weights_of
 from pipeline.models.folder.word_vectors import CONVOLUTIONAL, DAN, PARAGRAPH, RECURRENT, WORDS
 from pipeline.models.layers.pooling import POOLINGS
 from pipeline.settings import EncoderSettings
@@ -74,9 +74,10 @@ def open_folder(settings: EncoderSettings, *, cross_encoder: bool = False) -> En
     if config.get("model_type") in PACKED_FAMILIES:
         check_numbers(transformer_path / "config.json", config)
     st_config = _sentence_transformers_config(transformer_path)
-    pooling, include_prompt = pooling_of(path, modules)
+    folder_pooling, include_prompt = pooling_of(path, modules)
     if is_cross_encoder(transformer_path, st_config, allowed=cross_encoder):
-        pooling = ("cls_mlp",)
+        folder_pooling = ("cls_mlp",)
+    pooling = _choose_pooling(settings, folder_pooling)
     prompt, query_prompt = _prompts(settings, path)
     folder = EncoderFolder(
         path=path,
@@ -86,7 +87,8 @@ def open_folder(settings: EncoderSettings, *, cross_encoder: bool = False) -> En
         tail=tuple(tail_of(path, modules, settings.normalize)),
         prompt=prompt,
         query_prompt=query_prompt,
-        pooling=_choose_pooling(settings, pooling),
+        pooling=pooling,
+        pooling_weights=pooling_weights_of(path, modules, pooling),
         include_prompt=include_prompt or settings.pooling is not None or settings.template is not None,
         max_length=_max_length(transformer_path, config, st_config, settings.max_length),
         lower=bool(st_config.get("do_lower_case")),

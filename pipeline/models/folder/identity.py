@@ -111,6 +111,7 @@ def _needed_files(folder: EncoderFolder, modules: list[ModuleEntry]) -> list[str
         *(path_inside(subfolder, "config.json") for _, subfolder in modules[1:]),
         *(module.weights for module in folder.tail if isinstance(module, Dense | Denoising)),
         *folder.weights,
+        *([folder.pooling_weights] if folder.pooling_weights else []),
         # A training may read the counts that are stored beside word vectors.
         *([FREQUENCIES] if folder.averaging.counts or folder.family == "words" else []),
     }
@@ -140,6 +141,7 @@ def _space_id(folder: EncoderFolder) -> str:
             "normalizer": NORMALIZER_VERSION,
             "dim": folder.dim,
             **folder.averaging.identity(folder.files),
+            **({"pooling_weights": folder.files[folder.pooling_weights]} if folder.pooling_weights else {}),
             **({"template": folder.template} if folder.template is not None else {}),
             **({"ends_sentences": True} if folder.ends_sentences else {}),
             **({"special_tokens": added} if added else {}),

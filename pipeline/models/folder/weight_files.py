@@ -1,9 +1,11 @@
 """Find the weight files of a model folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.modules import check_inside, read_json
+from pipeline.models.folder.modules import ModuleEntry, check_inside, read_json
+from pipeline.models.layers.pooling import NGRAMS
 
 # in the order of preference
 _NAMES = (
@@ -33,6 +35,14 @@ def weights_of(path: Path, transformer: str) -> tuple[str, ...]:
     if missing := [part for part in parts if not (file.parent / part).is_file()]:
         raise ModelError(str(file), "every file of its weight_map", f"no {missing[0]}", "restore the file")
     return tuple(path_inside(transformer, part) for part in (*parts, name))
+
+
+def pooling_weights_of(path: Path, modules: Sequence[ModuleEntry], pooling: Sequence[str]) -> str | None:
+    """Return the weights in the folder's Pooling module, for the pooling ngrams; None if there are none."""
+    if NGRAMS not in pooling or not modules:
+        return None
+    name = path_inside(modules[1].folder, _NAMES[0])
+    return name if (path / name).is_file() else None
 
 
 def _files_of_index(index: Path) -> list[str]:

@@ -8,10 +8,11 @@ from torch import Tensor
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.inference.model import Model
 from pipeline.models.layers.linear import Linear
+from pipeline.models.layers.ngrams import neighbourhoods
 from pipeline.models.layers.numerics import Arithmetic
 from pipeline.models.layers.pooling import TABLE_STATE
 from pipeline.models.layers.weights import Checkpoint
-from pipeline.models.trainable.convolutional import load_convolutional, neighbourhoods, text_ends
+from pipeline.models.trainable.convolutional import REACH, load_convolutional
 from pipeline.text.tokens.tokens import Tokens
 
 
@@ -32,13 +33,13 @@ class ConvolutionalModel(Model):
         self, tokens: Tokens, wanted: set[int], max_tokens: int
     ) -> tuple[dict[int, Tensor], np.ndarray]:
         """Compute the hidden states (max_tokens, d); texts begin at token 0, and padding fills the rest."""
-        ids = np.zeros(max_tokens, np.int64)
-        ids[: len(tokens.ids)] = tokens.ids
-        is_first, is_last = map(self.put, text_ends(tokens.offsets, max_tokens))
+        ids, texts = np.zeros(max_tokens, np.int64), np.full(max_tokens, len(tokens))
+        ids[: len(tokens.ids)], texts[: len(tokens.ids)] = tokens.ids, tokens.owners
+        owners = self.put(texts)
         x = F.embedding(self.put(ids), self._words)
         states, outputs = {TABLE_STATE: x, 0: x}, []
         for number, layer in enumerate(self._stack, start=1):
-            x = states[number] = layer(neighbourhoods(x, is_first, is_last))
+            x = states[number] = layer(neighbourhoods(x, owners, REACH))
             outputs.append(x)
         states[self.layers] = torch.cat(outputs, dim=1)
         return {number: states[number] for number in wanted}, tokens.offsets[:-1]

@@ -20,8 +20,9 @@ from pipeline.models.inference.backbone import load_backbone
 from pipeline.models.inference.model import Model
 from pipeline.models.inference.padded import PaddedModel
 from pipeline.models.inference.windows import Counters, EncodedBatch, Window, as_strings, windows
+from pipeline.models.layers.ngrams import load_ngrams
 from pipeline.models.layers.numerics import arithmetic_of, use_threads
-from pipeline.models.layers.pooling import Segments, layers_of, pool
+from pipeline.models.layers.pooling import NGRAMS, Segments, layers_of, pool
 from pipeline.models.layers.post_pooling import apply_tail, load_tail
 from pipeline.models.layers.transfer import to_host
 from pipeline.prefetch import prefetch
@@ -64,6 +65,9 @@ class Encoder:
                 if self._parts
                 else load_backbone(folder, self.arithmetic, self._tokenizer)
             )
+            self._ngrams = load_ngrams(folder, self._model.width, trained=True)
+            if self._ngrams is not None:
+                self._ngrams.to(self.arithmetic.torch_device)
             self._tail = load_tail(folder, fixed_rows=True).to(self.arithmetic.torch_device)
         self._is_pooled = load_filter(folder, self._tokenizer)  # by token id; None: all tokens are pooled
         self._query_tokenizer = replace(self._tokenizer, prompt=folder.query_prompt)
@@ -257,6 +261,8 @@ class Encoder:
         return torch.cat([self._pool(name, states, segments) for name in self.folder.pooling], dim=-1)
 
     def _pool(self, name: str, states: dict[int, Tensor], segments: Segments) -> Tensor:
+        if name == NGRAMS and self._ngrams is not None:
+            return self._ngrams(states[self._model.layers], segments)
         pooled = pool(name, states, self._model.layers, segments)
         return self._mlp(pooled) if name == "cls_mlp" and self._mlp is not None else pooled
 

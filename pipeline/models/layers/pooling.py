@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Hidden states have numbers: 0 is the embedding layer's output, 1 the first layer's. This one stands for the
 # rows of the word table.
 TABLE_STATE = -1
+NGRAMS = "ngrams"  # pooling with layers of its own, see `layers/ngrams.py`
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,8 @@ def layers_of(poolings: Sequence[str], layers: int) -> set[int]:
 def pool(name: str, states: "Mapping[int, Tensor]", layers: int, segments: Segments) -> "Tensor":
     """Pool hidden states into one vector per text.
 
-    Sums run token after token, so a text's bits do not depend on the other texts. `cls_mlp` pools like `cls`;
-    the caller applies its layer.
+    Sums run token after token, so a text's bits do not depend on the other texts. `cls_mlp` pools like `cls`,
+    and `ngrams` like `mean`; the caller applies their layers.
 
     Args:
         name: key of POOLINGS.
@@ -224,6 +225,7 @@ POOLINGS: Mapping[str, Pooling] = {
         Pooling("last2", _mean, layers=(-2, -1)),
         Pooling("static", _mean, layers=(0,), words=True, sif=True),
         Pooling("table", _mean, layers=None, words=True, sequences=True, sif=True),
+        Pooling(NGRAMS, _mean),
         Pooling("mask", _masked, token="mask"),
         Pooling("ends", _ends, sequences=True),
     )

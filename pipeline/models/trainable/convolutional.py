@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,11 +15,12 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.linear import TrainableLinear
+from pipeline.models.layers.ngrams import neighbourhoods
 from pipeline.models.layers.weights import Checkpoint
 from pipeline.models.trainable.word_backbone import WordBackbone, WordShape
 from pipeline.text.tokens.tokens import Tokens
 
-_KERNEL = 3  # words
+REACH = 1  # words on each side of a kernel of three
 _REQUIRED_KEYS = ("hidden_size", "num_hidden_layers", "vocab_size", "embedding_size", "learned_words")
 
 
@@ -77,15 +77,15 @@ class ConvolutionalBackbone(WordBackbone):
         self.width, self.layers = shape.output_width, shape.layers + 1
         input_sizes = [shape.word_dim, *[shape.width] * (shape.layers - 1)]
         self.convolutions = nn.ModuleList(
-            TrainableLinear(_KERNEL * size, shape.width) for size in input_sizes
+            TrainableLinear((2 * REACH + 1) * size, shape.width) for size in input_sizes
         )
 
     def _layer_states(self, x: Tensor, tokens: Tokens, wanted: set[int]) -> dict[int, Tensor]:
-        is_first, is_last = (self._put(ends) for ends in text_ends(tokens.offsets, len(tokens.ids)))
+        owners = self._put(tokens.owners)
         outputs: list[Tensor] = []
         for convolution in self.layer_convolutions():
             x = self.dropout(x) if outputs else x
-            x = self._run_layer(self._layer, convolution, x, is_first, is_last)
+            x = self._run_layer(self._layer, convolution, x, owners)
             outputs.append(x)
         return dict(enumerate([*outputs, torch.cat(outputs, dim=1)], start=1))
 
@@ -99,33 +99,8 @@ class ConvolutionalBackbone(WordBackbone):
         return cast(Iterable[TrainableLinear], self.convolutions)
 
     @staticmethod
-    def _layer(convolution: nn.Module, x: Tensor, is_first: Tensor, is_last: Tensor) -> Tensor:
-        return F.relu(cast(Tensor, convolution(neighbourhoods(x, is_first, is_last))))
-
-
-def text_ends(offsets: np.ndarray, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find the first and the last token of each text.
-
-    Args:
-        offsets: (n + 1,) first token of each text, and the end of the last.
-        tokens: number T of tokens in the buffer; those after the last text are padding.
-
-    Returns:
-        is_first and is_last, (T,) bool.
-    """
-    ends = np.zeros((2, tokens), bool)
-    ends[0, offsets[:-1]] = ends[1, offsets[1:] - 1] = True
-    return ends[0], ends[1]
-
-
-def neighbourhoods(x: Tensor, is_first: Tensor, is_last: Tensor) -> Tensor:
-    """Put the token before, the token and the token after side by side: (T, 3 * d) for x (T, d).
-
-    Tokens of other texts are zero, as the padding of a convolution, so that texts do not change each other.
-    """
-    before = F.pad(x, (0, 0, 1, 0))[:-1].masked_fill(is_first[:, None], 0.0)
-    after = F.pad(x, (0, 0, 0, 1))[1:].masked_fill(is_last[:, None], 0.0)
-    return torch.cat([before, x, after], dim=1)
+    def _layer(convolution: nn.Module, x: Tensor, owners: Tensor) -> Tensor:
+        return F.relu(cast(Tensor, convolution(neighbourhoods(x, owners, REACH))))
 
 
 def load_convolutional(

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.layers.pooling import at_least_float32, layers_of, pool
+from pipeline.models.layers.ngrams import load_ngrams
+from pipeline.models.layers.pooling import NGRAMS, Segments, at_least_float32, layers_of, pool
 from pipeline.models.layers.post_pooling import DenseModule, apply_tail, load_tail, mlp_name
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.trainable.backbones import AtEmbedding, Backbone, ForwardRequest
@@ -49,6 +50,7 @@ class TrainableEncoder(nn.Module):
         super().__init__()
         self.folder, self.dim, self._skip = folder, folder.dim, skip
         self.backbone, self.mlp = backbone, mlp
+        self.ngrams = load_ngrams(folder, backbone.width)
         self.tail = load_tail(folder)
 
     def forward(
@@ -88,14 +90,28 @@ class TrainableEncoder(nn.Module):
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> Tensor:
         """Compute the (n, width) pooled states, the input of the modules after the pooling."""
-        layers = self.backbone.layers
-        wanted = layers_of(self.folder.pooling, layers)
+        wanted = layers_of(self.folder.pooling, self.backbone.layers)
         states, segments = self.backbone(ForwardRequest(tokens, wanted, self._skip, positions, at_embedding))
-        vectors = []
-        for name in self.folder.pooling:
-            pooled = pool(name, states, layers, segments)
-            vectors.append(self.mlp(pooled) if name == "cls_mlp" and self.mlp is not None else pooled)
-        return torch.cat(vectors, dim=-1)
+        return torch.cat([self._pool(name, states, segments) for name in self.folder.pooling], dim=-1)
+
+    def _pool(self, name: str, states: Mapping[int, Tensor], segments: Segments) -> Tensor:
+        if name == NGRAMS and self.ngrams is not None:
+            return self.ngrams(states[self.backbone.layers], segments)
+        pooled = pool(name, states, self.backbone.layers, segments)
+        return self.mlp(pooled) if name == "cls_mlp" and self.mlp is not None else pooled
+
+    def ngram_features(
+        self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the features whose mean is the pooling ngrams, which the folder must have.
+
+        Returns:
+            (pooled tokens, width) features, text after text, and (n,) number of pooled tokens of each text.
+        """
+        assert self.ngrams is not None, "the objective checks the pooling"
+        last = self.backbone.layers
+        states, segments = self.backbone(ForwardRequest(tokens, {last}, self._skip, positions, at_embedding))
+        return self.ngrams.features(states[last], segments), segments.counts
 
     def states(self, tokens: Tokens) -> Tensor:
         """Compute the last hidden states of all tokens, in their order: (tokens, width) float32."""
@@ -111,6 +127,8 @@ class TrainableEncoder(nn.Module):
         for layer in (self.mlp, *self.tail):
             if isinstance(layer, DenseModule):
                 layer.draw()
+        if self.ngrams is not None:
+            self.ngrams.draw()
         return self
 
 
@@ -119,7 +137,8 @@ def load_trainable(
 ) -> TrainableEncoder:
     """Load the encoder of a folder, in float32 and in train().
 
-    If the pooling is cls_mlp and the weights have no such layer, a new one is drawn from torch's generator.
+    If the pooling is cls_mlp or ngrams and the folder has no such layers, new ones are drawn from torch's
+    generator.
 
     Args:
         folder: the encoder's folder.

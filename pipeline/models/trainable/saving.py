@@ -156,7 +156,8 @@ def _write_modules(
         # sentence-transformers has no such modules, and loads them from this file of the folder
         shutil.copyfile(template_modules.__file__, to / f"{OWN_MODULES}.py")
         own_types = {kind: f"{OWN_MODULES}.{name}" for kind, name in _TEMPLATE_CLASSES.items()}
-    modules = [SavedModule("Pooling", config, {}), *map(saved_module, layers)]
+    weights = {} if encoder.ngrams is None else encoder.ngrams.state_dict()
+    modules = [SavedModule("Pooling", config, weights), *map(saved_module, layers)]
     entries: list[dict[str, object]] = [
         {"idx": 0, "name": "0", "path": "", "type": f"{_ST_MODULES}Transformer"}
     ]
