@@ -62,6 +62,17 @@ def _learning(report: TrainingReport, steps: StepAxis) -> Iterator[Chart]:
 
 
 def _vectors(lines: Sequence[MetricsLine], steps: StepAxis) -> Iterator[Chart]:
+    on_dev = [line for line in lines if len(line.dev_geometry) == 2]
+    if on_dev:
+        yield Chart(
+            "Alignment against uniformity on dev",
+            trajectory_chart(
+                [(line.dev_geometry["uniformity"], line.dev_geometry["alignment"]) for line in on_dev],
+                on_dev[0].step,
+            ),
+            "Low alignment: pairs above four fifths of the highest score are close; low uniformity: all "
+            "sentences are spread out. Measured with the score, on the encoder's vectors without dropout.",
+        )
     with_both = [line for line in lines if line.uniformity is not None and line.alignment is not None]
     if with_both:
         points = [(line.uniformity or 0.0, line.alignment or 0.0) for line in with_both]

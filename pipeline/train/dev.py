@@ -1,11 +1,11 @@
 """Evaluation on a development set during training, with early stopping."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.settings.training import PairSettings, Values
 from pipeline.settings.watching import DevSettings, Measure
 from pipeline.stats.correlation import spearman
+from pipeline.stats.geometry import alignment, uniformity
 from pipeline.store.store import store_of
 from pipeline.text.rows.training_rows import open_training_rows
 from pipeline.text.tokens.budget import deduplicate, plan_buffers
@@ -30,7 +31,21 @@ from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gather import Ranks, world_size
 
 _LABELLED = ("premise", "hypothesis", "label")
+_POSITIVE = 0.8  # of the highest score: above 4 of 5, as in SimCSE's figures (Gao et al. 2021, section 5)
 _MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # of one forward pass, as in encoding; by type of device
+
+
+class DevMetrics(NamedTuple):
+    """Metrics of the trained model on a dev set.
+
+    Attributes:
+        score: value of `train.dev.measure`, times 100.
+        geometry: of pairs with human scores, "alignment" of the pairs above four fifths of the highest score,
+            unless there are none, and "uniformity" of all sentences (Wang & Isola 2020). Empty otherwise.
+    """
+
+    score: float
+    geometry: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +101,11 @@ class DevSet:
         return cls(pairs.name, left, right, table["label"].to_numpy(), settings.measure)
 
     def score(self, model: TrainedModel, objective: Objective | None = None) -> float:
-        """Score the model's vectors on all pairs.
+        """Score the model's vectors on all pairs, as `metrics` does."""
+        return self._score(self._encoded(model), objective)
+
+    def metrics(self, model: TrainedModel, objective: Objective | None = None) -> DevMetrics:
+        """Measure the model's vectors on all pairs.
 
         Every rank has to call it, and gets the same value. The modules are in eval mode and draw no random
         numbers.
@@ -96,18 +115,26 @@ class DevSet:
             objective: objective whose classifier is used; required for accuracy.
 
         Returns:
-            Spearman correlation of cosines and human scores, times 100 (0 if all cosines are equal); or the
-            percentage of pairs that the classifier predicts correctly.
+            As score, the Spearman correlation of cosines and human scores, times 100 (0 if all cosines are
+            equal), or the percentage of pairs that the classifier predicts correctly.
 
         Raises:
             DataError: on every rank, for vectors that are not finite.
         """
-        modules = (model.encoder, model.twin, model.head)
-        with evaluating(*(module for module in modules if module is not None)):
-            vectors = self._vectors(model)
-        sentences, indices = self._sentences
-        check_finite(self.where, vectors, sentences)
-        left, right = np.split(vectors[indices], 2)
+        vectors = self._encoded(model)
+        geometry = {} if self.measure == "accuracy" else self._geometry(vectors)
+        return DevMetrics(self._score(vectors, objective), geometry)
+
+    def _geometry(self, vectors: np.ndarray) -> dict[str, float]:
+        """Compute alignment and uniformity of the vectors of `_sentences`."""
+        left, right = np.split(vectors[self._sentences[1]], 2)
+        positive = self.gold > _POSITIVE * self.gold.max()
+        aligned = {"alignment": alignment(left[positive], right[positive])} if positive.any() else {}
+        return aligned | {"uniformity": uniformity(vectors).value}
+
+    def _score(self, vectors: np.ndarray, objective: Objective | None) -> float:
+        """Return the score of the vectors of `_sentences`."""
+        left, right = np.split(vectors[self._sentences[1]], 2)
         if self.measure == "accuracy":
             assert objective is not None, "accuracy needs the objective's classifier"
             return self._accuracy(left, right, objective)
@@ -127,8 +154,15 @@ class DevSet:
         """Distinct sentences, and the index among them of each left sentence, then of each right one."""
         return deduplicate([*self.left, *self.right])
 
-    def _vectors(self, model: TrainedModel) -> np.ndarray:
+    def _encoded(self, model: TrainedModel) -> np.ndarray:
         """Encode the distinct sentences on all ranks together: (distinct sentences, dim) float32."""
+        modules = (model.encoder, model.twin, model.head)
+        with evaluating(*(module for module in modules if module is not None)):
+            vectors = self._vectors(model)
+        check_finite(self.where, vectors, self._sentences[0])
+        return vectors
+
+    def _vectors(self, model: TrainedModel) -> np.ndarray:
         folder = model.encoder.folder
         tokenizer = folder.tokenizer()
         tokens, is_kept = tokenizer(self._sentences[0]), load_filter(folder, tokenizer)

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from pipeline.errors import DataError
 from pipeline.store.base import Store
+from pipeline.train.dev import DevMetrics
 from pipeline.train.loop import Step
 from pipeline.train.metrics_line import MetricsLine
 from pipeline.train.trackers import Tracker
@@ -125,12 +126,12 @@ class TrainingLog(AbstractContextManager["TrainingLog"]):
             self._end_line()
             self._file.write()
 
-    def begin(self, dev: float | None, same_rows: Mapping[str, float] = {}) -> None:
+    def begin(self, dev: DevMetrics | None, same_rows: Mapping[str, float] = {}) -> None:
         """Write the metrics that were measured before the first step, if any; see `MetricsLine`."""
         if dev is not None or same_rows:
-            self._write(MetricsLine(step=0, epoch=0.0, dev=dev, same_rows=same_rows))
+            self._write(_with_measured(MetricsLine(step=0, epoch=0.0), dev, same_rows))
 
-    def add(self, step: Step, dev: float | None = None, same_rows: Mapping[str, float] = {}) -> None:
+    def add(self, step: Step, dev: DevMetrics | None = None, same_rows: Mapping[str, float] = {}) -> None:
         """Add a step, and end the line if it has enough steps or if metrics were measured after the step."""
         self._line.add(step, vector_metrics(step.reps, positives=self._positives))
         if dev is not None or same_rows or step.number % self._every == 0:
@@ -143,15 +144,21 @@ class TrainingLog(AbstractContextManager["TrainingLog"]):
         for tracker in self._trackers:
             tracker.flush()
 
-    def _end_line(self, dev: float | None = None, same_rows: Mapping[str, float] = {}) -> None:
+    def _end_line(self, dev: DevMetrics | None = None, same_rows: Mapping[str, float] = {}) -> None:
         if self._line.last is not None:
             line, self._line = self._line.mean(self._steps_per_epoch), _UnfinishedLine()
-            self._write(line.model_copy(update={"dev": dev, "same_rows": same_rows}))
+            self._write(_with_measured(line, dev, same_rows))
 
     def _write(self, line: MetricsLine) -> None:
         self._file.add(line)
         for tracker in self._trackers:
             tracker.log(line)
+
+
+def _with_measured(line: MetricsLine, dev: DevMetrics | None, same_rows: Mapping[str, float]) -> MetricsLine:
+    """Add the metrics that were measured after the steps of a line."""
+    on_dev = {} if dev is None else {"dev": dev.score, "dev_geometry": dev.geometry}
+    return line.model_copy(update={**on_dev, "same_rows": same_rows})
 
 
 class _UnfinishedLine:

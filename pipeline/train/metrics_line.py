@@ -54,5 +54,8 @@ class MetricsLine(Settings):
     first step and after the last."""
     dev: float | None = None
     """score on dev after `step`, times 100"""
+    dev_geometry: Mapping[str, float] = {}
+    """alignment and uniformity by name, of the trained model's vectors on dev after `step`; see
+    `DevMetrics`"""
     resumed: int = 0
     """number of times that the training was resumed here"""

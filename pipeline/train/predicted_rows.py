@@ -16,7 +16,7 @@ from pipeline.settings.watching import DevSettings, Measure, TestSetSettings
 from pipeline.stats.classes import accuracy, f1, matthews
 from pipeline.stats.correlation import pearson, spearman
 from pipeline.text.rows.training_rows import open_training_rows
-from pipeline.train.dev import check_finite, encode_on_all_ranks, evaluating
+from pipeline.train.dev import DevMetrics, check_finite, encode_on_all_ranks, evaluating
 
 _METRICS: Mapping[Measure, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": accuracy,
@@ -95,6 +95,10 @@ class PredictedRows:
     def score(self, model: TrainedModel, objective: Objective) -> float:
         """Compute 100 times the metric `measure` of the objective's predictions; see `scores`."""
         return self.scores(model, objective)[self.measure]
+
+    def metrics(self, model: TrainedModel, objective: Objective) -> DevMetrics:
+        """Compute `score` alone: pairs that are read together have no vectors of their own."""
+        return DevMetrics(self.score(model, objective))
 
     def scores(self, model: TrainedModel, objective: Objective) -> dict[Measure, float]:
         """Compute 100 times each metric of the objective's predictions of all rows.

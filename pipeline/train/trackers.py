@@ -24,7 +24,7 @@ from pipeline.train.metrics_line import MetricsLine
 FOLDER = "tensorboard"  # folder of the event files, within the training's folder
 _PIP_NAMES = {"tensorboard": '"manta-embeddings[watch]"', "mlflow": "mlflow", "wandb": "wandb"}
 # Fields of a line that `flat_metrics` returns under other names, or leaves out.
-_OMITTED_FIELDS = {"step", "parts", "counts", "same_rows", "resumed", "rows", "seconds"}
+_OMITTED_FIELDS = {"step", "parts", "counts", "same_rows", "dev_geometry", "resumed", "rows", "seconds"}
 
 
 class Tracker(abc.ABC):
@@ -105,6 +105,7 @@ def flat_metrics(line: MetricsLine) -> dict[str, float]:
         | {f"parts/{name}": value for name, value in line.parts.items()}
         | {f"counts/{name}": float(count) for name, count in line.counts.items()}
         | {f"same_rows/{name}": value for name, value in line.same_rows.items()}
+        | {f"dev_geometry/{name}": value for name, value in line.dev_geometry.items()}
     )
 
 

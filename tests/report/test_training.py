@@ -71,6 +71,7 @@ def test_the_page_shows_data_settings_and_results():
     assert headings == [
         "Spearman x100 on dev",
         "Loss",
+        "Alignment against uniformity on dev",
         "Alignment against uniformity",
         "Mean cosine of positives and of negatives",
         "Learning rate",
@@ -106,6 +107,15 @@ def test_missing_metrics_are_left_out():
     )
     headings = [chart.heading for _, charts in sections(replace(FULL, lines=bare)) for chart in charts]
     assert headings == ["Loss", "Uniformity"]
+
+
+def test_the_path_on_dev_has_a_point_for_each_measurement():
+    charts = {chart.heading: str(chart.svg) for _, charts in sections(FULL) for chart in charts}
+    found = charts["Alignment against uniformity on dev"]
+    assert "start: uniformity \u22121.50, alignment 0.200" in found
+    assert "end: uniformity \u22122.75, alignment 0.260" in found
+    without = replace(FULL, lines=tuple(each.model_copy(update={"dev_geometry": {}}) for each in LINES))
+    assert not any("on dev" in chart.heading for _, charts in sections(without) for chart in charts[1:])
 
 
 def test_several_parts_of_the_loss_are_drawn():

@@ -195,6 +195,33 @@ def test_columns_can_be_renamed_and_scores_have_any_scale(tmp_path: Path, folder
     assert DevSet.open(DevSettings(uri=str(file), columns=columns)).score(model) == expected
 
 
+def test_alignment_and_uniformity_are_those_of_the_encoders_vectors(folder: Path, tmp_path: Path):
+    """Pairs above 4 of 5 are positives, and each different sentence counts once."""
+    texts = [*folders.TEXTS[:2], *folders.TEXTS[3:7]]
+    columns = {"sentence1": [*texts[:5], texts[0]], "sentence2": texts[::-1], "score": [4.5, 1, 5, 4, 0, 4.1]}
+    dev = DevSet.open(DevSettings(uri=str(write(tmp_path / "dev.parquet", columns))))
+    found = dev.metrics(TrainedModel(encoder_of(folder)))
+    vectors = (
+        load_encoder(EncoderSettings(path=str(folder)), EncodeSettings()).encode(texts).astype(np.float64)
+    )
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    squared = np.square(unit[:, None] - unit).sum(axis=2)
+    assert found.geometry == pytest.approx(
+        {
+            "alignment": (squared[0, 5] + squared[2, 3] + squared[0, 0]) / 3,
+            "uniformity": np.log(np.exp(-2 * squared[np.triu_indices(6, 1)]).mean()),
+        },
+        abs=1e-5,
+    )
+    assert found.score == dev.score(TrainedModel(encoder_of(folder)))
+
+
+def test_without_positive_scores_only_uniformity_is_measured(folder: Path, tmp_path: Path):
+    columns = {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "score": [-1.0, -2.0]}
+    dev = DevSet.open(DevSettings(uri=str(write(tmp_path / "dev.parquet", columns))))
+    assert dev.metrics(TrainedModel(encoder_of(folder))).geometry.keys() == {"uniformity"}
+
+
 NLI = {
     "premise": ["a", "b", None, "d", "a"],
     "hypothesis": ["d", "e", "f", "g", "h"],
@@ -218,6 +245,7 @@ def test_accuracy_is_that_of_the_classifier_on_the_trained_models_vectors(folder
         logits = features @ classifier.weight.detach().numpy().T + classifier.bias.detach().numpy()
         scores.append(dev.score(TrainedModel(encoder), objective))
         assert scores[-1] == 100 * np.mean(logits.argmax(1) == gold)
+        assert dev.metrics(TrainedModel(encoder), objective) == (scores[-1], {})
         assert classifier.weight.grad is None
     assert len(set(scores)) > 2
     both = Sum(encoder, [Term("classification", 1.0, objective)])

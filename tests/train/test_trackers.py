@@ -20,6 +20,7 @@ from pipeline.settings.watching import WatchSettings
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
 from pipeline.store.units import sum_counts
+from pipeline.train.dev import DevMetrics
 from pipeline.train.loop import Step
 from pipeline.train.metrics import METRICS, MetricsFile, TrainingLog, read_metrics
 from pipeline.train.metrics_line import MetricsLine
@@ -103,9 +104,9 @@ def test_a_line_has_the_means_of_its_steps(store: Store):
 
 def test_a_score_on_dev_ends_a_line(store: Store):
     with log_of(store) as log:
-        log.begin(50.5)
+        log.begin(DevMetrics(50.5))
         for number in range(1, 8):
-            log.add(step(number), dev=61.25 if number == 6 else None)
+            log.add(step(number), dev=DevMetrics(61.25) if number == 6 else None)
     assert [(line.step, line.dev, line.rows) for line in read_metrics(store)] == [
         (0, 50.5, 0),
         (4, None, 256),
@@ -115,12 +116,23 @@ def test_a_score_on_dev_ends_a_line(store: Store):
     assert lines_in_file(store)[0] == {"step": 0, "epoch": 0.0, "dev": 50.5}
 
 
+def test_the_geometry_on_dev_is_in_the_line_of_its_score(store: Store):
+    path = [{"alignment": 0.3 - number / 10, "uniformity": -2.0 - number} for number in range(2)]
+    with log_of(store) as log:
+        log.begin(DevMetrics(50.5, path[0]))
+        log.add(step(1), DevMetrics(61.25, path[1]))
+        log.add(step(2))
+    assert [line.dev_geometry for line in read_metrics(store)] == [*path, {}]
+    assert [line["dev_geometry"] for line in lines_in_file(store)[:2]] == path
+    assert flat_metrics(read_metrics(store)[1])["dev_geometry/uniformity"] == -3
+
+
 @pytest.mark.parametrize("stopped", [7, 8, 9])
 def test_a_resumed_training_writes_each_step_once_and_ends_a_line_at_the_checkpoint(
     store: Store, stopped: int
 ):
     log = log_of(store)
-    log.begin(50.5)
+    log.begin(DevMetrics(50.5))
     for number in range(1, stopped + 1):
         log.add(step(number))
         if number == 6:
@@ -149,7 +161,7 @@ def test_the_score_before_the_first_step_is_written_once(store: Store):
     # The second command finds no checkpoint and measures again; the third finds that of step 0 and its score.
     for score in (50.5, 50.5, None):
         log = log_of(store)
-        log.begin(score)
+        log.begin(None if score is None else DevMetrics(score))
         log.add(step(1))
         log.checkpoint()
     assert [(line.step, line.dev, line.resumed) for line in read_metrics(store)] == [
@@ -206,7 +218,7 @@ def test_tensorboard_shows_each_step_once_in_any_store(store: Store, tmp_path: P
             MetricsFile(store, step=done), [board], every=EVERY, steps_per_epoch=PER_EPOCH, positives=True
         ) as log:
             for number in range(done + 1, last + 1):
-                log.add(step(number), dev=60.0 + number if number == 8 else None)
+                log.add(step(number), dev=DevMetrics(60.0 + number) if number == 8 else None)
                 if number == 8:
                     log.checkpoint()
     location = tmp_path / "fetched"

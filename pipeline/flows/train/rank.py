@@ -114,18 +114,18 @@ class TrainRank:
         from pipeline.train.finite import NonFinite
 
         try:
-            score = resumable.begin()
+            dev = resumable.begin()
             same_rows = {} if resumable.number else self._same_rows(resumable, rank_slice)
             if log is not None:
-                log.begin(score, same_rows)
+                log.begin(dev, same_rows)
             _save_if_due(resumable, log)
-            for step, score in resumable.steps(batches):
+            for step, dev in resumable.steps(batches):
                 same_rows = self._same_rows(resumable, rank_slice) if resumable.ended else {}
                 if log is not None:
-                    log.add(step, score, same_rows)
+                    log.add(step, dev, same_rows)
                 _save_if_due(resumable, log)
-                dev = "" if resumable.best.score is None else f", best on dev {resumable.best.score:.2f}"
-                report(step.number - self.done_steps, f"loss {float(step.loss.total):.4g}{dev}")
+                best = "" if resumable.best.score is None else f", best on dev {resumable.best.score:.2f}"
+                report(step.number - self.done_steps, f"loss {float(step.loss.total):.4g}{best}")
         except (NonFinite, ModelError) as error:
             raise self._store_refused_batch(error, resumable.number + 1) from None
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipeline.objectives import Batch
 from pipeline.train.checkpoint import Checkpoints, load_state
-from pipeline.train.dev import BestScore, DevSet
+from pipeline.train.dev import BestScore, DevMetrics, DevSet
 from pipeline.train.loop import Step, Training, fit
 from pipeline.train.predicted_rows import PredictedRows
 
@@ -39,19 +39,19 @@ class ResumableTraining:
         """True if all steps are done, or if dev or the learning rate ended the training early."""
         return self.number >= self._steps or self.training.ended or self.best.ended
 
-    def begin(self) -> float | None:
-        """Return the score on dev before the first step. Call it before `steps`.
+    def begin(self) -> DevMetrics | None:
+        """Return the metrics on dev before the first step. Call it before `steps`.
 
         Returns None if the training has taken steps already, or if there is no dev set.
         """
         if self.number or self._dev is None:
             return None
         if self.best.step is not None:  # measured by the run that saved the checkpoint of step 0
-            return self.best.score
+            return self._dev.metrics(self.training.objective.trained_model(), self.training.objective)
         return self._measure(self._dev)
 
-    def steps(self, batches: Iterator[Batch]) -> Iterator[tuple[Step, float | None]]:
-        """Yield each remaining step, with the score on dev after it if it was measured."""
+    def steps(self, batches: Iterator[Batch]) -> Iterator[tuple[Step, DevMetrics | None]]:
+        """Yield each remaining step, with the metrics on dev after it if they were measured."""
         while not self.ended:
             for step in fit(self.training, batches, until=self.number + 1):
                 is_measured = (
@@ -89,15 +89,16 @@ class ResumableTraining:
         """True if dev chooses the weights of the trained model."""
         return self._dev is not None and self.training.settings.dev.keep == "best"
 
-    def _measure(self, dev: DevSet | PredictedRows) -> float:
-        """Score the candidates for the trained model, select the best one, and return its score."""
+    def _measure(self, dev: DevSet | PredictedRows) -> DevMetrics:
+        """Score the candidates for the trained model, select the best one, and return its metrics."""
         objective = self.training.objective
-        scores = [dev.score(candidate, objective) for candidate in objective.candidates()]
-        score = max(scores)
-        objective.select(scores.index(score))
-        self.training.schedule.observe(score)
-        self.best = self.best.observe(self.number, score)
-        return score
+        measured = [dev.metrics(candidate, objective) for candidate in objective.candidates()]
+        scores = [metrics.score for metrics in measured]
+        best = scores.index(max(scores))
+        objective.select(best)
+        self.training.schedule.observe(scores[best])
+        self.best = self.best.observe(self.number, scores[best])
+        return measured[best]
 
     def _score_if_best(self) -> float | None:
         """Return the score on dev of the current weights if it is the best so far, else None."""
