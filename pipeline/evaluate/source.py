@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -142,6 +142,19 @@ class TaskFile:
     def content(self) -> dict[str, Any]:
         """Return everything about the file that can change a score, for a digest."""
         return {"sha256": self.sha256, "columns": dict(self.columns), "split": self.split}
+
+    def beside(self, path: str) -> "TaskFile":
+        """Return another file of the same store and columns; DataError if it lacks one of them."""
+        content, where = _content(self.store, path), self.store.uri_of(path)
+        names = _table(content, where).column_names
+        if absent := [column for _, column in self.columns if column not in names]:
+            raise DataError(
+                where,
+                f"the columns of {self.where}, whose split it is by its name",
+                f"no {absent[0]}",
+                "rename the file",
+            )
+        return replace(self, path=path, sha256=hashlib.sha256(content).hexdigest())
 
     def rows(self) -> TaskRows:
         """Read the rows, in order; DataError if the file has changed since it was opened."""

@@ -14,6 +14,7 @@ from pipeline.settings.encode import Dtype, EncoderSettings, EncodeSettings
 from pipeline.settings.evaluate import (
     CandidateSettings,
     EvaluateSettings,
+    FitSettings,
     GeometrySettings,
     MaskWordsSettings,
     TaskSettings,
@@ -33,6 +34,7 @@ __all__ = [
     "EncodeSettings",
     "EncoderSettings",
     "EvaluateSettings",
+    "FitSettings",
     "FlowSettings",
     "GateSettings",
     "GeometrySettings",

@@ -7,9 +7,22 @@ from pydantic import Field, model_validator
 
 from pipeline.config import Settings
 from pipeline.settings.encode import EncoderSettings
+from pipeline.settings.transform import WhitenSettings
 
 _RELEASE = re.compile(r"(release:|(?P<root>(?!release:).+)?#)(?P<release>current|\d+)", re.DOTALL)
 _TIMES = ("never", "once")
+TARGET = "target"
+
+
+class FitSettings(Settings):
+    """A transform that is fitted anew for each task of an evaluation."""
+
+    on: str = TARGET
+    """target: the sentences of all columns and splits of the task, without scores (Li et al. 2020, BERT-flow;
+    Su et al. 2021); or a Parquet file, a glob, a directory or a URI with the column text, such as the
+    sentences of NLI"""
+    whiten: WhitenSettings | None = None
+    """the transform, with numbers for `k` and `remove`; null: the job's `whiten`"""
 
 
 class CandidateSettings(Settings):
@@ -24,6 +37,9 @@ class CandidateSettings(Settings):
     """the encoder; null: the job's encoder"""
     transform: str | None = None
     """file of a fitted transform, such as those below transforms/ of a release root"""
+    fit: FitSettings | None = None
+    """fit a transform for each task, instead of one in a file: see `FitSettings`; null: no transform is
+    fitted"""
     release: Annotated[int, Field(ge=1)] | Literal["current"] | None = None
     """number of a published release, or current; null: an encoder is evaluated"""
     root: str | None = None
@@ -44,17 +60,20 @@ class CandidateSettings(Settings):
 
     @model_validator(mode="after")
     def _tfidf_is_alone(self) -> "CandidateSettings":
-        others = (self.encoder, self.transform, self.release, self.root)
+        others = (self.encoder, self.transform, self.fit, self.release, self.root)
         if self.tfidf is not None and any(each is not None for each in others):
-            raise ValueError("tfidf alone, without encoder, transform, release and root")
+            raise ValueError("tfidf alone, without encoder, transform, fit, release and root")
         return self
 
     @model_validator(mode="after")
     def _release_has_its_own(self) -> "CandidateSettings":
-        if self.release is not None and (self.encoder is not None or self.transform is not None):
+        others = (self.encoder, self.transform, self.fit)
+        if self.release is not None and any(each is not None for each in others):
             raise ValueError(
                 "a release or an encoder, not both: a release brings its encoder and its transform"
             )
+        if self.transform is not None and self.fit is not None:
+            raise ValueError("transform or fit, not both: a file has a transform that was fitted before")
         return self
 
 
@@ -181,8 +200,8 @@ class EvaluateSettings(Settings):
     """tasks on the user's own data: a list of {kind, uri, name, columns, options}; kind is sts, triplets,
     pairs, retrieval, duplicates, transfer, relatedness, analogies, categories or weat"""
     candidates: tuple[CandidateSettings, ...] = ()
-    """encoder paths, release:current, ROOT#7, or mappings with name, encoder, transform, release, root, or
-    tfidf ({} is the job's encoder); none: the job's encoder. Each further candidate is compared
+    """encoder paths, release:current, ROOT#7, or mappings with name, encoder, transform, fit, release, root,
+    or tfidf ({} is the job's encoder); none: the job's encoder. Each further candidate is compared
     with the first one, with intervals of the differences"""
     similarity: Literal["cosine", "angular", "euclidean", "manhattan", "dot"] = "cosine"
     """similarity of two sentences: angular as in Cer et al. 2018 (USE); euclidean and manhattan are minus the

@@ -7,15 +7,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError, SpaceMismatch
 from pipeline.evaluate import EvaluationTask
 from pipeline.evaluate.task import Similarity
 from pipeline.evaluate.tfidf import TfIdf
+from pipeline.flows.transform.train_flow import check_flow
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.post import Transform, load_transform
-from pipeline.post.chain import name_of
-from pipeline.settings import CandidateSettings, EncoderSettings, Job
+from pipeline.post.chain import check_transform, name_of
+from pipeline.settings import CandidateSettings, EncoderSettings, FitSettings, Job
+from pipeline.settings.evaluate import TARGET
 from pipeline.settings.training import PairSettings
 from pipeline.store.base import Store
 from pipeline.store.release import Releases
@@ -41,6 +44,8 @@ class ResolvedCandidate:
     """name of the kind of transform, for people"""
     k: int | None = None
     """width of the transformed vectors"""
+    fit: FitSettings | None = None
+    """a transform to fit for each task; its `whiten` is set"""
     release: int | None = None
     root: str | None = None
     bytes: int = 0
@@ -51,7 +56,9 @@ class ResolvedCandidate:
 
     @property
     def id(self) -> tuple[str, str | None]:
-        """Ids of space and transform, which together determine every score."""
+        """Ids of space and transform, or of the settings of its fits, which distinguish candidates."""
+        if self.fit is not None:
+            return self.space_id, digest_of(self.fit.model_dump(mode="json"))
         return self.space_id, self.transform_id
 
     @property
@@ -73,6 +80,7 @@ class ResolvedCandidate:
             "transform_id": self.transform_id,
             "transform": self.transform_name,
             "k": self.k,
+            "fit": self.fit and self.fit.model_dump(mode="json", exclude_defaults=True),
         }
 
 
@@ -126,6 +134,8 @@ def _resolve_encoder(settings: CandidateSettings, job: Job, store: Store) -> Res
     """Resolve an encoder, with the transform of a file if one is set."""
     encoder = settings.encoder or job.encoder
     raw = _without_transform(settings.name or _encoder_name(encoder), encoder, open_folder(encoder))
+    if settings.fit is not None:
+        return _with_fit(raw, settings, job)
     if settings.transform is None:
         return raw
     where = f"transform {settings.transform}"
@@ -152,6 +162,29 @@ def _resolve_encoder(settings: CandidateSettings, job: Job, store: Store) -> Res
         )
     named = raw if settings.name else replace(raw, name=f"{raw.name} + {name_of(transform)}")
     return _with_transform(named, transform, content, store)
+
+
+def _with_fit(raw: ResolvedCandidate, settings: CandidateSettings, job: Job) -> ResolvedCandidate:
+    """Add a transform that is fitted for each task; ConfigError if it needs more than the sentences."""
+    assert settings.fit is not None, "the caller has checked it"
+    whiten = settings.fit.whiten or job.whiten
+    check_transform(whiten, indexed=False)
+    check_flow(whiten.model_copy(update={"mode": "on"}), raw.dim)
+    for name, value in (("k", whiten.k), ("remove", whiten.remove)):
+        if isinstance(value, str):
+            raise ConfigError(
+                f"evaluate.candidates {raw.name}: whiten.{name}",
+                "a number, because a transform is fitted on sentences without scores",
+                value,
+                "set a number, or null for all components",
+            )
+    on = "the target" if settings.fit.on == TARGET else settings.fit.on.rpartition("/")[2]
+    return replace(
+        raw,
+        name=settings.name or f"{raw.name} + {whiten.transform} on {on}",
+        fit=settings.fit.model_copy(update={"whiten": whiten}),
+        transform_name=f"{whiten.transform}, fitted for each task on {on}",
+    )
 
 
 def check_sparse(

@@ -14,6 +14,7 @@ from pipeline.evaluate.mask_words import MaskWordsReport
 from pipeline.evaluate.tasks import MissingTask, select_tasks
 from pipeline.flows.evaluate.candidates import ResolvedCandidate, check_sparse, resolve_candidates
 from pipeline.flows.evaluate.disagreements import disagreements
+from pipeline.flows.evaluate.fits import PlannedFits, plan_fits
 from pipeline.flows.evaluate.geometry import measure_geometry
 from pipeline.flows.evaluate.mask_words import read_mask_words
 from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult, ScoreTask, Scoring
@@ -176,6 +177,7 @@ class _Work:
         sizes: number of sentences of each task, by its name.
         vectors: sentence vectors of each space, by space_id; `encode` adds the new ones.
         new: by space_id, the sentences that no earlier evaluation has encoded.
+        fits: transforms to fit for single tasks.
     """
 
     job: Job
@@ -185,6 +187,7 @@ class _Work:
     sizes: dict[str, int]
     vectors: dict[str, SpaceVectors | SparseVectors]
     new: dict[str, Sentences]
+    fits: PlannedFits
 
     @classmethod
     def read(
@@ -203,18 +206,18 @@ class _Work:
                 sizes[task.name] = len(texts)
                 all_texts += texts
                 bar.add(len(texts))
-            sentences = Sentences.of(all_texts)
+            sentences, fits = Sentences.of(all_texts), plan_fits(candidates, tasks)
             bar.stage.note = f"{len(sentences):,} distinct, of {counted(len(tasks), 'task')}"
         vectors: dict[str, SpaceVectors | SparseVectors] = {
             each.space_id: load_vectors(store, each) if each.tfidf is None else SparseVectors(each.tfidf)
             for each in candidates
         }
         new = {
-            space_id: sentences.without(encoded.keys)
+            space_id: _joined(sentences, fits.texts.get(space_id)).without(encoded.keys)
             for space_id, encoded in vectors.items()
             if isinstance(encoded, SpaceVectors)
         }
-        return cls(job, store, tasks, candidates, sizes, vectors, new)
+        return cls(job, store, tasks, candidates, sizes, vectors, new, fits)
 
     def is_small(self, sampled: int) -> bool:
         """Return whether there is so little work that one local process is faster than starting Ray.
@@ -266,7 +269,7 @@ class _Work:
         """Score on the workers, or in this process if that takes less time than to start a worker."""
         task = ScoreTask(self.store)
         rows = sum(self.sizes[item.task.name] * (1 + item.resamples) for item in items)
-        if all(item.task.quick for item in items) and rows <= _QUICK_ROWS:
+        if all(item.task.quick and item.fit is None for item in items) and rows <= _QUICK_ROWS:
             return enumerate(map(task.start(), items))
         return workers.map_units(task, items, Pool(max(1, min(workers.cpus, len(items)))))
 
@@ -275,7 +278,17 @@ class _Work:
         settings = self.job.evaluate
         return {
             (each.id, task.name): Scoring(
-                each, task, self.vectors[each.space_id], settings.bootstrap, settings.seed
+                each,
+                task,
+                self.vectors[each.space_id],
+                settings.bootstrap,
+                settings.seed,
+                self.fits.by_task.get((each.id, task.name)),
             )
             for each, task in product(self.candidates, self.tasks)
         }
+
+
+def _joined(sentences: Sentences, texts: Sequence[str] | None) -> Sentences:
+    """Add texts to distinct sentences."""
+    return Sentences.of([*sentences.texts.to_pylist(), *texts]) if texts else sentences

@@ -174,7 +174,8 @@ def _candidate(
         " ".join([candidate.encoder.path, *overrides]),
         candidate.dim,
         candidate.space_id,
-        f"{candidate.transform_name} to {candidate.k} components" if candidate.transform_name else None,
+        candidate.transform_name
+        and candidate.transform_name + (f" to {candidate.k} components" if candidate.k else ""),
         candidate.transform_id,
         numerics,
         bytes=candidate.bytes,

@@ -14,6 +14,7 @@ from pipeline.evaluate import EvaluationTask, Score
 from pipeline.evaluate.similarity import is_sparse
 from pipeline.evaluate.vocabulary import WITHOUT_VECTOR
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
+from pipeline.flows.evaluate.fits import TaskFit
 from pipeline.flows.evaluate.sentences import SpaceVectors, SparseVectors
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.post import Transform, load_transform
@@ -95,11 +96,14 @@ class Scoring:
     """number of bootstrap resamples; 0 for none"""
     seed: int
     """seed of the resamples"""
+    fit: TaskFit | None = None
+    """the transform to fit for the task, if the candidate has none"""
 
     @property
     def path(self) -> str:
         """Return the path of the result."""
-        key = digest_of([_VERSION, self.task.digest, *self.candidate.id])[:32]
+        fit = [self.fit.id] if self.fit else []
+        key = digest_of([_VERSION, self.task.digest, *self.candidate.id, *fit])[:32]
         return f"results/{self.candidate.space_id[:16]}/{key}.json"
 
     def draws_path(self, result: Result) -> str | None:
@@ -142,11 +146,21 @@ class ScoreTask(PlainTask[Scoring, ResampledResult]):
         values = statistics(scoring.task, rows, scoring.resamples, scoring.seed)
         return Draws(values=tuple(map(_number, values.tolist())))
 
+    def _transform(self, scoring: Scoring) -> tuple[Transform | None, dict[str, str]]:
+        """Return the candidate's transform, if any, and facts about one that is fitted for the task."""
+        if scoring.fit is not None:
+            assert isinstance(scoring.vectors, SpaceVectors), "the settings refuse to fit on sparse vectors"
+            transform = scoring.fit.fitted(self.store, scoring.vectors, scoring.task)
+            return transform, scoring.fit.facts(transform)
+        file = scoring.candidate.transform
+        return (None if file is None else load_transform(file.read(self.store))), {}
+
     def _score(self, scoring: Scoring) -> Result:
         candidate, task, evidence = scoring.candidate, scoring.task, None
-        transform = load_transform(candidate.transform.read(self.store)) if candidate.transform else None
+        transform, fit_facts = self._transform(scoring)
         vectors = _TransformedVectors(scoring.vectors, transform)
         score = task.score(vectors)
+        facts = {**score.facts, **fit_facts}
         if score.evidence:
             arrays = {name: np.asarray(values) for name, values in score.evidence.items()}
             content, stem = pack(arrays, {"kind": "evidence"}), f"evidence/{candidate.space_id[:16]}/rows"
@@ -155,16 +169,14 @@ class ScoreTask(PlainTask[Scoring, ResampledResult]):
             kind=task.kind,
             task_digest=task.digest,
             space_id=candidate.space_id,
-            transform_id=candidate.transform_id,
+            transform_id=None if transform is None else transform.transform_id,
             numerics=scoring.vectors.numerics(),
             metric=score.metric,
             value=_number(score.value),
             count=score.count,
             metrics={name: _number(value) for name, value in score.metrics.items()},
-            facts=from_json(
-                to_json(dict(score.facts), inf_nan_mode="null", fallback=lambda value: value.tolist())
-            ),
-            warnings=(*score.warnings, *vectors.warnings(score)),
+            facts=from_json(to_json(facts, inf_nan_mode="null", fallback=lambda value: value.tolist())),
+            warnings=(*score.warnings, *vectors.warnings(score), *_shortage(task, transform)),
             evidence=evidence,
         )
 
@@ -198,6 +210,13 @@ class _TransformedVectors:
             yield (f"the encoder gave {self._unusable:,} sentences no usable vector: their cosines are 0")
         if self._identical:
             yield f"all {self._identical:,} sentences have one and the same vector: the score is meaningless"
+
+
+def _shortage(task: EvaluationTask, transform: Transform | None) -> tuple[str, ...]:
+    """Warn of a transform that was fitted on too few rows."""
+    if transform is None or transform.shortage is None:
+        return ()
+    return (f"{task.name}: the transform had too little to be fitted on: {transform.shortage}",)
 
 
 def _number(value: float) -> float | None:
