@@ -9,16 +9,31 @@ from pipeline.evaluate.similarity import prepare_vectors, similarity_matrix
 from pipeline.evaluate.task import Similarity
 
 BLOCK = 1 << 24  # similarities per block: 64 MiB in float32
+NEAREST = 3  # targets that are kept of each query, as examples
 TIE = 1e-6  # relative difference up to which similarities tie: equal vectors differ so by rounding
 
 
-def relevant_ranks(
+@dataclass(frozen=True)
+class SearchedTargets:
+    """Result of a search of queries among targets.
+
+    Attributes:
+        ranks: for each query the ascending ranks, from 1, of its relevant targets.
+        nearest: (q, NEAREST) indices of the nearest targets of each query, nearest first; -1 if there are
+            fewer.
+    """
+
+    ranks: list[np.ndarray]
+    nearest: np.ndarray
+
+
+def search_targets(
     kind: Similarity,
     queries: np.ndarray,
     targets: np.ndarray,
     relevant: Sequence[np.ndarray],
     self_index: np.ndarray,
-) -> list[np.ndarray]:
+) -> SearchedTargets:
     """Rank all targets by similarity to each query, except the query itself.
 
     Ties count against the query: an irrelevant target precedes a relevant one of the same similarity.
@@ -29,15 +44,15 @@ def relevant_ranks(
         targets: (t, d).
         relevant: for each query the ascending indices of its relevant targets; arrays may be shared.
         self_index: (q,) index of the query itself among the targets, -1 if it is not a target.
-
-    Returns:
-        For each query the ascending ranks, from 1, of its relevant targets.
     """
-    return [
-        _ranks(row, relevant[query], int(self_index[query]))
-        for start, block in similarity_blocks(kind, queries, targets)
-        for query, row in enumerate(block, start)
-    ]
+    ranks, nearest = list[np.ndarray](), np.full((len(self_index), NEAREST), -1)
+    for start, block in similarity_blocks(kind, queries, targets):
+        for query, row in enumerate(block, start):
+            own = int(self_index[query])
+            ranks.append(_ranks(row, relevant[query], own))
+            found = _nearest(row, own)
+            nearest[query, : len(found)] = found
+    return SearchedTargets(ranks, nearest)
 
 
 def similarity_blocks(
@@ -48,6 +63,14 @@ def similarity_blocks(
     step = max(1, BLOCK // max(targets.shape[0], 1))
     for start in range(0, queries.shape[0], step):
         yield start, similarity_matrix(kind, queries[start : start + step], targets)
+
+
+def _nearest(similarities: np.ndarray, self_index: int) -> np.ndarray:
+    """Return the indices of the largest similarities (t,) in descending order, without the query itself."""
+    count = min(NEAREST + 1, len(similarities))  # one more, in case the query itself is among them
+    found = np.argpartition(-similarities, count - 1)[:count]
+    found = found[np.lexsort((found, -similarities[found]))]
+    return found[found != self_index][:NEAREST]
 
 
 def _ranks(similarities: np.ndarray, relevant: np.ndarray, self_index: int) -> np.ndarray:

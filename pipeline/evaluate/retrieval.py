@@ -11,7 +11,7 @@ from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
 from pipeline.evaluate.bootstrap import rows_by_label
 from pipeline.evaluate.metrics import ndcg_at, recall_at, reciprocal_rank
-from pipeline.evaluate.ranks import relevant_ranks
+from pipeline.evaluate.ranks import search_targets
 from pipeline.evaluate.similarity import vectors_of
 from pipeline.evaluate.source import RowOptions, TaskRoles, TaskRows
 
@@ -102,8 +102,8 @@ class RetrievalTask(EvaluationTask):
         distinct, inverse = np.unique(np.r_[problem.queries, problem.targets], return_inverse=True)
         x = vectors_of(vectors, [problem.texts[index] for index in distinct], self.name)
         queries, targets = x[inverse[: len(problem.queries)]], x[inverse[len(problem.queries) :]]
-        ranks = relevant_ranks(self.similarity, queries, targets, problem.relevant, problem.self_index)
-        k = self.options.k
+        found = search_targets(self.similarity, queries, targets, problem.relevant, problem.self_index)
+        ranks, k = found.ranks, self.options.k
         gains = ndcg_at(ranks, k)
         recalls = {
             f"recall@{rank}": 100 * float(recall_at(ranks, rank).mean()) for rank in sorted({*RECALLS, k})
@@ -129,7 +129,7 @@ class RetrievalTask(EvaluationTask):
             len(ranks),
             metrics=metrics,
             facts=facts,
-            evidence={"gain": gains},
+            evidence={"gain": gains, "nearest": found.nearest},
         )
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:

@@ -115,6 +115,25 @@ class AverageRow:
 
 
 @dataclass(frozen=True)
+class RetrievedText:
+    """A target that a search returned, and whether it is relevant to the query."""
+
+    text: str
+    is_relevant: bool
+
+
+@dataclass(frozen=True)
+class RetrievalExample:
+    """The nearest targets of a query by two candidates, nearest first."""
+
+    task: str
+    candidates: tuple[str, str]
+    query: str
+    first: tuple[RetrievedText, ...]
+    other: tuple[RetrievedText, ...]
+
+
+@dataclass(frozen=True)
 class Chart:
     """A chart with heading, note, and key of its colours."""
 
@@ -132,6 +151,8 @@ class Section:
     charts: tuple[Chart, ...] = ()
     table: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()
+    has_texts: bool = False
+    """cells of the table are texts, not numbers"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.evaluate import ranks
-from pipeline.evaluate.ranks import relevant_ranks
+from pipeline.evaluate.ranks import search_targets
 from pipeline.settings import EvaluateSettings
 from tests.evaluate.files import Peer, looked_up, peer_evaluators, random_vectors, save, task_of
 
@@ -59,7 +59,7 @@ def test_ranks_match_sorting_every_row(monkeypatch: pytest.MonkeyPatch, similari
     rng = np.random.default_rng(0)
     x, groups = rng.normal(size=(30, 5)).astype(np.float32), rng.integers(0, 4, 30)
     members = [np.flatnonzero(groups == group) for group in groups]
-    found = relevant_ranks(similarity, x, x, members, np.arange(30))
+    found = search_targets(similarity, x, x, members, np.arange(30))
     y = x.astype(np.float64) / (
         np.linalg.norm(x, axis=1, keepdims=True) if similarity in ("cosine", "angular") else 1
     )
@@ -68,7 +68,14 @@ def test_ranks_match_sorting_every_row(monkeypatch: pytest.MonkeyPatch, similari
     for row in range(30):
         others = [other for other in np.argsort(-nearness[row]) if other != row]
         expected = [rank for rank, other in enumerate(others, 1) if groups[other] == groups[row]]
-        assert found[row].tolist() == expected
+        assert found.ranks[row].tolist() == expected
+        assert found.nearest[row].tolist() == others[:3]
+
+
+def test_few_targets_leave_places_empty():
+    x = np.eye(3, dtype=np.float32)[:2]
+    found = search_targets("cosine", x, x, [np.array([1]), np.array([0])], np.arange(2))
+    assert found.nearest.tolist() == [[1, -1, -1], [0, -1, -1]]
 
 
 def test_texts_search_their_group_but_not_themselves(tmp_path: Path):

@@ -17,6 +17,7 @@ from pipeline.flows.evaluate.disagreements import disagreements
 from pipeline.flows.evaluate.fits import PlannedFits, plan_fits
 from pipeline.flows.evaluate.geometry import measure_geometry
 from pipeline.flows.evaluate.mask_words import read_mask_words
+from pipeline.flows.evaluate.retrieval_examples import retrieval_examples
 from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult, ScoreTask, Scoring
 from pipeline.flows.evaluate.sentences import (
     Sentences,
@@ -33,7 +34,7 @@ from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, counted, packages, say
-from pipeline.report.evaluation_report import Disagreement
+from pipeline.report.evaluation_report import Disagreement, RetrievalExample
 from pipeline.settings import Job
 from pipeline.stats.encoder_geometry import GeometryReport
 from pipeline.stats.token_bias import NamedTokenBias
@@ -64,6 +65,7 @@ class Evaluation:
         packages: versions of packages.
         speeds: for each candidate, sentences per second of one worker; None if it was never measured.
         disagreements: pairs on which candidates differ most.
+        retrieved: examples of what candidates retrieve.
         geometry: metrics of the vector spaces; None if not requested.
         mask_words: words at the masks of templates; None if not requested.
         token_bias: bias of the tables of token embeddings; empty if not requested.
@@ -81,6 +83,7 @@ class Evaluation:
     packages: dict[str, str]
     speeds: tuple[float | None, ...]
     disagreements: tuple[Disagreement, ...]
+    retrieved: tuple[RetrievalExample, ...]
     geometry: GeometryReport | None
     mask_words: MaskWordsReport | None
     token_bias: tuple[NamedTokenBias, ...]
@@ -159,6 +162,7 @@ def evaluate(
         packages=packages(*_PACKAGES),
         speeds=tuple(sentences_per_s(store, each.space_id) for each in candidates),
         disagreements=disagreements(measured, [each.name for each in candidates], store),
+        retrieved=retrieval_examples(measured, [each.name for each in candidates], store),
         geometry=geometry_report,
         mask_words=mask_words_report,
         token_bias=token_bias,

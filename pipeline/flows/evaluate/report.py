@@ -13,6 +13,7 @@ from pipeline.evaluate.tasks import averages
 from pipeline.flows.evaluate.aggregations import AggregatedScore, aggregated_scores, aggregation_section
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.evaluate import Evaluation
+from pipeline.flows.evaluate.retrieval_examples import retrieval_section
 from pipeline.flows.evaluate.scoring import MeasuredTask
 from pipeline.report.evaluation import render, split_facts
 from pipeline.report.evaluation_report import (
@@ -79,6 +80,7 @@ def _sections(evaluation: Evaluation) -> Iterator[Section]:
     """Yield the sections of the page after the tables of scores."""
     if scores := _aggregated_scores(evaluation):
         yield aggregation_section(scores)
+    yield from retrieval_section(evaluation.retrieved)
     if evaluation.geometry:
         yield from sections(evaluation.geometry)
     if evaluation.token_bias:
@@ -127,6 +129,7 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
         "aggregations": [asdict(each) for each in _aggregated_scores(evaluation)],
         "missing": [{"task": each.name, "reason": each.reason} for each in evaluation.missing],
         "disagreements": [asdict(each) for each in evaluation.disagreements],
+        "retrieved": [asdict(each) for each in evaluation.retrieved],
         "warnings": list(_warnings(evaluation)),
         "geometry": evaluation.geometry.model_dump(mode="json") if evaluation.geometry else None,
         "mask_words": evaluation.mask_words.model_dump(mode="json") if evaluation.mask_words else None,
