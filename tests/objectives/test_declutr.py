@@ -62,7 +62,7 @@ def test_lengths_have_the_papers_distributions():
 
 
 @pytest.mark.parametrize("words", [2_048, 5_000])
-def test_positives_touch_their_anchor_and_do_not_overlap_spans_of_the_other(words: int):
+def test_positives_touch_their_anchor_and_do_not_overlap_spans_of_the_other_anchor(words: int):
     spans = draw_spans(Declutr(Tiny(), anchors=2, positives=3), words, count=500)
     anchors, positives = spans[:, :, :1], spans[:, :, 1:]
     assert spans.min() >= 0

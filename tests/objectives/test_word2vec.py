@@ -102,7 +102,7 @@ def test_the_loss_is_the_mean_over_rows_of_the_negative_sampling_losses_of_their
     assert next(negatives, None) is None
 
 
-def test_frequent_words_are_kept_with_the_papers_probability_and_the_words_around_others_become_neighbours(
+def test_subsampling_keeps_words_with_the_papers_probability_and_joins_the_words_around_dropped_ones(
     folder: EncoderFolder,
 ):
     objective = objective_of(folder, model="skipgram", window=1, subsample=0.1)
