@@ -106,8 +106,8 @@ def test_a_classifier_needs_a_class_for_each_label_of_its_own_source_only():
         (("a.parquet", OBJECTIVES), "none has a name"),
         ((DATA.replace("inference", "conversations"), f"[{RESPONSES}]"), "rename all"),
         ((DATA, f"[{RESPONSES}]"), "b.parquet has none"),
-        ((DATA, OBJECTIVES, "train.mixing=blend"), "mixing: blend; remove it"),
-        ((DATA, OBJECTIVES, "train.mine.enabled=true"), "mine.enabled: true; remove it"),
+        ((DATA, OBJECTIVES, "train.mixing=blend"), "remove mixing: blend"),
+        ((DATA, OBJECTIVES, "train.mine.enabled=true"), "remove mine.enabled: true"),
     ],
 )
 def test_sources_that_do_not_fit_the_objectives_are_refused(settings: tuple[str, ...], message: str):
