@@ -21,7 +21,7 @@ from urllib.request import Request, urlopen
 import yaml
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_LOOK_S = 30.0  # between two requests
+_POLL_S = 30.0  # between two requests
 _PATIENCE_S = 1_800.0  # without an answer; an upgrade of the control plane takes less
 _RETRIED_CODES = (408, 429, 500, 502, 503, 504)
 
@@ -37,13 +37,13 @@ class Api:
     Attributes:
         server: URL of the API server.
         account: folder of the pod's service account, with namespace, token and ca.crt.
-        look_s: seconds between two requests.
+        poll_s: seconds between two requests.
         patience_s: seconds without an answer after which a request fails.
     """
 
     server: str
     account: Path = _ACCOUNT
-    look_s: float = _LOOK_S
+    poll_s: float = _POLL_S
     patience_s: float = _PATIENCE_S
 
     def create(self, job: dict[str, Any]) -> bool:
@@ -75,7 +75,7 @@ class Api:
             except (URLError, TimeoutError, ConnectionError):
                 if time.monotonic() > deadline:
                     raise
-            time.sleep(self.look_s)
+            time.sleep(self.poll_s)
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         namespace = (self.account / "namespace").read_text().strip()
@@ -110,7 +110,7 @@ def follow(api: Api, manifest: dict[str, Any], name: str) -> int:
         if state in ("Complete", "Failed", "ValidationFailed"):
             return 0 if state == "Complete" and job_status == "SUCCEEDED" else 1
         previous_state = state
-        time.sleep(api.look_s)
+        time.sleep(api.poll_s)
 
 
 def main(arguments: list[str]) -> int:
@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
     except Refused as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except OSError as error:  # URLError and HTTPError are both
+    except OSError as error:  # URLError and HTTPError are subclasses
         print(f"error: the API server does not answer: {error}", file=sys.stderr)
         return 75
 

@@ -102,7 +102,7 @@ class RelatednessTask(EvaluationTask):
                 raise DataError(
                     self.file.where,
                     f"at least two different scores in the split {name}",
-                    f"{len(scores):,} pairs with a single score",
+                    f"{len(scores):,} pairs that all have the same score",
                     "use more pairs",
                 )
         least = 2 * self.settings.folds  # two pairs to correlate in each fold
@@ -153,9 +153,10 @@ class RelatednessTask(EvaluationTask):
         )
 
     def _choose(self, x: Mapping[str, np.ndarray], y: Mapping[str, np.ndarray]) -> tuple[float, bool]:
-        """Return the strength with the best correlation on dev or mean over folds, and if all converged.
+        """Choose the strength of the penalty; return it, and whether all regressions converged.
 
-        If several are equal, the strongest penalty is chosen.
+        The strength with the best correlation on dev, or the best mean correlation over the folds, is chosen;
+        if several are equal, the strongest penalty.
         """
         if DEV in x:
             trials = [(predict_on_scale(x[TRAIN], y[TRAIN], STRENGTHS, x[DEV]), y[DEV])]
@@ -171,7 +172,7 @@ class RelatednessTask(EvaluationTask):
         return STRENGTHS[best], all(predictions.converged for predictions, _ in trials)
 
     def _folds(self, x: np.ndarray, y: np.ndarray) -> Iterator[tuple[ScalePredictions, np.ndarray]]:
-        """Yield the predictions for each fold by regressions of the other folds, and its scores."""
+        """For each fold, yield predictions of regressors trained on the other folds, and its scores."""
         from sklearn.model_selection import KFold
 
         for train, test in KFold(self.settings.folds, shuffle=True, random_state=self.settings.seed).split(x):

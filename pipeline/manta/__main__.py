@@ -13,7 +13,7 @@ def run() -> NoReturn:
     Ctrl-C during the imports ends the process without a traceback, because no work has begun.
     """
     before = signal.getsignal(signal.SIGINT)
-    # For a command in the background, the shell ignores SIGINT, and that stays so.
+    # A shell starts background commands with SIGINT ignored; then it remains ignored.
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     from .hidden import check_packages

@@ -57,7 +57,10 @@ def needed_files(store: Store, manifest: ReleaseManifest) -> Iterator[FileRef]:
 
 
 def _known_files(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
-    """Return the files to compare sizes of: all, or without those that only a damaged corpus record names.
+    """Return the files whose sizes are compared.
+
+    These are all files of the release, or, if the corpus record is damaged, all but those that only this
+    record names.
 
     Raises:
         DataError: the table of units is missing or was changed.

@@ -18,7 +18,7 @@ from tests.augment.edits import is_subsequence, method, variants
         ({"share": 1.0}, lambda words: words),
     ],
 )
-def test_the_configured_number_of_words_is_deleted_and_one_is_kept(options, gone):
+def test_the_configured_number_of_words_is_deleted_and_at_least_one_is_kept(options, gone):
     for words, variant in variants(method("delete", **options)):
         assert len(variant) == max(1, len(words) - gone(len(words)))
         assert is_subsequence(variant, words)

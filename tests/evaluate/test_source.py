@@ -59,7 +59,7 @@ def test_a_column_can_have_one_role_only(tmp_path: Path):
         open_file(source, open_store(tmp_path), "f.parquet", TaskRoles(("sentence1", "sentence2", "label")))
 
 
-def test_repeated_column_names_and_folders_are_refused(tmp_path: Path):
+def test_folders_and_repeated_column_names_are_refused(tmp_path: Path):
     pq.write_table(
         pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["text", "text"]),
         tmp_path / "f.parquet",

@@ -104,7 +104,7 @@ def account(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def api(program: ModuleType, kubernetes: Kubernetes, account: Path) -> Any:
-    return program.Api(kubernetes.url, account, look_s=0.01, patience_s=0.2)
+    return program.Api(kubernetes.url, account, poll_s=0.01, patience_s=0.2)
 
 
 MANIFEST = yaml.safe_load((KUBERAY / "rayjob-nightly.yaml").read_text())
@@ -157,7 +157,7 @@ def test_a_refused_request_is_not_repeated_and_its_response_is_shown(
 def test_a_server_that_stays_unavailable_is_an_error(program: ModuleType, account: Path):
     with pytest.raises(OSError):
         program.follow(
-            program.Api("http://127.0.0.1:9", account, look_s=0.01, patience_s=0.1),
+            program.Api("http://127.0.0.1:9", account, poll_s=0.01, patience_s=0.1),
             MANIFEST,
             "manta-nightly-1",
         )

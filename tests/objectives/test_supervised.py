@@ -23,7 +23,7 @@ def test_the_loss_of_two_triples_matches_a_hand_computation(weight: float, loss:
 
 
 def test_the_loss_of_inner_products_matches_a_hand_computation():
-    """The first anchor scores 1, 0 and -1, 1; the second 1, 2 and 1, 2."""
+    """A row of scores: inner products of an anchor with both positives, then with both negatives."""
     objective = Supervised(Tiny(dim=2), similarity="dot")
     scores = torch.tensor([[1.0, 0, -1, 1], [1, 2, 1, 2]]).double()
     expected = torch.nn.functional.cross_entropy(scores, torch.tensor([0, 1]))
@@ -34,7 +34,7 @@ def test_the_loss_of_inner_products_matches_a_hand_computation():
 @pytest.mark.parametrize("weight", [1.0, 2.0])
 @pytest.mark.parametrize("masked", [False, True])
 def test_second_negatives_are_candidates_of_weight_one(weight: float, masked: bool):
-    """The candidates are all positives, negatives and second negatives; the weight is of the own negative."""
+    """Candidates are all positives, negatives and second negatives; only an anchor's negative is weighted."""
     second_negative = torch.tensor([[1.0, -1], [0, -1]]).double()
     objective = Supervised(Tiny(dim=2), temperature=0.5, hard_negative_weight=weight)
     batch = batch_of({**BATCH.columns, "negative2": ["g", "h"]})

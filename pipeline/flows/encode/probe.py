@@ -39,7 +39,7 @@ class EncodeTexts:
     query: bool = False
 
     def start(self) -> Callable[[tuple[str, ...]], np.ndarray]:
-        """Load the encoder; the work encodes a tuple of texts."""
+        """Load the encoder. Returns the function that encodes a tuple of texts."""
         encoder = worker_encoder(self.encoder, self.encode)
         return lambda texts: np.asarray(encoder.encode(list(texts), query=self.query))
 

@@ -94,7 +94,8 @@ def aggregation_section(scores: Sequence[AggregatedScore]) -> Section:
         notes=(
             "all: one correlation over all pairs of a year, as published for SBERT, SimCSE and PromptBERT. "
             "wmean: the mean over its subsets, weighted by their pairs, as published for BERT-flow and "
-            "whitening. They differ by points: compare with a table of the same aggregation. In an average, "
-            "STS-B and SICK-R have one correlation over all pairs either way.",
+            "whitening. The two can differ by several points, so compare each one only with "
+            "published tables of the same aggregation. In an average, STS-B and SICK-R have one correlation "
+            "over all pairs either way.",
         ),
     )

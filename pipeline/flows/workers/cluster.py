@@ -111,7 +111,8 @@ def _abort_if_ray_dies() -> Iterator[None]:
                         "local Ray",
                         "its processes to run",
                         f"{' and '.join(ended)} ended",
-                        "free memory, or see what killed them; then run again: finished units are kept",
+                        "make more memory available, or see what killed them; then run again: "
+                        "finished units are kept",
                     )
                 )
                 return

@@ -133,9 +133,9 @@ class LocalWorkers(Workers):
         raise TransientError(
             current.name,
             "a process that finishes it",
-            f"{MAX_STARTS} that died at it",
-            "free memory, or see whether the model can be loaded (manta preflight); then run again: "
-            "finished work is kept",
+            f"{MAX_STARTS} that died while working on it",
+            "make more memory available, or see whether the model can be loaded (manta preflight); then run "
+            "again: finished work is kept",
         )
 
     def _follow(self, future: "Future[bytes]", current: "_CurrentItem") -> None:

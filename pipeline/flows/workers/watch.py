@@ -176,9 +176,9 @@ def _too_many_deaths_error(item: str, deaths: int) -> TransientError:
     return TransientError(
         item,
         "a process that finishes it",
-        f"{deaths} that died at it",
-        "free memory (fewer workers by cluster.workers, a smaller encode.max_tokens), or see whether the "
-        "model can be loaded (manta preflight); then run again: finished units are kept",
+        f"{deaths} that died while working on it",
+        "make more memory available (fewer workers by cluster.workers, a smaller encode.max_tokens), or see "
+        "whether the model can be loaded (manta preflight); then run again: finished units are kept",
     )
 
 

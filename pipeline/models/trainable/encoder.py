@@ -30,7 +30,8 @@ _LOAD_OWN: Mapping[str, Callable[[EncoderFolder, Checkpoint, float | None], Back
     "dan": load_dan,
     "paragraph": load_paragraphs,
 }
-"""loads a backbone of this project's own families: the folder, its weights, and the rate of dropout"""
+"""for each family of this project, the function that loads its backbone from the folder, the weights and the
+dropout rate"""
 
 
 class TrainableEncoder(nn.Module):
@@ -59,7 +60,7 @@ class TrainableEncoder(nn.Module):
         """Encode texts: (n, dim) vectors, zero for a text without a token.
 
         Args:
-            tokens: n texts. Only word vectors allow texts without a token, those of unknown words.
+            tokens: n texts. Only with word vectors may a text have no token: if all its words are unknown.
             positions: (tokens,) position of each token in its text, from 0; the family's offset is added.
                 None: 0, 1, 2 ...
             at_embedding: change of the embedding layer's output before the first layer.
@@ -115,7 +116,7 @@ class TrainableEncoder(nn.Module):
 
     def states(self, tokens: Tokens) -> Tensor:
         """Compute the last hidden states of all tokens, in their order: (tokens, width) float32."""
-        last = self.backbone.layers
+        last = self.backbone.layers  # the number of layers is also that of the last hidden state
         # `kept` is not copied: it would leave out the tokens that are not pooled
         all_tokens = Tokens(tokens.ids, tokens.offsets, tokens.truncated)
         states, segments = self.backbone(ForwardRequest(all_tokens, {last}))

@@ -21,12 +21,13 @@ class TanhHead(DenseModule):
         self.draw()
 
 
-def new_dense(inner: int, outer: int, activation: Literal["Tanh", "Identity"]) -> DenseModule:
-    """Create a layer (n, inner) -> (n, outer) that keeps the scale of its input, however many are stacked.
+def new_dense(in_features: int, out_features: int, activation: Literal["Tanh", "Identity"]) -> DenseModule:
+    """Create a layer that keeps the scale of its input, however many are stacked.
 
-    New weights are those of Glorot & Bengio (2010), with the gain of the activation, and biases are zero.
+    It maps (n, in_features) to (n, out_features). New weights are those of Glorot & Bengio (2010), with the
+    gain of the activation, and biases are zero.
     """
-    layer = DenseModule(Dense("", inner, outer, True, activation, False))
+    layer = DenseModule(Dense("", in_features, out_features, True, activation, False))
     gain = calculate_gain("tanh" if activation == "Tanh" else "linear")
     xavier_uniform_(layer.linear.weight, gain)
     zeros_(layer.linear.bias)

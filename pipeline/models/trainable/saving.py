@@ -38,7 +38,8 @@ _WEIGHTS = "model.safetensors"
 _WORD2VEC = "word2vec.txt"  # the same word vectors, for other programs
 # files of the starting folder that are rewritten instead of copied
 _REWRITTEN = ("config.json", "modules.json", "config_sentence_transformers.json")
-_ST_MODULES = "sentence_transformers.models."  # known to every version of that library, and to servers
+# Every version of sentence-transformers finds its modules under this name, and so do embedding servers.
+_ST_MODULES = "sentence_transformers.models."
 # Classes of template_modules by the kind of module that they replace in folders with mask pooling.
 _TEMPLATE_CLASSES = {"Pooling": "MaskPooling", "Denoise": "Denoise"}
 # sentence-transformers looks for this name first, also in folders of other families than BERT.
@@ -51,12 +52,13 @@ def save_folder(
     path: Path | str,
     heads: SavedHeads = SavedHeads(),
 ) -> EncoderFolder:
-    """Save the encoder as float32, as it computes in eval(), and open the new folder.
+    """Save the encoder in float32, and open the new folder.
 
-    The folder appears complete or not at all. Adapters are merged into the weights. If cls_mlp is the only
-    pooling, its layer becomes a Dense module. A pooling that sentence-transformers does not have keeps
-    its name, which that library refuses; mask pooling works there with trust_remote_code. Word vectors are
-    also written in word2vec's text form, as word2vec.txt, which no command needs.
+    The folder appears complete or not at all, and gives the vectors of the encoder in eval(). Adapters are
+    merged into the weights. If cls_mlp is the only pooling, its layer becomes a Dense module. A pooling that
+    sentence-transformers does not have keeps its name, which that library refuses; mask pooling works there
+    with trust_remote_code. Word vectors are also written in word2vec's text form, as word2vec.txt, which no
+    command needs.
 
     Args:
         encoder: encoder to save.
@@ -77,7 +79,7 @@ def save_joined(
 ) -> EncoderFolder:
     """Save encoders whose vectors are concatenated, each in a folder of its own, and open the outer folder.
 
-    `language_head` is that of the first encoder; see `save_folder`.
+    `language_head` is the first encoder's head for masked words, saved in its folder; see `SavedHeads`.
 
     Every job opens the outer folder as one encoder; other libraries refuse it, but load each inner folder.
 

@@ -1,6 +1,6 @@
 """The steps of one ingestion: maps over files, buckets of ids, groups of buckets, and buckets of texts.
 
-The driver plans the items of each map from the sums of the map before, and writes the record last.
+The driver plans the items of each map from the totals of the previous map, and writes the record last.
 """
 
 from collections.abc import Sequence

@@ -17,9 +17,10 @@ _KEPT_BYTES = 256 << 20  # of offsets that a reader keeps: those of 8,000 files 
 
 
 def partition_of(hashes: np.ndarray, count: int) -> np.ndarray:
-    """Return (n,) int64: the upper bits of each hash, (n,) uint64, which divide them into `count` partitions.
+    """Return the partition of each hash, from 0 to count - 1, given by its upper bits: (n,) int64.
 
     Args:
+        hashes: (n,) uint64.
         count: a power of two. With half the count, each partition has the rows of two adjacent ones.
     """
     if count == 1:

@@ -35,7 +35,8 @@ _SUFFIXES: dict[Format, tuple[str, ...]] = {
 LARGE_BYTES = 256 << 20  # larger files are read by ranges, smaller ones as a whole
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _PIECE_BYTES = 8 << 20  # bytes of a file that are hashed at once
-# Limits of the small objects that are read in advance: a request takes the time to transfer 2.5 MB.
+# Limits of the small objects that are read in advance, several at once: a request alone takes as long as the
+# transfer of 2.5 MB.
 _ADVANCE_FILES, _ADVANCE_BYTES = 16, 64 << 20
 
 

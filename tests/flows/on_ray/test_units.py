@@ -319,8 +319,8 @@ def test_an_item_that_exceeds_the_memory_ends_the_run_with_an_error():
     ended = on_short_memory(0.5)
     assert ended["exit code"] == 75
     assert str(ended["said"]).startswith(
-        "item 0 of Swell: expected a process that finishes it, found 2 that died at it; free memory "
-        "(fewer workers"
+        "item 0 of Swell: expected a process that finishes it, found 2 that died while working on "
+        "it; make more memory available (fewer workers"
     )
 
 

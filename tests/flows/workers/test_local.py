@@ -50,7 +50,7 @@ def test_a_killed_child_is_restarted_unless_it_always_dies(tmp_path: Path, monke
     with closing(LocalWorkers()) as process:
         assert dict(process.map_units(DieOnce(str(tmp_path)), [1, 2], Pool(1))) == {0: 1, 1: 2}
         monkeypatch.setattr(module, "MAX_STARTS", 2)
-        with pytest.raises(TransientError, match="2 that died at it"):
+        with pytest.raises(TransientError, match="2 that died while working on it"):
             process.run(DieOnce(str(tmp_path), deaths=5), 3, Pool(1))
 
 

@@ -73,7 +73,7 @@ def sectioned(documents: int) -> Rows:
     ]
 
 
-def running(documents: int) -> Rows:
+def running_text(documents: int) -> Rows:
     """Documents of 1 to 9 sentences."""
     return [
         {"document": document, "position": position, "text": f"d{document} {position}"}
@@ -82,4 +82,4 @@ def running(documents: int) -> Rows:
     ]
 
 
-DATA = {"nli": inference, "groups": grouped, "sections": sectioned, "neighbours": running}
+DATA = {"nli": inference, "groups": grouped, "sections": sectioned, "neighbours": running_text}

@@ -20,7 +20,7 @@ from pipeline.text.builders.build import TEST, TRAIN, build_rows, open_build
 from pipeline.text.corpus import keys
 from pipeline.text.rows.training_rows import open_training_rows
 from tests.conftest import ROOT
-from tests.text.builders.building import DATA, Rows, read_test_set, running, settings_of, write_data
+from tests.text.builders.building import DATA, Rows, read_test_set, running_text, settings_of, write_data
 from tests.text.builders.building import build as build_training_rows
 
 every_kind = pytest.mark.parametrize("kind", BUILDERS.names())
@@ -105,7 +105,7 @@ def test_a_run_that_fails_keeps_its_units_and_shows_no_file(
     assert not list(folder.glob("*.parquet"))
     status, _ = build_rows(opened, Stages())
     assert status == "built"
-    assert len(calls) == 3 + 2, "of the four units the first two are not built_bytes again"
+    assert len(calls) == 3 + 2, "the first two of the four units are not built again"
     assert files_of(tmp_path / "part") == expected
     assert not list(folder.rglob("_units/*"))
 
@@ -210,7 +210,7 @@ def test_a_test_set_without_rows_is_refused(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_killed_command_continues_to_the_same_bytes(tmp_path: Path):
-    rows = running(3_000)
+    rows = running_text(3_000)
     expected = built_bytes(tmp_path / "whole", "neighbours", rows)
     write_data(tmp_path / "killed", rows)
     # Small buckets; each process is killed when it has built `remaining` units.
