@@ -152,7 +152,7 @@ def test_a_documented_command_runs_as_printed(
     }
     words = [values.get(word, word) for word in words]
     if command in BARE or command.startswith("python -m"):
-        words = [*words[:-1], "--help"] if words[-1] == "--config" else [*words, "--help"]
+        words = [*words, "--help"]
     elif words[1] in JOBS:
         words += [*SMALL, f"encoder.path={encoder}"]
     elif words[1] == "init":

@@ -15,7 +15,7 @@ import pytest
 from pipeline.flows.workers.workers import Workers
 from tests.conftest import ROOT, CommandResult
 from tests.flows.conftest import sentences
-from tests.flows.documents.documents import commands, python_blocks
+from tests.flows.documents.documents import commands, need, python_blocks
 from tests.flows.documents.test_documents import runs_on_ray
 from tests.text.builders.building import inference
 
@@ -32,6 +32,8 @@ SMALL = {
 
 def is_run(command: str) -> bool:
     """Return whether the command needs Ray, or writes the pairs of a training that does."""
+    if need(command) is not None:
+        return False
     return runs_on_ray(command) or command.startswith("manta pairs pairs.")
 
 
