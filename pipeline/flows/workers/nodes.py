@@ -9,6 +9,8 @@ from pipeline.log import counted, size
 
 # Resources of all nodes that were alive at some time, by Ray job.
 _seen_by_job: dict[str, set["Node"]] = {}
+# Addresses of the nodes that are not yet known to be lost, by Ray job and node id.
+_addresses_by_job: dict[str, dict[str, str]] = {}
 REMEDY_SMALLER = (
     "lower cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes on which a worker fits"
 )
@@ -147,7 +149,22 @@ def nodes_alive() -> dict[str, tuple[str, Node]]:
         if node["Alive"]
     }
     _seen_by_job.setdefault(_ray_job(), set()).update(node for _, node in found.values())
+    addresses = _addresses_by_job.setdefault(_ray_job(), {})
+    addresses.update({node_id: address for node_id, (address, _) in found.items()})
     return found
+
+
+def take_lost(alive: Collection[str]) -> list[str]:
+    """Return the addresses of nodes that `nodes_alive` has returned and that are lost now.
+
+    Each is returned once in a Ray job, also when calls follow each other or run at the same time.
+
+    Args:
+        alive: ids of the nodes that are alive.
+    """
+    addresses = _addresses_by_job.get(_ray_job(), {})
+    taken = [addresses.pop(node_id, None) for node_id in addresses.keys() - set(alive)]
+    return [address for address in taken if address is not None]
 
 
 def nodes_seen() -> frozenset[Node]:

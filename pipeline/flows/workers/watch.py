@@ -19,6 +19,7 @@ from pipeline.flows.workers.nodes import (
     describe_resources,
     nodes_alive,
     nodes_seen,
+    take_lost,
 )
 from pipeline.flows.workers.stall import WorkerProcess, hang_message, kill_process, stall_limit_s
 from pipeline.log import RunningStage, counted, say
@@ -44,8 +45,7 @@ class Watch:
         self._demand, self._max_deaths = demand, max_deaths
         self._failure: PipelineError | None = None
         self._stopped = threading.Event()
-        self._nodes = nodes_alive()
-        self._nodes_checked = time.monotonic()
+        self._report_lost_nodes()  # one may have been lost since the call before
         self._last_heartbeat = time.monotonic()  # when any worker last sent a heartbeat
         self._last_room = time.monotonic()  # when the nodes last had enough room, see _check_limits
         self._had_enough_room = False  # whether all required workers fitted at some time
@@ -151,11 +151,10 @@ class Watch:
             self._failure = failure
 
     def _report_lost_nodes(self) -> None:
-        alive, self._nodes_checked = nodes_alive(), time.monotonic()
-        for node in self._nodes.keys() - alive.keys():
-            address = self._nodes[node][0]
-            say(f"node {address} is lost; its unfinished work is repeated on the {len(alive)} that are left")
-        self._nodes = alive
+        self._nodes, self._nodes_checked = nodes_alive(), time.monotonic()
+        for address in take_lost(self._nodes):
+            left = len(self._nodes)
+            say(f"node {address} is lost; its unfinished work is repeated on the {left} that are left")
 
 
 def _kill(worker: WorkerProcess) -> Any:

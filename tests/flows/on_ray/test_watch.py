@@ -169,6 +169,7 @@ def lost_gpu(ray_cluster: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     monkeypatch.setattr(cluster_nodes, "_seen_by_job", {})
+    monkeypatch.setattr(cluster_nodes, "_addresses_by_job", {})
     lost = {
         "Alive": True,
         "NodeID": os.urandom(28).hex(),
@@ -195,3 +196,13 @@ def test_a_lost_node_is_a_transient_error_after_the_wait(
     with pytest.raises(TransientError, match=words) as caught:
         ray_cluster.run(Double(), 1, Pool(1, gpus=1))
     assert caught.value.exit_code == 75
+
+
+@pytest.mark.usefixtures("lost_gpu")
+def test_a_node_lost_between_two_calls_is_reported_once_by_the_next(
+    call: Call, watching: MakeWatch, capsys: pytest.CaptureFixture[str]
+):
+    watching(call)
+    watching(call)
+    message = "node 10.0.0.9 is lost; its unfinished work is repeated on the 1 that are left"
+    assert capsys.readouterr().err.count(message) == 1
