@@ -2,8 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from pipeline.config import Settings
-from pipeline.settings import TemplateSettings
+from pipeline.errors import DataError
+from pipeline.evaluate.source import TaskRoles, open_file
+from pipeline.models.translation.definitions import Definition
+from pipeline.settings import GeneratorSettings, TaskSettings, TemplateSettings
+from pipeline.store.store import store_of
 from pipeline.store.stored import Stored
 
 ScoreTemplates = Callable[[str, Sequence[str]], Sequence[float]]
@@ -15,6 +21,12 @@ class TemplateScore(Stored):
 
     template: str
     score: float
+
+
+class GeneratedTemplates(Stored):
+    """Templates that a T5 has proposed, the most probable first."""
+
+    templates: tuple[str, ...]
 
 
 class SearchStep(Settings):
@@ -29,11 +41,13 @@ class SearchStep(Settings):
         return max(self.scores, key=lambda each: each.score)
 
 
-def search_greedily(settings: TemplateSettings, score: ScoreTemplates) -> tuple[SearchStep, ...]:
+def search_greedily(
+    settings: TemplateSettings, score: ScoreTemplates, generated: Sequence[str] = ()
+) -> tuple[SearchStep, ...]:
     """Choose the words between text and mask first, then the words around the text.
 
     The relations are tried with the first wrapper, the wrappers with the best relation, and the further
-    templates as they are.
+    templates, given and generated, as they are.
 
     Returns:
         The steps that have templates, in order.
@@ -46,7 +60,27 @@ def search_greedily(settings: TemplateSettings, score: ScoreTemplates) -> tuple[
     steps = [relations, _step("wrapper", templates, score)]
     if settings.others:
         steps.append(_step("others", settings.others, score))
+    if generated:
+        steps.append(_step("generated", generated, score))
     return tuple(steps)
+
+
+def read_definitions(settings: GeneratorSettings) -> list[Definition]:
+    """Read the words and definitions of a generator, and draw `settings.examples` of them by its seed.
+
+    Rows without a word or a definition are left out.
+
+    Raises:
+        DataError: the file cannot be read, or has no usable row.
+    """
+    source = TaskSettings(kind="definitions", uri=settings.definitions)
+    rows = open_file(source, *store_of(settings.definitions), TaskRoles(("word", "definition"))).rows()
+    pairs = zip(rows.texts("word"), rows.texts("definition"), strict=True)
+    found = [Definition(word.strip(), text.strip()) for word, text in pairs if word.strip() and text.strip()]
+    if not found:
+        raise DataError(rows.where, "words with definitions", f"{len(rows)} rows, none with both", "add some")
+    drawn = np.random.default_rng(settings.seed).permutation(len(found))[: settings.examples]
+    return [found[index] for index in np.sort(drawn)]
 
 
 def best_of(steps: Sequence[SearchStep]) -> TemplateScore:

@@ -12,6 +12,7 @@ _NOTES = {
     "relation": "Words between text and mask, with the first of the wrappers. The best ones are kept.",
     "wrapper": "Words around the text, with the best relation.",
     "others": "Templates that the settings name, as they are.",
+    "generated": "Templates that a T5 proposed for words and their definitions, the most probable first.",
 }
 
 

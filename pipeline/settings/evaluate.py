@@ -147,6 +147,29 @@ class MaskWordsSettings(Settings):
     """number of first sentences, if `texts` is empty"""
 
 
+class GeneratorSettings(Settings):
+    """A T5 that proposes templates (Jiang et al. 2022, PromptBERT; beam search of Gao et al. 2021, LM-BFF).
+
+    It fills the blanks before and after a word that is followed by its definition. The word becomes [MASK]
+    and the definition [X], as in `Also called [MASK]. [X]`.
+    """
+
+    path: str
+    """a T5 that fills spans, not fine-tuned: a folder, a URI or a hub id, readable by all workers"""
+    definitions: str
+    """a Parquet file with the columns word and definition"""
+    examples: Annotated[int, Field(ge=1)] = 32
+    """number of definitions for which the templates shall be probable, drawn by the seed"""
+    candidates: Annotated[int, Field(ge=1)] = 500
+    """number of templates to score"""
+    beams: Annotated[int, Field(ge=1)] = 100
+    """number of unfinished templates that the search continues after each token"""
+    max_tokens: Annotated[int, Field(ge=1)] = 20
+    """greatest number of T5's tokens in a template, beside word and definition"""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """seed of the drawn definitions"""
+
+
 class TemplateSettings(Settings):
     """Templates that `manta search-template` tries: a wrapper of the text, a relation, the mask, the ending.
 
@@ -167,6 +190,8 @@ class TemplateSettings(Settings):
     """end of the template, after the mask"""
     others: tuple[str, ...] = ()
     """further whole templates, with [X] and [MASK], to compare with the best one"""
+    generator: GeneratorSettings | None = None
+    """a T5 that proposes further templates; null: none"""
 
     @model_validator(mode="after")
     def _one_text_and_one_mask(self) -> "TemplateSettings":

@@ -2,11 +2,15 @@
 one if scores rise in the paper's order.
 """
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from pipeline.evaluate.template_search import best_of, search_greedily
-from pipeline.settings import TemplateSettings
+from pipeline.errors import DataError
+from pipeline.evaluate.template_search import best_of, read_definitions, search_greedily
+from pipeline.models.translation.definitions import Definition
+from pipeline.settings import GeneratorSettings, TemplateSettings
 
 # The first and the last score are published (Jiang et al. 2022: BERT-base on STS-B dev); those between rise.
 SCORES = {
@@ -52,6 +56,46 @@ def test_wrappers_are_tried_with_the_best_relation_only():
     ]
     assert [step.best.template for step in steps] == ["<[X] is [MASK]!", "<[X] is [MASK]!", "[X]? [MASK]."]
     assert best_of(steps).score == 3.0
+
+
+def test_generated_templates_are_scored_after_all_others():
+    scores = {"[X] is [MASK].": 1.0, "[MASK] [X]": 2.0, "Also called [MASK]. [X]": 3.0}
+    tried = []
+
+    def score(step, templates):
+        tried.append((step, list(templates)))
+        return [scores[template] for template in templates]
+
+    settings = TemplateSettings(relations=("is",), wrappers=("[X]",), others=("[MASK] [X]",))
+    steps = search_greedily(settings, score, ["Also called [MASK]. [X]", "[MASK] [X]"])
+    assert tried[-1] == ("generated", ["Also called [MASK]. [X]", "[MASK] [X]"])
+    assert best_of(steps).template == "Also called [MASK]. [X]"
+
+
+def write_definitions(file, words, definitions):
+    pq.write_table(pa.table({"word": words, "definition": definitions}), file)
+    return GeneratorSettings(path="t5", definitions=str(file), examples=2, seed=1)
+
+
+def test_definitions_are_drawn_by_the_seed_and_incomplete_ones_left_out(tmp_path):
+    words = ["a", None, "b", " ", "c", "d"]
+    settings = write_definitions(tmp_path / "words.parquet", words, ["A", "B", "C", "D", None, " E "])
+    drawn = read_definitions(settings)
+    usable = [Definition("a", "A"), Definition("b", "C"), Definition("d", "E")]
+    assert len(drawn) == 2
+    assert [each for each in usable if each in drawn] == drawn, "in the order of the file"
+    assert read_definitions(settings) == drawn
+    assert len({tuple(read_definitions(settings.model_copy(update={"seed": seed}))) for seed in range(9)}) > 1
+    assert read_definitions(settings.model_copy(update={"examples": 9})) == usable
+
+
+def test_unusable_definitions_are_refused(tmp_path):
+    with pytest.raises(DataError, match="expected words with definitions, found 1 rows, none with both"):
+        read_definitions(write_definitions(tmp_path / "words.parquet", [""], ["A"]))
+    pq.write_table(pa.table({"word": ["a"]}), tmp_path / "half.parquet")
+    settings = GeneratorSettings(path="t5", definitions=str(tmp_path / "half.parquet"))
+    with pytest.raises(DataError, match="expected the columns word, definition, found word"):
+        read_definitions(settings)
 
 
 def test_of_equal_scores_the_first_wins_and_repeated_templates_are_scored_once():

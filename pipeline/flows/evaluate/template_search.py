@@ -4,20 +4,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.config import digest_of, to_yaml
+from pipeline.device import resolve
 from pipeline.errors import DataError
 from pipeline.evaluate.mask_words import pair_correlation
-from pipeline.evaluate.template_search import SearchStep, TemplateScore, best_of, search_greedily
+from pipeline.evaluate.template_search import (
+    GeneratedTemplates,
+    SearchStep,
+    TemplateScore,
+    best_of,
+    read_definitions,
+    search_greedily,
+)
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.evaluate.geometry import human_scored_pairs
 from pipeline.flows.night.candidate import PACKAGES
 from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.flows.workers.tasks import PlainTask
-from pipeline.flows.workers.worker import worker_encoder
+from pipeline.flows.workers.worker import gpu_assigned, worker_encoder
 from pipeline.log import Stages, packages
 from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.locate import absolute_path
+from pipeline.models.translation.definitions import Definition
+from pipeline.models.translation.seq2seq import open_translator
 from pipeline.report.template_search import TemplateReport, render
-from pipeline.settings import EncoderSettings, EncodeSettings, Job
+from pipeline.settings import EncoderSettings, EncodeSettings, GeneratorSettings, Job
+from pipeline.settings.augment import TranslatorSettings
 from pipeline.stats.space import ScoredPairs
 from pipeline.store.base import Store
 from pipeline.store.once import load_or_make
@@ -84,6 +96,38 @@ class ScoreTemplate(PlainTask[str, TemplateScore]):
         return TemplateScore(template=template, score=pair_correlation(left, right, self.pairs.gold))
 
 
+@dataclass(frozen=True, eq=False)
+class GenerateTemplates(PlainTask[int, GeneratedTemplates]):
+    """Let a T5 propose templates for definitions of words.
+
+    Attributes:
+        store: store of the result.
+        path: path of the result.
+        generator: settings of the generator.
+        definitions: the definitions.
+        encode: device and threads.
+    """
+
+    store: Store
+    path: str
+    generator: GeneratorSettings
+    definitions: tuple[Definition, ...]
+    encode: EncodeSettings
+
+    def work(self, _: int) -> GeneratedTemplates:
+        return load_or_make(self.store, self.path, GeneratedTemplates, self._generate)
+
+    def _generate(self) -> GeneratedTemplates:
+        from pipeline.models.layers.numerics import use_threads
+        from pipeline.models.translation.span_filling import SpanFilling
+
+        generator, device = self.generator, resolve(self.encode.device, float(gpu_assigned()))
+        with use_threads(self.encode.threads):
+            filling = SpanFilling(generator.path, self.definitions, device)
+            found = filling.templates(generator.candidates, generator.beams, generator.max_tokens)
+        return GeneratedTemplates(templates=tuple(found))
+
+
 def search_template(job: Job, stages: Stages, *, verbose: bool = False) -> TemplateSearch:
     """Search for the best template of the job's encoder on pairs with human scores.
 
@@ -104,20 +148,21 @@ def search_template(job: Job, stages: Stages, *, verbose: bool = False) -> Templ
     encoder = job.encoder.model_copy(update={"template": None, "pooling": None})
     digest = _digest(encoder, job.encode, pairs)
     templates = len(settings.relations) + len(settings.wrappers) + len(settings.others)
+    if settings.generator is not None:
+        definitions = tuple(read_definitions(settings.generator))
+        templates += settings.generator.candidates
     small = is_local(job.cluster) and templates * len(pairs.sentences) <= job.cluster.small_rows
     with (
         local_workers(small, job.cluster.patience_s) as local,
         connect(job.cluster, stages, verbose=verbose, local=local) as workers,
     ):
         run = Run(job, store, workers, stages)
-        task = ScoreTemplate(
-            store,
-            encoder_for_workers(encoder, store, workers),
-            workers.encode_settings(job.encode),
-            pairs,
-            digest,
+        encode = workers.encode_settings(job.encode)
+        task = ScoreTemplate(store, encoder_for_workers(encoder, store, workers), encode, pairs, digest)
+        generated = (
+            _generate(run, settings.generator, definitions, encode) if settings.generator is not None else ()
         )
-        steps = search_greedily(settings, lambda name, tried: _score_all(run, task, name, tried))
+        steps = search_greedily(settings, lambda name, tried: _score_all(run, task, name, tried), generated)
     return TemplateSearch(
         id=digest_of([_VERSION, digest, settings.model_dump(mode="json")])[:24],
         store=store,
@@ -129,6 +174,22 @@ def search_template(job: Job, stages: Stages, *, verbose: bool = False) -> Templ
         settings=to_yaml(job),
         packages=packages(*PACKAGES),
     )
+
+
+def _generate(
+    run: Run, generator: GeneratorSettings, definitions: tuple[Definition, ...], encode: EncodeSettings
+) -> tuple[str, ...]:
+    """Let one worker generate templates, or load those that an earlier search with the same T5 generated."""
+    model = open_translator(TranslatorSettings(path=generator.path)).digests()
+    limits = [generator.candidates, generator.beams, generator.max_tokens]
+    drawn = [[each.word, each.definition] for each in definitions]
+    path = f"templates/generated/{digest_of([_VERSION, model, limits, drawn])[:32]}.json"
+    generator = generator.model_copy(update={"path": absolute_path(generator.path)})
+    task = GenerateTemplates(run.store, path, generator, definitions, encode)
+    with run.stages("generate templates", 1, "model") as bar:
+        ((_, generated),) = run.workers.map_units(task, [0], run.workers.pool(run.job.cluster, 1))
+        bar.add(1)
+    return generated.templates
 
 
 def _score_all(run: Run, task: ScoreTemplate, name: str, templates: Sequence[str]) -> list[float]:

@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import DataError
@@ -13,6 +15,7 @@ from pipeline.settings import EncoderSettings
 from tests.conftest import CommandResult
 from tests.flows.evaluate.evaluating import arguments, job, oracle, write_pairs
 from tests.models.folders import save_folder
+from tests.models.translation.translators import SENTENCES, save_translator
 
 pytestmark = pytest.mark.usefixtures("cluster")
 WORDS = 'evaluate.templates={relations: ["", is], wrappers: ["[X]", "a [X]"], others: ["x [X] [MASK]"]}'
@@ -63,6 +66,27 @@ def test_the_command_prints_a_table_or_json_and_writes_a_page(
     assert answer["template"] in lines[-2]
     assert answer["template"] in page
     assert [step["name"] for step in answer["steps"]] == ["relation", "wrapper", "others"]
+
+
+def test_templates_that_a_t5_generates_are_scored_and_generated_only_once(folder: Path, tmp_path: Path):
+    t5 = save_translator(tmp_path / "t5", "t5")
+    definitions = pa.table({"word": ["guitar", "park"], "definition": [SENTENCES[0], SENTENCES[5]]})
+    pq.write_table(definitions, tmp_path / "words.parquet")
+    generator = (
+        f"{{path: {t5}, definitions: {tmp_path}/words.parquet, candidates: 4, beams: 4, max_tokens: 2}}"
+    )
+    own = [WORDS, f"evaluate.templates.generator={generator}", f"release.root={tmp_path / 'root'}"]
+    result = search_template(job(folder, folder / "encoder", *own), Stages())
+    *_, generated = result.steps
+    assert generated.name == "generated"
+    assert 1 <= len(generated.scores) <= 4
+    for each in generated.scores:
+        encoder = EncoderSettings(path=str(folder / "encoder"), template=each.template)
+        assert each.score == pytest.approx(oracle(folder / "tasks/sts/STSB-dev.parquet", encoder), abs=1e-3)
+    before = stamps(tmp_path / "root")
+    assert sum(file.parent.name == "generated" for file in (tmp_path / "root").rglob("*.json")) == 1
+    again = search_template(job(folder, folder / "encoder", *own), Stages())
+    assert (again.steps, stamps(tmp_path / "root")) == (result.steps, before)
 
 
 def test_without_pairs_nothing_is_scored(folder: Path, tmp_path: Path):

@@ -31,6 +31,7 @@ SENTENCES = (
     "people dance",
     "an old man sleeps in the park while a dog runs",
 )
+SENTINELS = ("<extra_id_0>", "<extra_id_1>", "<extra_id_2>")  # of T5, around spans of text
 POSITIONS = 48
 _SIZES: dict[str, Any] = {
     "d_model": 32,
@@ -163,7 +164,7 @@ def _mbart25(folder: Path) -> tuple[Any, Any]:
 
 def _t5(folder: Path) -> tuple[Any, Any]:
     tokenizer = T5Tokenizer(
-        vocab=_scored("<pad>", "</s>", "<unk>"), extra_ids=0, additional_special_tokens=["<extra_id_0>"]
+        vocab=_scored("<pad>", "</s>", "<unk>"), extra_ids=0, additional_special_tokens=list(SENTINELS)
     )
     config = T5Config(
         d_model=32,
