@@ -21,7 +21,7 @@ MtebBatch = Mapping[str, Any]
 VectorMap = Callable[[np.ndarray], np.ndarray]
 
 
-class QueryEncoder(Protocol):
+class TextEncoder(Protocol):
     """The methods of an encoder that the adapter needs; see `pipeline.models.inference.encoder.Encoder`."""
 
     dim: int
@@ -38,7 +38,7 @@ class MtebModel:
     Queries get the prompt of the encoder's settings; mteb's prompts for its tasks are not used.
     """
 
-    def __init__(self, encoder: QueryEncoder, transform: VectorMap | None, name: str) -> None:
+    def __init__(self, encoder: TextEncoder, transform: VectorMap | None, name: str) -> None:
         self._encoder, self._transform, self._name = encoder, transform, name
 
     def encode(self, inputs: Iterable[MtebBatch], *, prompt_type: str | None = None, **_: Any) -> np.ndarray:
@@ -58,7 +58,7 @@ class MtebModel:
 
     @cached_property
     def mteb_model_meta(self) -> Any:
-        """mteb's description of the model. The revision consists of the ids of space and transform."""
+        """mteb's description of the model. The revision has the ids of its vector space and its transform."""
         suffix = getattr(self._transform, "transform_id", "")
         empty = _mteb().models.ModelMeta.create_empty()
         return type(empty).model_validate(
@@ -75,7 +75,7 @@ class MtebModel:
 
 
 def mteb_model(
-    encoder: QueryEncoder, transform: VectorMap | None = None, name: str = "manta/encoder"
+    encoder: TextEncoder, transform: VectorMap | None = None, name: str = "manta/encoder"
 ) -> MtebModel:
     """Create a model for mteb.evaluate.
 

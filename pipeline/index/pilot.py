@@ -1,7 +1,8 @@
 """Measure the recall of compressed kinds of index on a sample of rows, to choose among them.
 
-The kinds are trained on the sample, and searched with every list visited. So their recall is that of the
-codes; the search effort, and with it the recall of the whole index, is chosen when the index is built.
+Each kind is trained on the sample, and a search visits all of its inverted lists, so that neighbours are
+missed only because codes are not exact. How many lists a search of the whole index visits is decided later,
+when that index is built; then neighbours in other lists are missed, too.
 """
 
 import time
@@ -21,10 +22,12 @@ from pipeline.post import Affine
 from pipeline.settings import IndexSettings
 
 PILOT_ROWS = 200_000
-_DIVISORS = (16, 4, 1)  # a sixteenth of the rows, a quarter, and all: recall among more is extrapolated
+# Recall is measured among a sixteenth of the rows, a quarter and all. The recall among more rows is
+# extrapolated from these three values.
+_DIVISORS = (16, 4, 1)
 _QUERIES = 500
-# Fewer lists and training rows than the index has: codes of residuals are more exact with more lists, so the
-# pilot does not promise too much.
+# Fewer than the whole index has. With more lists, residuals are smaller and codes more exact, so the pilot's
+# recall is not too high.
 _LISTS, _TRAIN_ROWS = 256, 50_000
 
 
@@ -34,7 +37,7 @@ class Pilot:
 
     Attributes:
         vectors: (n, d) float32, raw vectors of the encoder, in random order.
-        truths: exact neighbours of the queries among the first rows, by the number of these rows.
+        truths: number n -> exact neighbours of the queries among the first n rows, for a few n.
         transform: affine map that the index applies.
     """
 

@@ -18,10 +18,10 @@ class ContrastiveTension(Objective):
 
     The two encoders start with equal weights. Every row of a batch becomes the first text of one pair. The
     rows of all ranks are divided into groups of 1 + `negatives` consecutive rows. The first row of a group is
-    paired with itself, a positive. Each other row is paired with the next row that is not first in its group,
-    a negative; the last such row with the first one. So 8 pairs have 8 texts, and each encoder reads each
-    text once. (In the published program no two pairs share a text, so 8 pairs have 15 texts.) A pair of
-    different rows is a positive too if `Batch.false_negatives` says that their texts are equal.
+    paired with itself, a positive. All other rows, of all groups together, form a ring: each is paired with
+    the next one in the ring, a negative. So 8 pairs have 8 texts, and each encoder reads each text once. (In
+    the published program no two pairs share a text, so 8 pairs have 15 texts.) A pair of different rows is a
+    positive too if `Batch.false_negatives` says that their texts are equal.
 
     Inner products of a pretrained encoder are in the hundreds, and so are the first losses. The published
     learning rates belong to `reduction` "mean". `inference` names the encoder that is the result: by
@@ -54,14 +54,14 @@ class ContrastiveTension(Objective):
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = reps
-        candidates = batch.peers.gather(second)
+        gathered = batch.peers.gather(second)
         rows = torch.arange(len(batch), device=first.device)
-        partners = self.partners(len(candidates)).to(first.device)[batch.offset + rows]
+        partners = self.partners(len(gathered)).to(first.device)[batch.offset + rows]
         equal = partners == batch.offset + rows
         if (same_text := batch.false_negative_mask("text", first.device)) is not None:
             equal = equal | same_text[rows, partners]
-        value = contrastive_tension(first, candidates[partners], equal, reduction=self.reduction)
-        ranks = len(candidates) // len(batch)
+        value = contrastive_tension(first, gathered[partners], equal, reduction=self.reduction)
+        ranks = len(gathered) // len(batch)
         # The training step averages over ranks, so a sum is multiplied by the number of ranks.
         return Loss.of(tension=value * ranks if self.reduction == "sum" else value)
 

@@ -82,9 +82,9 @@ class VariantSample:
     rejected: Mapping[str, tuple[RejectedVariant, ...]] = field(default_factory=dict)
 
     def proportion_with(self, variants: int) -> float:
-        """Proportion of the sample's texts with at least `variants` (from 1) kept variants.
+        """Proportion of the sample's texts of which at least `variants` variants are kept.
 
-        The sample must have rows.
+        `variants` is at least 1, and the sample must have rows.
         """
         return self.texts_by_kept[variants - 1] / self.rows
 

@@ -6,7 +6,7 @@ POSITIVE = 1  # the class whose F1 is measured: paraphrase in MRPC, duplicate in
 
 
 def accuracy(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Proportion of equal classes of (n,) integers, in [0, 1]."""
+    """Proportion of correct predictions, in [0, 1]; both arrays are (n,) integers."""
     return float(np.mean(predicted == gold))
 
 

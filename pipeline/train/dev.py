@@ -31,7 +31,9 @@ from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gather import Ranks, world_size
 
 _LABELLED = ("premise", "hypothesis", "label")
-_POSITIVE = 0.8  # of the highest score: above 4 of 5, as in SimCSE's figures (Gao et al. 2021, section 5)
+# Pairs above this proportion of the highest score are positive. In SimCSE's figures, too: above 4, where
+# the highest score is 5 (Gao et al. 2021, section 5).
+_POSITIVE = 0.8
 _MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # of one forward pass, as in encoding; by type of device
 
 
@@ -40,8 +42,9 @@ class DevMetrics(NamedTuple):
 
     Attributes:
         score: value of `train.dev.measure`, times 100.
-        geometry: of pairs with human scores, "alignment" of the pairs above four fifths of the highest score,
-            unless there are none, and "uniformity" of all sentences (Wang & Isola 2020). Empty otherwise.
+        geometry: if pairs have human scores, the "uniformity" of all sentences and the "alignment" of
+            positive pairs, which have more than four fifths of the highest score (Wang & Isola 2020);
+            without positive pairs, no alignment. Empty if pairs have labels.
     """
 
     score: float
@@ -102,7 +105,7 @@ class DevSet:
 
     def score(self, model: TrainedModel, objective: Objective | None = None) -> float:
         """Score the model's vectors on all pairs, as `metrics` does."""
-        return self._score(self._encoded(model), objective)
+        return self._score(self._finite_vectors(model), objective)
 
     def metrics(self, model: TrainedModel, objective: Objective | None = None) -> DevMetrics:
         """Measure the model's vectors on all pairs.
@@ -121,7 +124,7 @@ class DevSet:
         Raises:
             DataError: on every rank, for vectors that are not finite.
         """
-        vectors = self._encoded(model)
+        vectors = self._finite_vectors(model)
         geometry = {} if self.measure == "accuracy" else self._geometry(vectors)
         return DevMetrics(self._score(vectors, objective), geometry)
 
@@ -151,18 +154,18 @@ class DevSet:
 
     @cached_property
     def _sentences(self) -> tuple[list[str], np.ndarray]:
-        """Distinct sentences, and the index among them of each left sentence, then of each right one."""
+        """Distinct sentences; and their indexes, first of all left sentences, then of all right ones."""
         return deduplicate([*self.left, *self.right])
 
-    def _encoded(self, model: TrainedModel) -> np.ndarray:
+    def _finite_vectors(self, model: TrainedModel) -> np.ndarray:
         """Encode the distinct sentences on all ranks together: (distinct sentences, dim) float32."""
         modules = (model.encoder, model.twin, model.head)
         with evaluating(*(module for module in modules if module is not None)):
-            vectors = self._vectors(model)
+            vectors = self._encode(model)
         check_finite(self.where, vectors, self._sentences[0])
         return vectors
 
-    def _vectors(self, model: TrainedModel) -> np.ndarray:
+    def _encode(self, model: TrainedModel) -> np.ndarray:
         folder = model.encoder.folder
         tokenizer = folder.tokenizer()
         tokens, is_kept = tokenizer(self._sentences[0]), load_filter(folder, tokenizer)
@@ -174,9 +177,9 @@ class DevSet:
 def encode_on_all_ranks(model: TrainedModel, tokens: Tokens) -> np.ndarray:
     """Encode n texts on all ranks together: (n, dim) float32.
 
-    The buffers do not depend on the number of ranks, and each rank encodes every W-th one of W ranks. All
-    ranks run equally many passes, because sharded weights are gathered for each pass; in the last round,
-    ranks without a buffer of their own encode the last buffer once more, and drop the result.
+    The buffers do not depend on the number W of ranks; each rank encodes every W-th buffer. All ranks run
+    equally many passes, because sharded weights are gathered for each pass; in the last round, ranks without
+    a buffer of their own encode the last buffer once more, and drop the result.
     """
     device = next(model.encoder.parameters()).device
     buffers = plan_buffers(tokens.lengths, max(_MAX_TOKENS[device.type], model.encoder.folder.max_length))
@@ -192,7 +195,7 @@ def encode_on_all_ranks(model: TrainedModel, tokens: Tokens) -> np.ndarray:
 
 
 def check_finite(where: str, vectors: np.ndarray, texts: Sequence[str]) -> None:
-    """Raise DataError if a vector (n, dim), that of one of n texts, is not finite."""
+    """Raise DataError if the vector of a text is not finite; vectors are (n, dim), for n texts."""
     finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
         raise DataError(
@@ -247,7 +250,7 @@ class BestScore:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "BestScore":
-        """Return the value whose `state` a checkpoint has."""
+        """Restore the value from a checkpoint; `state` made it."""
         return cls(state["patience"], state["figure"], state["step"], state["since"])
 
     @property

@@ -57,8 +57,9 @@ def open_folder(settings: EncoderSettings, *, cross_encoder: bool = False) -> En
 
     Args:
         settings: the encoder, and what overrides its files.
-        cross_encoder: allow a cross-encoder, such as `sequence_classification` trains on pairs: a training
-            may start from it, with the pooling cls_mlp.
+        cross_encoder: accept the folder of a cross-encoder, for example one that the objective
+            `sequence_classification` trained on pairs, and give it the pooling cls_mlp. Only a training may
+            start from such a folder.
 
     Raises:
         ModelError: it cannot be used; the message names file, expected and found.
@@ -125,7 +126,9 @@ def _sentence_transformers_config(folder: Path) -> dict[str, Any]:
 
 
 def _choose_pooling(settings: EncoderSettings, folder_pooling: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the poolings of the settings (mean, mean+max), else mask with a template, else the folder's."""
+    """Return the poolings of the settings (mean, mean+max); if there are none, mask for a template, else the
+    folder's.
+    """
     if settings.pooling is None:
         return MASKED if settings.template is not None else folder_pooling
     pooling = tuple(name.strip() for name in settings.pooling.split("+"))
@@ -160,7 +163,7 @@ def _check_pooling(folder: EncoderFolder, settings: EncoderSettings) -> None:
     refuse_if(
         folder.template is not None and settings.exclude,
         "encoder.exclude",
-        "an empty list with encoder.template: tokens of the template would be left out of texts, too",
+        "an empty list with a template, because the template's words would be left out of all texts",
         ", ".join(settings.exclude),
         "set one of the two only",
     )
@@ -190,7 +193,7 @@ def _check_pooling(folder: EncoderFolder, settings: EncoderSettings) -> None:
     refuse_if(
         "ends" in folder.pooling and folder.config.get("directions") != 2,
         "encoder.pooling",
-        "an encoder of two directions for ends, which pools the final state of each",
+        "an encoder of two directions, because ends concatenates the final states of both",
         pooling,
         "choose last, mean or max",
     )
@@ -241,7 +244,10 @@ def _prompts(settings: EncoderSettings, path: Path) -> tuple[str, str]:
 
 
 def _family(config: dict[str, Any]) -> str:
-    """Return the family; `other` unless the packed forward pass computes exactly the model of config.json."""
+    """Return the family of a model.
+
+    A transformer has the family `other` if the packed forward pass would differ from its config.json.
+    """
     model_type = str(config.get("model_type"))
     if model_type in _OWN_FAMILIES:
         return _OWN_FAMILIES[model_type]
@@ -269,8 +275,8 @@ def _max_length(folder: Path, config: dict[str, Any], st_config: dict[str, Any],
                 "lower it",
             )
         return wanted
-    arguments = st_config.get("processing_kwargs") or {}  # of the tokenizer's call; they take precedence
-    limits = (
+    arguments = st_config.get("processing_kwargs") or {}  # of a call of the tokenizer
+    limits = (  # the first one that is set
         (arguments.get("text") or {}).get("max_length"),
         (arguments.get("common") or {}).get("max_length"),
         st_config.get("max_seq_length"),

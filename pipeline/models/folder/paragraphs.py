@@ -8,14 +8,14 @@ from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.settings.weights import ParagraphSettings
 
-SETTINGS = "paragraph_vectors"  # key of config.json: the settings of the training with this name
+SETTINGS = "paragraph_vectors"  # key of config.json: the value that train.paragraph_vectors had
 ROWS = "paragraphs"  # key of config.json: number of training rows, each of which has a vector of its own
 NOISE = "noise"  # name of the tensor (vocabulary,) of weights with which negatives are drawn
 FORMAT = 1  # version of the folders; raise it when they are written or read differently
 
 
 def paragraph_settings(folder: EncoderFolder) -> ParagraphSettings:
-    """Read the settings of the models and of inference.
+    """Read the settings that the paragraph vectors were trained with; inference uses them too.
 
     Raises:
         ModelError: config.json has none, or values that do not fit together.

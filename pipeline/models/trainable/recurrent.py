@@ -92,16 +92,16 @@ def recurrent_shape(folder: EncoderFolder, dropout: float | None = None) -> Recu
 
 
 class Direction(nn.Module):
-    """One direction of a layer: weights of the inputs, with biases if the cell has any, and of the states."""
+    """One direction of a layer: a matrix for inputs, a matrix for states, and biases if the cell has any."""
 
-    def __init__(self, cell: Cell, inner: int, width: int) -> None:
+    def __init__(self, cell: Cell, input_size: int, width: int) -> None:
         super().__init__()
         self.cell, self.width = cell, width
-        self.input = TrainableLinear(inner, cell.gates * width, bias=cell.has_biases)
+        self.input = TrainableLinear(input_size, cell.gates * width, bias=cell.has_biases)
         self.recurrent = nn.Parameter(torch.empty(cell.gates * width, width))
 
     def forward(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """Return the (T, width) states of packed steps x (T, inner)."""
+        """Return the states (T, width) of inputs x (T, input_size), which are in the order of `Steps`."""
         return recurrence(self.cell, self.input(x), self.recurrent, sizes)
 
     def draw(self) -> None:
@@ -154,7 +154,7 @@ class RecurrentBackbone(WordBackbone):
             self.attentive.draw()
 
     def layer_directions(self, number: int) -> list[Direction]:
-        """Return the directions of layer 1, 2, ..."""
+        """Return the directions of a layer; numbers of layers start from 1."""
         return list(cast(Iterable[Direction], self.directions[number - 1]))
 
     def _layer(self, number: int, x: Tensor, steps: "Steps") -> Tensor:
@@ -177,7 +177,7 @@ class Steps:
     """
 
     sizes: tuple[int, ...]
-    """number of texts that have each step"""
+    """number of texts that are longer than 0, 1, 2, ... tokens"""
     orders: tuple[Tensor, Tensor]
     """(T,) index of the token that is read 1st, 2nd, ..."""
     inverses: tuple[Tensor, Tensor]
@@ -199,7 +199,7 @@ class Steps:
 
 
 class _PermuteRows(torch.autograd.Function):
-    """Permute rows. The gradient is a permutation, too; indexing would add up gradients row by row."""
+    """Permute rows. The gradient is permuted back; that of indexing would be a slower sum for each row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:

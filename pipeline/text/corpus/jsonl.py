@@ -53,6 +53,7 @@ def read(
     kept = [(stored_name(field.name), field.type) for field in columns.kept]
     schema = pa.schema([("id", columns.id), ("text", pa.string()), *kept])
     for block in read_blocks(file):
+        # Arrow drops nested keys that the type lacks; LineParser makes the value null, and counts it.
         table = None if columns.leaves_out_keys else _parse_by_arrow(block, schema, file, corpus)
         if table is not None:
             yield RawBatch(table, block.position)
@@ -79,7 +80,7 @@ def read_blocks(file: SourceFile) -> Iterator[JsonBlock]:
                 raise file.error(
                     f"lines of at most {_MAX_LINE_BYTES >> 20} MiB",
                     "a longer line",
-                    "the file is probably not JSON lines: set corpus.format, or remove it",
+                    "the file is probably not JSON lines: remove the file, or set corpus.format",
                 )
         if pending:
             yield JsonBlock(pending, lines, file.size)
@@ -121,7 +122,8 @@ def _parse_by_arrow(
 def _count_object_lines(lines: bytes) -> int | None:
     """Count the lines; None unless all are valid UTF-8, begin with { and end with }.
 
-    Only then is row i of Arrow's table line i: Arrow skips blank lines, and objects may span lines.
+    Otherwise row i of Arrow's table need not be line i: Arrow skips blank lines and reads objects that span
+    several lines.
     """
     if not is_utf8(lines):
         return None
