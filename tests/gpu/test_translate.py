@@ -1,4 +1,4 @@
-"""On a GPU a model writes what it writes on the CPU, in float32 token for token."""
+"""Translations made on a GPU equal those made on a CPU, except where two tokens are nearly equally likely."""
 
 import os
 from pathlib import Path
@@ -22,8 +22,8 @@ pytestmark = [
 METHODS = {"greedy": {}, "sample": {"top_k": 10}, "beam": {"beams": 4}}
 
 
-def written(device: Device, dtype: str, method: str) -> list[str]:
-    """500 captions in German."""
+def translate_captions(device: Device, dtype: str, method: str) -> list[str]:
+    """Translate 500 English captions into German."""
     captions = pq.read_table(
         Path(os.environ["MANTA_EVAL_DATA"]) / "captions" / "shards" / "part-00003.parquet"
     )["text"].to_pylist()[:500]
@@ -39,20 +39,20 @@ def written(device: Device, dtype: str, method: str) -> list[str]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    ("dtype", "equal"), [("float32", 0.99), ("bfloat16", 0.7)]
-)  # of the texts: near ties fall either way
-def test_translations_agree_with_those_of_the_cpu(dtype: str, equal: float, method: str):
-    expected, found = written(Device("cpu"), "float32", method), written(Device("cuda"), dtype, method)
-    assert sum(one == other for one, other in zip(expected, found, strict=True)) >= equal * len(expected)
+@pytest.mark.parametrize(("dtype", "equal_texts"), [("float32", 0.99), ("bfloat16", 0.7)])
+def test_translations_agree_with_those_of_the_cpu(dtype: str, equal_texts: float, method: str):
+    expected = translate_captions(Device("cpu"), "float32", method)
+    found = translate_captions(Device("cuda"), dtype, method)
+    equal = sum(one == other for one, other in zip(expected, found, strict=True))
+    assert equal >= equal_texts * len(expected)  # rounding decides between nearly equally likely tokens
 
 
 def test_running_out_of_memory_halves_the_batches(monkeypatch: pytest.MonkeyPatch):
     free, _ = torch.cuda.mem_get_info()
-    expected = written(Device("cuda"), "float32", "greedy")
+    expected = translate_captions(Device("cuda"), "float32", "greedy")
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(min(1.0, 0.08 * 2**30 / free))
     try:
-        assert written(Device("cuda"), "float32", "greedy") == expected
+        assert translate_captions(Device("cuda"), "float32", "greedy") == expected
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -1,4 +1,6 @@
-"""Lines of metrics: each step is in exactly one of them, also after interruptions, and in all trackers."""
+"""Each training step is counted in exactly one line of metrics, in the file and in every tracker, also if the
+training was interrupted and resumed.
+"""
 
 import importlib.util
 import json
@@ -117,13 +119,13 @@ def test_a_score_on_dev_ends_a_line(store: Store):
 
 
 def test_the_geometry_on_dev_is_in_the_line_of_its_score(store: Store):
-    path = [{"alignment": 0.3 - number / 10, "uniformity": -2.0 - number} for number in range(2)]
+    geometry = [{"alignment": 0.3 - number / 10, "uniformity": -2.0 - number} for number in range(2)]
     with log_of(store) as log:
-        log.begin(DevMetrics(50.5, path[0]))
-        log.add(step(1), DevMetrics(61.25, path[1]))
+        log.begin(DevMetrics(50.5, geometry[0]))
+        log.add(step(1), DevMetrics(61.25, geometry[1]))
         log.add(step(2))
-    assert [line.dev_geometry for line in read_metrics(store)] == [*path, {}]
-    assert [line["dev_geometry"] for line in lines_in_file(store)[:2]] == path
+    assert [line.dev_geometry for line in read_metrics(store)] == [*geometry, {}]
+    assert [line["dev_geometry"] for line in lines_in_file(store)[:2]] == geometry
     assert flat_metrics(read_metrics(store)[1])["dev_geometry/uniformity"] == -3
 
 
@@ -148,7 +150,9 @@ def test_a_resumed_training_writes_each_step_once_and_ends_a_line_at_the_checkpo
 
 
 def test_resuming_is_counted(store: Store):
-    """Each of six commands continues after step `done` of the same training; the last one has four steps."""
+    """Six commands run one training: each starts after step `done` and ends with step `last`. The sixth
+    starts from the beginning and makes four steps.
+    """
     for done, last in ((0, 8), (8, 12), (8, 12), (4, 8), (0, 3), (0, 4)):
         log = log_of(store, done)
         for number in range(done + 1, last + 1):
@@ -158,7 +162,7 @@ def test_resuming_is_counted(store: Store):
 
 
 def test_the_score_before_the_first_step_is_written_once(store: Store):
-    # The second command finds no checkpoint and measures again; the third finds that of step 0 and its score.
+    # The second command finds no checkpoint and measures again. The third finds a checkpoint with the score.
     for score in (50.5, 50.5, None):
         log = log_of(store)
         log.begin(None if score is None else DevMetrics(score))
@@ -192,7 +196,7 @@ def test_lines_are_written_in_batches(tmp_path: Path):
     with log_of(store) as log:
         for number in range(1, 200 * EVERY + 1):
             log.add(step(number, reps=()))
-    assert store.writes <= 4  # of the first line, of the last ones, and two more if the machine is slow
+    assert store.writes <= 4  # the first line, the remaining ones, and two more if the machine is slow
     assert len(read_metrics(store)) == 200
 
 

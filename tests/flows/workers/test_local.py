@@ -54,7 +54,7 @@ def test_a_killed_child_is_restarted_unless_it_always_dies(tmp_path: Path, monke
             process.run(DieOnce(str(tmp_path), deaths=5), 3, Pool(1))
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped", [False, True], ids=["sleeps", "stopped by SIGSTOP"])
 def test_a_hanging_child_is_killed_and_its_item_repeated(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool
 ):
@@ -72,7 +72,7 @@ def test_a_computing_child_without_reports_is_not_killed(capfd: pytest.CaptureFi
     assert "no progress" not in capfd.readouterr().err
 
 
-def test_a_child_that_waits_for_a_progressing_copy_is_not_killed(
+def test_a_child_that_waits_for_the_copy_of_another_process_is_not_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path))
@@ -177,36 +177,36 @@ def test_local_workers_refuse_the_settings_that_a_local_ray_refuses(
         process.check(ClusterSettings.model_validate(settings))
 
 
-class Raced(list[int]):
-    """The memory that parent and child share.
+class InterruptedMemory(list[int]):
+    """Simulation of the memory that parent and child share, while one of them reads or writes it.
 
-    Before the `at`-th read or write, counted from 1, the other process makes its move.
+    `interrupt`, the access of the other process, is called before read or write number `at`, counted from 1.
     """
 
-    def __init__(self, at: int, move: Callable[[], object]) -> None:
+    def __init__(self, at: int, interrupt: Callable[[], object]) -> None:
         super().__init__([0, 0, 0, 0])
-        self._left, self._move = at, move
+        self._accesses_left, self._interrupt = at, interrupt
 
-    def _turn(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self._move()
+    def _count_access(self) -> None:
+        self._accesses_left -= 1
+        if self._accesses_left == 0:
+            self._interrupt()
 
     def __getitem__(self, index: Any) -> Any:
-        self._turn()
+        self._count_access()
         return super().__getitem__(index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         pairs = zip(range(4)[index], value, strict=True) if isinstance(index, slice) else [(index, value)]
         for number, each in pairs:  # one after the other, as in shared memory
-            self._turn()
+            self._count_access()
             super().__setitem__(number, each)
 
 
 @pytest.mark.parametrize("at", range(1, 5))
-def test_a_read_during_the_last_report_does_not_mark_it_as_read(at: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_read_during_a_report_returns_all_of_it_or_no_new_report(at: int, monkeypatch: pytest.MonkeyPatch):
     reads: list[tuple[int, int, bool]] = []
-    shared = Raced(at, lambda: reads.append(module._read_report(list(shared))))
+    shared = InterruptedMemory(at, lambda: reads.append(module._read_report(list(shared))))
     monkeypatch.setattr(module, "_counters", shared)
     module._report(7, more=False)
     (read,) = reads
@@ -214,8 +214,10 @@ def test_a_read_during_the_last_report_does_not_mark_it_as_read(at: int, monkeyp
 
 
 @pytest.mark.parametrize("at", range(1, 4))
-def test_a_report_during_a_read_is_read_completely_or_next_time(at: int, monkeypatch: pytest.MonkeyPatch):
-    shared = Raced(at, lambda: module._report(7, more=False))
+def test_a_report_during_a_read_is_returned_whole_by_this_read_or_the_next(
+    at: int, monkeypatch: pytest.MonkeyPatch
+):
+    shared = InterruptedMemory(at, lambda: module._report(7, more=False))
     monkeypatch.setattr(module, "_counters", shared)
     read = module._read_report(shared)
     assert read[0] == 0 or read == (1, 7, False)

@@ -1,4 +1,4 @@
-"""Any sequence of edits, night after night, gives the corpus of reading everything again."""
+"""After any edits on any number of nights, the corpus equals that of a first night that reads all files."""
 
 import uuid
 

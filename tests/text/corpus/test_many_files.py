@@ -28,7 +28,7 @@ _PAGE = 1_000  # files in one answer to a listing
 _FILE_BYTES = 6_000  # of memory for each file: names, sizes, stamps and counts, in several lists
 _FEW, _MANY = 200, 1_000
 _GAP_BYTES = 16 << 20
-_FOOTER_BYTES = 64 << 10  # that pyarrow reads at the end of a file, at least
+_FOOTER_BYTES = 64 << 10  # pyarrow reads at least so many bytes at the end of a file
 _REAL_SIZE = (pytest.mark.alone, pytest.mark.timeout(3600))  # ten minutes and more
 
 
@@ -51,7 +51,10 @@ def traced_peak() -> Iterator[list[int]]:
 
 
 def read_many(count: int, root: Path) -> tuple[Corpus, list[Counted], RequestPath, int]:
-    """Ingest so many equal files. Returns the record, the requests, their longest path and peak memory."""
+    """Ingest `count` equal files.
+
+    Returns the corpus, all requests, the longest path of requests that wait for each other, and peak memory.
+    """
     content = small_file()
     with counted_bucket() as bucket:
         bucket.objects |= {f"bucket/in/{number:06d}.parquet": content for number in range(count)}
@@ -61,7 +64,7 @@ def read_many(count: int, root: Path) -> tuple[Corpus, list[Counted], RequestPat
 
 
 @pytest.mark.parametrize(("few", "many"), [(_FEW, _MANY), pytest.param(10_000, 100_000, marks=_REAL_SIZE)])
-def test_a_small_file_takes_two_requests_sixteen_at_a_time_and_little_memory(
+def test_small_files_are_read_sixteen_at_a_time_with_two_requests_each_and_little_memory(
     few: int, many: int, tmp_path: Path
 ):
     peaks = []
@@ -76,8 +79,8 @@ def test_a_small_file_takes_two_requests_sixteen_at_a_time_and_little_memory(
     assert (peaks[1] - peaks[0]) / (many - few) < _FILE_BYTES
 
 
-class Gaps(io.RawIOBase):
-    """A file in memory without the gaps: what is written in pieces of _GAP_BYTES is not stored."""
+class SparseFile(io.RawIOBase):
+    """A file in memory whose gaps are not stored: a write of exactly _GAP_BYTES bytes is a gap."""
 
     def __init__(self) -> None:
         self.pieces: dict[int, bytearray] = {0: bytearray()}
@@ -101,10 +104,10 @@ class Gaps(io.RawIOBase):
 def test_a_large_file_is_read_by_ranges_of_its_texts(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Between the texts of two row groups are other columns, whose bytes nobody wants."""
+    """A gap after each row group stands for columns that are not needed, and should not be read."""
     rows, gap = 50, bytes(_GAP_BYTES)
     groups = size // _GAP_BYTES
-    file = Gaps()
+    file = SparseFile()
     sink = pa.PythonFile(file, mode="w")
     schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
     with pq.ParquetWriter(sink, schema, compression="none") as writer:
