@@ -55,6 +55,7 @@ def _facts(trained: "CompletedTraining") -> dict[str, Any]:
         "encoder": trained.run.encoder,
         "report": trained.run.report,
         **trained.result.model_dump(mode="json"),
+        **trained.run.record().model_dump(mode="json", include={"lexical_overlap"}),
     }
 
 

@@ -9,6 +9,7 @@ from pipeline.models.layers.pooling import POOLINGS
 from pipeline.report.formats import two_decimals
 from pipeline.settings.training import TrainSettings
 from pipeline.settings.watching import Measure
+from pipeline.stats.geometry import Metric
 from pipeline.train.metrics_line import MetricsLine
 
 METRIC_NAMES: Mapping[Measure, str] = {
@@ -30,6 +31,7 @@ class SourceSummary:
         unlabelled: number of rows that were left out because they have no label.
         weight: how often the source is drawn, relative to the others.
         missing: number of rows that were left out because they have no text.
+        overlap: mean lexical overlap of anchors with positives and negatives, by role.
     """
 
     uri: str
@@ -37,6 +39,7 @@ class SourceSummary:
     unlabelled: int = 0
     weight: int = 1
     missing: int = 0
+    overlap: Mapping[str, Metric] = field(default_factory=dict)
 
     @property
     def used(self) -> int:

@@ -1,8 +1,9 @@
-"""Edit distances, rank correlations and neighbour distances.
+"""Edit distances, lexical overlap, rank correlations and neighbour distances.
 
 They show how far similarities depend on the surface of texts: on spelling, length and word frequency.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Literal
 
@@ -46,6 +47,16 @@ def edit_distances(left: Sequence[str], right: Sequence[str], unit: EditUnit = "
     symbols: Callable[[str], Sequence[Hashable]] = str if unit == "characters" else str.split
     distances = (edit_distance(symbols(a), symbols(b)) for a, b in zip(left, right, strict=True))
     return np.fromiter(distances, dtype=np.int64, count=len(left))
+
+
+def lexical_overlap(left: Sequence[Hashable], right: Sequence[Hashable]) -> float:
+    """F1 of two bags of words, in [0, 1] (Gao et al. 2021, SimCSE, section 4.1).
+
+    It is twice the sum over words of the smaller of the two counts, divided by the number of words of both
+    bags; 0 if both are empty.
+    """
+    common = Counter(left) & Counter(right)
+    return 2 * common.total() / max(1, len(left) + len(right))
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, of: str, seed: int | None = None) -> Metric | None:

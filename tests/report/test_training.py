@@ -11,6 +11,7 @@ from pipeline.report.training import render, verdict
 from pipeline.report.training_charts import sections
 from pipeline.report.training_report import SourceSummary, TrainingReport
 from pipeline.report.training_warnings import training_warnings
+from pipeline.stats.geometry import Metric
 from pipeline.train.metrics_line import MetricsLine
 from tests.report.pages import Page
 from tests.report.runs import FULL, LINES, SMALLEST, at_chance, line, with_settings
@@ -280,6 +281,20 @@ def test_all_texts_are_escaped():
     )
     assert [tag for tag in ("b", "script", "i", "u", "s") if f"&lt;{tag}&gt;" not in page] == []
     assert not re.search(r"<b>|<script>|<i>|<u>|<s>", page)
+
+
+def test_the_lexical_overlap_of_pairs_is_shown_by_source_and_role():
+    assert "Lexical overlap" not in rendered(FULL)
+    overlap = {
+        "positive": Metric(value=0.4305, count=10_000, of="pairs", seed=0),
+        "negative": Metric(value=0.3203, count=9_871, of="pairs", seed=0),
+    }
+    sources = (SourceSummary("nli.parquet", 275_000, overlap=overlap), SourceSummary("wiki.parquet", 100))
+    shown = words(replace(FULL, sources=sources))
+    _, table = shown.split("Lexical overlap")
+    table = table.split("Mean F1")[0]
+    assert "nli.parquetpositive0.4310,000nli.parquetnegative0.329,871" in table
+    assert "wiki.parquet" not in table
 
 
 def test_rows_left_out_without_a_text_are_counted():

@@ -1,4 +1,8 @@
-"""Edit distances match dynamic programming; neighbour distances and correlations match libraries."""
+"""Edit distances match dynamic programming; lexical overlap matches precision and recall; neighbour distances
+and correlations match libraries.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -8,7 +12,13 @@ from scipy.stats import spearmanr
 from sklearn.neighbors import NearestNeighbors
 
 from pipeline.errors import DataError
-from pipeline.stats.lexical import edit_distance, edit_distances, neighbour_distances, rank_correlation
+from pipeline.stats.lexical import (
+    edit_distance,
+    edit_distances,
+    lexical_overlap,
+    neighbour_distances,
+    rank_correlation,
+)
 
 
 def by_table(left: str, right: str) -> int:
@@ -39,6 +49,40 @@ def test_distances_can_be_counted_in_words():
     left, right = ["a man runs", "two  dogs", "x"], ["a dog runs fast", "two dogs", ""]
     assert edit_distances(left, right, "words").tolist() == [2, 0, 1]
     assert edit_distances(left, right).tolist() == [by_table(*pair) for pair in zip(left, right, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "overlap"),
+    [
+        ("a man runs", "a man runs", 1),
+        ("a man runs", "runs a man", 1),
+        ("a man runs", "two dogs", 0),
+        ("a man runs", "a dog runs fast", 4 / 7),
+        ("a a a b", "a a c", 4 / 7),  # a word counts as often as in the text that has it less often
+        ("a a", "a", 2 / 3),
+        ("", "a", 0),
+        ("", "", 0),
+    ],
+)
+def test_lexical_overlap_of_texts_computed_by_hand(left: str, right: str, overlap: float):
+    assert lexical_overlap(left.split(), right.split()) == pytest.approx(overlap)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=9), st.lists(st.sampled_from("abcd"), max_size=9))
+def test_lexical_overlap_is_the_f1_of_matched_words(left: Sequence[str], right: Sequence[str]):
+    unmatched, matched = list(right), 0
+    for word in left:
+        if word in unmatched:
+            unmatched.remove(word)
+            matched += 1
+    found = lexical_overlap(left, right)
+    assert found == lexical_overlap(right, left)
+    assert 0 <= found <= 1
+    if matched:
+        precision, recall = matched / len(left), matched / len(right)
+        assert found == pytest.approx(2 * precision * recall / (precision + recall))
+    else:
+        assert found == 0
 
 
 def test_rank_correlation_matches_scipy_and_is_none_for_constants():

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.errors import ConfigError
+from pipeline.flows.train.overlap import measure_overlap
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.settings.training import TrainSettings
+from pipeline.stats.geometry import Metric
 from pipeline.text.rows.adjacent import with_adjacent
 from pipeline.text.rows.batches import Order, RankSlice
 from pipeline.text.rows.mixture import AlternatingOrder, BlendedOrder, reduce_weights, rows_per_source
@@ -27,11 +29,13 @@ class Plan:
         order: order of the rows, which yields the batches.
         steps: number of steps of the training.
         counts: counts of each source: "rows" in the files, and rows that were left out, by reason.
+        overlaps: mean lexical overlap of anchors with positives and negatives, by role, of each source.
     """
 
     order: Order
     steps: int
     counts: tuple[Mapping[str, int], ...]
+    overlaps: tuple[Mapping[str, Metric], ...]
 
 
 def check_settings(settings: TrainSettings) -> None:
@@ -79,7 +83,7 @@ def check_length(settings: TrainSettings, encoder: EncoderFolder) -> None:
 
 
 def plan_of(settings: TrainSettings) -> Plan:
-    """Plan the training. Reads the files to check their columns, labels and scores.
+    """Plan the training. Reads the files to check their columns, labels and scores, and a sample of pairs.
 
     Raises:
         ConfigError: as in `check_settings`, or weights of sources that cannot be met.
@@ -91,7 +95,12 @@ def plan_of(settings: TrainSettings) -> Plan:
     )
     order = _order(settings, sources, order_classes)
     steps = max(1, round(settings.epochs * order.steps_per_epoch))
-    return Plan(order, min(steps, settings.max_steps or steps), tuple(source.counts for source in sources))
+    return Plan(
+        order,
+        min(steps, settings.max_steps or steps),
+        tuple(source.counts for source in sources),
+        tuple(map(measure_overlap, sources)),
+    )
 
 
 def _open_source(settings: TrainSettings) -> tuple[TrainingRows, type[NeighbourOrder | ShuffledOrder]]:

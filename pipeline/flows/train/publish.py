@@ -131,12 +131,13 @@ def _report(
     from pipeline.train.metrics import read_metrics
 
     record = run.record()
+    # Trainings that an earlier version began have no overlap and no count of missing texts.
+    overlaps = record.lexical_overlap or ({},) * len(settings.data)
     sources = (
-        # Trainings that an earlier version began have no count of missing texts.
         SourceSummary(
-            source.uri, counts["rows"], counts["unlabelled"], source.weight, counts.get("missing", 0)
+            source.uri, counts["rows"], counts["unlabelled"], source.weight, counts.get("missing", 0), overlap
         )
-        for source, counts in zip(settings.data, record.counts, strict=True)
+        for source, counts, overlap in zip(settings.data, record.counts, overlaps, strict=True)
     )
     chosen_by_dev = outcome.best.score is not None and settings.dev.keep == "best"
     return TrainingReport(

@@ -13,6 +13,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings.training import TrainSettings
+from pipeline.stats.geometry import Metric
 from pipeline.store.base import Store, translate_disk_errors
 from pipeline.store.store import open_store
 from pipeline.store.stored import Stored
@@ -43,6 +44,9 @@ class RunRecord(Stored):
     """encoder that training starts from, as in the settings"""
     counts: tuple[dict[str, int], ...]
     """counts of each source: rows in the files, and rows left out by reason"""
+    lexical_overlap: tuple[dict[str, Metric], ...] = ()
+    """mean lexical overlap of the anchors of each source with the texts of a role (positive, negative,
+    negative2); nothing for a source without pairs"""
     sources: tuple[str, ...] = ()
     """URI of each source; for a folder of manifests, the URI of the manifest that is read"""
     steps_per_epoch: int

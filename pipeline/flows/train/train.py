@@ -166,6 +166,7 @@ def record_start(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str
             definition=run.definition,
             encoder=encoder,
             counts=tuple(dict(counts) for counts in plan.counts),
+            lexical_overlap=tuple(dict(overlap) for overlap in plan.overlaps),
             steps_per_epoch=plan.order.steps_per_epoch,
             steps=plan.steps,
             sources=tuple(sources),
