@@ -24,7 +24,7 @@ def measure_overlap(training_rows: TrainingRows, max_rows: int = _MAX_ROWS) -> d
 
     Args:
         training_rows: rows of one source.
-        max_rows: number of rows in the random sample; all rows are measured if there are fewer.
+        max_rows: largest number of rows in the random sample, which `sample_rows` draws.
 
     Returns:
         The mean of `lexical_overlap` by role, positive first. Empty if the rows have no anchors. A role is
