@@ -126,7 +126,7 @@ def _sentence_transformers_config(folder: Path) -> dict[str, Any]:
 
 
 def _choose_pooling(settings: EncoderSettings, folder_pooling: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the poolings of the settings (mean, mean+max); if there are none, mask for a template, else the
+    """Return the poolings that the settings name (mean, mean+max), or else mask for a template, or else the
     folder's.
     """
     if settings.pooling is None:
@@ -244,10 +244,7 @@ def _prompts(settings: EncoderSettings, path: Path) -> tuple[str, str]:
 
 
 def _family(config: dict[str, Any]) -> str:
-    """Return the family of a model.
-
-    A transformer has the family `other` if the packed forward pass would differ from its config.json.
-    """
+    """Return the model's family: `other` for a transformer that the packed forward pass cannot compute."""
     model_type = str(config.get("model_type"))
     if model_type in _OWN_FAMILIES:
         return _OWN_FAMILIES[model_type]
