@@ -36,6 +36,7 @@ class MaskedLanguageModelling(Objective):
     min_rows = 1
     allows_truncation = True  # it compares no vectors
     needs_folder = True
+    masks_words = True
 
     def __init__(
         self,
@@ -65,19 +66,21 @@ class MaskedLanguageModelling(Objective):
 
     def views(self, batch: Batch) -> Sequence[View]:
         """Mask the words of the whole batch, so that they do not depend on chunks; return no views."""
-        original = batch.tokens(self.role)
+        self._original = batch.tokens(self.role)
+        self._masked = self.mask(self._original, numpy_generator())
+        self._row_by_index = {index: row for row, index in enumerate(batch.step_indices.tolist())}
+        return ()
+
+    def mask(self, tokens: Tokens, rng: np.random.Generator) -> Tokens:
         ids, chosen = mask_tokens(
-            original.ids,
-            ~original.outside_text(self._special_counts),
+            tokens.ids,
+            ~tokens.outside_text(self._special_counts),
             mask_id=self._mask_id,
             vocabulary_size=self._vocabulary_size,
-            rng=numpy_generator(),
+            rng=rng,
             rate=self.rate,
         )
-        self._row_by_index = {index: row for row, index in enumerate(batch.step_indices.tolist())}
-        self._original = original
-        self._masked = Tokens(ids, original.offsets, original.truncated, kept=chosen)
-        return ()
+        return Tokens(ids, tokens.offsets, tokens.truncated, kept=chosen)
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         """Count the chosen tokens of all ranks; the loss itself is a row term."""
@@ -88,16 +91,18 @@ class MaskedLanguageModelling(Objective):
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
         rows = np.array([self._row_by_index[index] for index in batch.step_indices.tolist()])
-        masked, original_ids = self._masked.of_rows(rows), self._original.of_rows(rows).ids
-        assert masked.kept is not None
-        states = self.encoder.states(masked)
-        positions = np.flatnonzero(masked.kept)
-        labels = torch.from_numpy(original_ids[positions].astype(np.int64)).to(states.device)
-        chosen_states = states[torch.from_numpy(positions).to(states.device)]
-        summed = masked_lm(self.head(chosen_states, self.encoder.backbone.word_table), labels)
+        summed = -self.summed_log_likelihood(self._masked.of_rows(rows), self._original.of_rows(rows).ids)
         # Row terms are averaged over rows and ranks; scaled, they are the mean over all chosen tokens.
         scale = len(self._original) / (len(rows) * max(self._chosen_per_rank, 1.0))
         return Loss.of(masked_lm=summed * scale)
+
+    def summed_log_likelihood(self, masked: Tokens, ids: np.ndarray) -> Tensor:
+        assert masked.kept is not None
+        states = self.encoder.states(masked)
+        positions = np.flatnonzero(masked.kept)
+        labels = torch.from_numpy(ids[positions].astype(np.int64)).to(states.device)
+        chosen_states = states[torch.from_numpy(positions).to(states.device)]
+        return -masked_lm(self.head(chosen_states, self.encoder.backbone.word_table), labels)
 
     def trained_model(self) -> TrainedModel:
         return TrainedModel(self.encoder, language_head=self.head)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, cast
 
+import numpy as np
 import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
@@ -114,6 +115,8 @@ class Objective(nn.Module):
         classifies: True if it trains a classifier of sentence pairs, and implements `predict_classes`.
         predicts: metrics of its own predictions that dev can measure, the default first. It then implements
             `prediction_tokens` and `predict`. Empty: dev measures the vectors.
+        masks_words: True if it predicts masked words, whose probability dev can measure. It then implements
+            `mask` and `summed_log_likelihood`.
         needs_folder: True if it needs an encoder loaded from a folder, for the tokenizer or for weights that
             are not in the encoder.
         numbers_rows: True if it has weights for each row, so that the rows of all sources must be numbered
@@ -129,6 +132,7 @@ class Objective(nn.Module):
     has_stateful_loss: bool = False
     classifies: ClassVar[bool] = False
     predicts: ClassVar[tuple[Measure, ...]] = ()
+    masks_words: ClassVar[bool] = False
     needs_folder: ClassVar[bool] = False
     numbers_rows: ClassVar[bool] = False
     encoder: TrainableEncoder
@@ -240,6 +244,19 @@ class Objective(nn.Module):
 
         Args:
             vectors: (n, dim) vectors of `prediction_tokens`.
+        """
+        raise NotImplementedError
+
+    def mask(self, tokens: Tokens, rng: np.random.Generator) -> Tokens:
+        """Mask words of texts; `kept` marks the tokens to predict. Requires `masks_words`."""
+        raise NotImplementedError
+
+    def summed_log_likelihood(self, masked: Tokens, ids: np.ndarray) -> Tensor:
+        """Sum log p(original token) over the tokens that `mask` marked: scalar. Requires `masks_words`.
+
+        Args:
+            masked: result of `mask`.
+            ids: ids of the tokens of the texts as they were.
         """
         raise NotImplementedError
 

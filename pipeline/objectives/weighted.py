@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+import numpy as np
 from torch import Tensor, nn
 
 from pipeline.objectives import Batch, Loss, Objective, Roles, TrainedModel, View
@@ -84,6 +85,12 @@ class Composite(Objective):
 
     def predict(self, vectors: Tensor) -> Tensor:
         return self.inner[0].predict(vectors)
+
+    def mask(self, tokens: Tokens, rng: np.random.Generator) -> Tokens:
+        return self.inner[0].mask(tokens, rng)
+
+    def summed_log_likelihood(self, masked: Tokens, ids: np.ndarray) -> Tensor:
+        return self.inner[0].summed_log_likelihood(masked, ids)
 
     def warnings(self) -> list[str]:
         return [warning for objective in self.inner for warning in objective.warnings()]

@@ -121,6 +121,7 @@ def _dev_scores(report: TrainingReport) -> str:
         "accuracy": f"{rows_name.capitalize()} classified correctly, in percent,",
         "f1": "F1 x100 of the second class",
         "matthews": "Matthews' correlation x100 of predicted classes and labels",
+        "log_likelihood": "Mean natural logarithm of the probability of masked words (perplexity: exp(-x))",
     }
     text = (
         f"{metrics[report.settings.dev.measure]} of {_code(_shorten_path(report.settings.dev.uri or 'dev'))}."

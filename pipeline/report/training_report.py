@@ -18,6 +18,7 @@ METRIC_NAMES: Mapping[Measure, str] = {
     "accuracy": "accuracy, %",
     "f1": "F1 x100",
     "matthews": "Matthews x100",
+    "log_likelihood": "log p of masked words",
 }
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from pipeline.config import Settings, ShortSettings
 
-Measure = Literal["spearman", "pearson", "accuracy", "f1", "matthews"]
+Measure = Literal["spearman", "pearson", "accuracy", "f1", "matthews", "log_likelihood"]
 
 
 class DevSettings(Settings):
@@ -21,7 +21,9 @@ class DevSettings(Settings):
     objective classification or r_drop labels correctly; labels have the meaning that the first source of
     `data` gives them. For the objectives sequence_classification (accuracy, f1, matthews) and
     sequence_regression (spearman, pearson): 100 times the metric of the predictions, on a file with the
-    columns of `data`; at the end, the trained model is measured by all metrics of its objective"""
+    columns of `data`; at the end, the trained model is measured by all metrics of its objective.
+    log_likelihood, for the objective masked_lm: mean natural logarithm of the probability of masked words on
+    a file with the column of `data` (text); exp(-log_likelihood) is the perplexity"""
     columns: dict[str, str] = {}
     """role -> column, if the column's name is not the role"""
     steps: Annotated[int, Field(ge=1)] = 250

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +41,7 @@ class DevMetrics(NamedTuple):
     """Metrics of the trained model on a dev set.
 
     Attributes:
-        score: value of `train.dev.measure`, times 100.
+        score: value of `train.dev.measure`, times 100 unless it is log_likelihood.
         geometry: if pairs have human scores, the "uniformity" of all sentences and the "alignment" of
             positive pairs, which have more than four fifths of the highest score (Wang & Isola 2020);
             without positive pairs, no alignment. Empty if pairs have labels.
@@ -49,6 +49,13 @@ class DevMetrics(NamedTuple):
 
     score: float
     geometry: Mapping[str, float] = {}
+
+
+class DevFile(Protocol):
+    """A file that is not trained on, and a metric of the trained model on it."""
+
+    def metrics(self, model: TrainedModel, objective: Objective) -> DevMetrics:
+        """Measure the trained model; every rank has to call it, and gets the same values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,23 +182,31 @@ class DevSet:
 
 
 def encode_on_all_ranks(model: TrainedModel, tokens: Tokens) -> np.ndarray:
-    """Encode n texts on all ranks together: (n, dim) float32.
-
-    The buffers do not depend on the number W of ranks; each rank encodes every W-th buffer. All ranks run
-    equally many passes, because sharded weights are gathered for each pass; in the last round, ranks without
-    a buffer of their own encode the last buffer once more, and drop the result.
-    """
+    """Encode n texts on all ranks together: (n, dim) float32."""
     device = next(model.encoder.parameters()).device
-    buffers = plan_buffers(tokens.lengths, max(_MAX_TOKENS[device.type], model.encoder.folder.max_length))
     vectors = torch.zeros(len(tokens), model.dim, device=device)
-    for first in range(0, len(buffers), world_size()):
-        index = first + Ranks().rank
-        encoded = model(tokens.of_rows(buffers[min(index, len(buffers) - 1)])).float()
-        if index < len(buffers):
-            vectors[torch.from_numpy(buffers[index]).to(device)] = encoded
+    for rows, is_own in buffers_of_rank(tokens, model.encoder.folder.max_length, device):
+        encoded = model(tokens.of_rows(rows)).float()
+        if is_own:
+            vectors[torch.from_numpy(rows).to(device)] = encoded
     if world_size() > 1:
         dist.all_reduce(vectors)  # each row is zero on all ranks but one
     return vectors.cpu().numpy()
+
+
+def buffers_of_rank(
+    tokens: Tokens, max_length: int, device: torch.device
+) -> Iterator[tuple[np.ndarray, bool]]:
+    """Yield the rows of each forward pass of this rank, and whether its result is to be used.
+
+    The buffers do not depend on the number W of ranks; each rank has every W-th buffer. All ranks run equally
+    many passes, because sharded weights are gathered for each pass; in the last round, ranks without a buffer
+    of their own get the last buffer once more, and drop the result.
+    """
+    buffers = plan_buffers(tokens.lengths, max(_MAX_TOKENS[device.type], max_length))
+    for first in range(0, len(buffers), world_size()):
+        index = first + Ranks().rank
+        yield buffers[min(index, len(buffers) - 1)], index < len(buffers)
 
 
 def check_finite(where: str, vectors: np.ndarray, texts: Sequence[str]) -> None:

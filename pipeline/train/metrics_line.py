@@ -53,7 +53,7 @@ class MetricsLine(Settings):
     alignment, uniformity, positive_cosine, negative_cosine. Without a dev set they are measured before the
     first step and after the last."""
     dev: float | None = None
-    """score on dev after `step`, times 100"""
+    """score on dev after `step`: `train.dev.measure`, times 100 unless it is log_likelihood"""
     dev_geometry: Mapping[str, float] = {}
     """alignment and uniformity by name, of the trained model's vectors on dev after `step`; see
     `DevMetrics`"""

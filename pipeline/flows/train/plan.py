@@ -17,7 +17,7 @@ from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 
 if TYPE_CHECKING:
-    from pipeline.train.dev import DevSet
+    from pipeline.train.dev import DevFile
     from pipeline.train.predicted_rows import PredictedRows
 
 
@@ -118,7 +118,7 @@ def _open_source(settings: TrainSettings) -> tuple[TrainingRows, type[NeighbourO
     return rows, NeighbourOrder if required.order == "contiguous" else ShuffledOrder
 
 
-def open_dev(settings: TrainSettings) -> "DevSet | PredictedRows | None":
+def open_dev(settings: TrainSettings) -> "DevFile | None":
     """Open the dev set; None if the settings have none.
 
     Raises:
@@ -127,10 +127,13 @@ def open_dev(settings: TrainSettings) -> "DevSet | PredictedRows | None":
     """
     from pipeline.objectives import OBJECTIVES
     from pipeline.train.dev import DevSet
+    from pipeline.train.masked_texts import MaskedTexts
     from pipeline.train.predicted_rows import PredictedRows
 
     if settings.dev.uri is None:
         return None
+    if settings.dev.measure == "log_likelihood":
+        return MaskedTexts.open(settings)
     if OBJECTIVES[settings.objective[0].name].predicts:
         return PredictedRows.open(settings, settings.dev)
     return DevSet.open(settings.dev, settings.data[0].values if settings.data else None)
@@ -227,7 +230,8 @@ def _check_measure(settings: TrainSettings) -> None:
 
     def measures(name: str) -> tuple[str, ...]:
         objective = OBJECTIVES[name]
-        return objective.predicts or (("spearman", "accuracy") if objective.classifies else ("spearman",))
+        others = ("accuracy",) * objective.classifies + ("log_likelihood",) * objective.masks_words
+        return objective.predicts or ("spearman", *others)
 
     measure, first = settings.dev.measure, settings.objective[0].name
     is_default = settings.dev.uri is None and "measure" not in settings.dev.model_fields_set

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipeline.flows.train.resumable import ResumableTraining
     from pipeline.objectives import Batch, Objective
     from pipeline.settings.watching import Measure
-    from pipeline.train.dev import DevSet
+    from pipeline.train.dev import DevFile
     from pipeline.train.finite import NonFinite
     from pipeline.train.loop import Training
     from pipeline.train.metrics import TrainingLog
@@ -53,7 +53,7 @@ class TrainRank:
     encoder: EncoderSettings
     settings: TrainSettings
     plan: Plan
-    dev: "DevSet | PredictedRows | None" = None
+    dev: "DevFile | None" = None
     done_steps: int = 0
     expansion: EncoderSettings | None = None
     test: "PredictedRows | None" = None

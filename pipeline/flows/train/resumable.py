@@ -5,9 +5,8 @@ from pathlib import Path
 
 from pipeline.objectives import Batch
 from pipeline.train.checkpoint import Checkpoints, load_state
-from pipeline.train.dev import BestScore, DevMetrics, DevSet
+from pipeline.train.dev import BestScore, DevFile, DevMetrics
 from pipeline.train.loop import Step, Training, fit
-from pipeline.train.predicted_rows import PredictedRows
 
 _BEST = "best"  # key of `BestScore` in a checkpoint, beside the state of the training
 
@@ -19,7 +18,7 @@ class ResumableTraining:
     """
 
     def __init__(
-        self, training: Training, checkpoints: Checkpoints, dev: DevSet | PredictedRows | None, *, steps: int
+        self, training: Training, checkpoints: Checkpoints, dev: DevFile | None, *, steps: int
     ) -> None:
         self.training, self._checkpoints, self._dev, self._steps = training, checkpoints, dev, steps
         self.best = BestScore(training.settings.dev.patience)
@@ -89,7 +88,7 @@ class ResumableTraining:
         """True if dev chooses the weights of the trained model."""
         return self._dev is not None and self.training.settings.dev.keep == "best"
 
-    def _measure(self, dev: DevSet | PredictedRows) -> DevMetrics:
+    def _measure(self, dev: DevFile) -> DevMetrics:
         """Score the candidates for the trained model, select the best one, and return its metrics."""
         objective = self.training.objective
         measured = [dev.metrics(candidate, objective) for candidate in objective.candidates()]

@@ -163,7 +163,7 @@ def _check_pooling(folder: EncoderFolder, settings: EncoderSettings) -> None:
     refuse_if(
         folder.template is not None and settings.exclude,
         "encoder.exclude",
-        "an empty list with a template, because the template's words would be left out of all texts",
+        "an empty list with encoder.template, whose words would be left out of all texts",
         ", ".join(settings.exclude),
         "set one of the two only",
     )
