@@ -17,7 +17,7 @@ from pipeline.text.tokens.tokens import Tokens
 
 
 class _Predictions(NamedTuple):
-    """Words that the rows of a step predict, each row `ParagraphSettings.words` of them, if it has any."""
+    """Words that the rows of a step predict: `ParagraphSettings.words` for each row with any known word."""
 
     tokens: Tokens
     """texts of the rows"""

@@ -7,6 +7,7 @@ several layers do not multiply.
 import errno
 import os
 import random
+import re
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -43,9 +44,6 @@ _TRANSIENT_PHRASES = (
     "serviceunavailable",
     "service unavailable",
     "service_unavailable",
-    "502",
-    "503",
-    "504",
     "bad gateway",
     "connection reset",
     "connection aborted",
@@ -72,6 +70,7 @@ _TRANSIENT_PHRASES = (
     "connectionclosederror",
     "endpointconnectionerror",
 )
+_TRANSIENT_STATUS_WORD = re.compile(r"\b50[234]\b")  # a number by itself, not digits in the name of a file
 _TRANSIENT_ERRNOS = {
     errno.EAGAIN,
     errno.EBUSY,
@@ -128,10 +127,10 @@ def is_transient(error: BaseException) -> bool:
         or (isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS)
     ):
         return True
+    if type(error).__module__.split(".")[0] not in _LIBRARIES:
+        return False
     text = f"{type(error).__name__} {code} {error}".lower()
-    return type(error).__module__.split(".")[0] in _LIBRARIES and any(
-        word in text for word in _TRANSIENT_PHRASES
-    )
+    return any(phrase in text for phrase in _TRANSIENT_PHRASES) or bool(_TRANSIENT_STATUS_WORD.search(text))
 
 
 def s3_error(error: BaseException) -> tuple[str, int]:

@@ -28,8 +28,8 @@ def test_without_omit_and_swap_the_text_is_unchanged():
 @pytest.mark.parametrize("span", [1, 3])
 @pytest.mark.parametrize("omit", [0.1, 0.4])
 def test_each_word_is_deleted_equally_often_for_every_span(omit, span):
-    for rate in gone(omit, span).sum(axis=0).tolist():
-        assert binomtest(rate, 3_000, omit).pvalue > 1e-4
+    for count in gone(omit, span).sum(axis=0).tolist():
+        assert binomtest(count, 3_000, omit).pvalue > 1e-4
 
 
 def test_inner_gaps_are_as_long_as_the_span():
@@ -47,13 +47,13 @@ def test_at_least_one_word_is_kept_and_may_be_any(omit):
 
 
 def test_only_pairs_are_exchanged_with_their_probability():
-    turned = np.zeros(10)
+    exchanged = np.zeros(10, dtype=int)
     for _, variant in variants(method("corrupt", omit=0, swap=0.3), [WORDS], 3_000):
         pairs = [variant[first : first + 2] for first in range(0, 20, 2)]
         assert [sorted(map(int, pair)) for pair in pairs] == [[first, first + 1] for first in range(0, 20, 2)]
-        turned += [int(one) > int(other) for one, other in pairs]
-    for rate in turned.astype(int).tolist():
-        assert binomtest(rate, 3_000, 0.3).pvalue > 1e-4
+        exchanged += [int(one) > int(other) for one, other in pairs]
+    for count in exchanged.tolist():
+        assert binomtest(count, 3_000, 0.3).pvalue > 1e-4
 
 
 @pytest.mark.parametrize(("words", "expected"), [("abcdef", "badcfe"), ("abcde", "badce"), ("a", "a")])

@@ -21,6 +21,7 @@ DENIED = botocore.exceptions.ClientError({"Error": {"Code": "AccessDenied", "Mes
         TimeoutError(),
         botocore.exceptions.EndpointConnectionError(endpoint_url="http://x"),
         OSError(16, "Please reduce your request rate."),
+        OSError("An error occurred (503) when calling the PutObject operation"),
     ],
 )
 def test_temporary_errors_are_transient(error: Exception):
@@ -35,6 +36,7 @@ def test_temporary_errors_are_transient(error: Exception):
         PermissionError("503"),
         KeyError("x"),
         OSError(28, "No space left on device"),
+        OSError(28, "No space left on device", "units/vectors/8a503f.parquet"),
     ],
 )
 def test_permanent_errors_are_final(error: Exception):

@@ -115,12 +115,12 @@ class TrainRank:
 
         try:
             dev = resumable.begin()
-            same_rows = {} if resumable.number else self._same_rows(resumable, rank_slice)
+            same_rows = {} if resumable.number else self._measure_same_rows(resumable, rank_slice)
             if log is not None:
                 log.begin(dev, same_rows)
             _save_if_due(resumable, log)
             for step, dev in resumable.steps(batches):
-                same_rows = self._same_rows(resumable, rank_slice) if resumable.ended else {}
+                same_rows = self._measure_same_rows(resumable, rank_slice) if resumable.ended else {}
                 if log is not None:
                     log.add(step, dev, same_rows)
                 _save_if_due(resumable, log)
@@ -129,11 +129,12 @@ class TrainRank:
         except (NonFinite, ModelError) as error:
             raise self._store_refused_batch(error, resumable.number + 1) from None
 
-    def _same_rows(self, resumable: "ResumableTraining", rank_slice: RankSlice) -> dict[str, float]:
+    def _measure_same_rows(self, resumable: "ResumableTraining", rank_slice: RankSlice) -> dict[str, float]:
         """Measure metrics on the batches that would follow the last step; empty if there is a dev set.
 
-        Within the first epoch the training has not seen the rows of these batches. Texts are truncated as the
-        trained encoder truncates them, not by train.max_length.
+        They are measured before the first step and after the last, so on the same rows. A training that ends
+        within its first epoch has not seen these rows. Texts are truncated as the trained encoder truncates
+        them, not by train.max_length.
         """
         from pipeline.train.same_rows import batches_needed, measure_same_rows
 

@@ -1,6 +1,6 @@
 """The comparison with the previous release in a night's report.
 
-Fixed queries are asked of both releases; values that the previous one did not record are content out.
+Fixed queries are asked of both releases; values that the previous one did not record are left out.
 """
 
 import re
