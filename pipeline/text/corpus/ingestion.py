@@ -28,7 +28,7 @@ from pipeline.text.corpus.corpus_parts import (
 from pipeline.text.corpus.corpus_record import check_good_rows, store_record, tables_folder
 from pipeline.text.corpus.keys import bucket_count
 from pipeline.text.corpus.lines import ReadPart
-from pipeline.text.corpus.read_files import FileToRead, ReadFiles, ReadRecord, group_by_bytes
+from pipeline.text.corpus.read_files import FileToRead, ReadFiles, ReadRecord, group_files
 from pipeline.text.corpus.resolve_bucket import BucketRecord, ResolveBucket
 from pipeline.text.corpus.revive_rows import CHANGED_REMEDY, ReviveRows, files_of_rows
 from pipeline.text.corpus.sorted_rows import (
@@ -107,7 +107,7 @@ class Ingestion:
 
     def _read(self) -> list[ReadRecord]:
         """Read the files that changed."""
-        items = group_by_bytes(self.tonight.to_read, together=self.tonight.corpus.max_rows is not None)
+        items = group_files(self.tonight.to_read, together=self.tonight.corpus.max_rows is not None)
         rows = size = 0
 
         def report(rows_of_item: int, bytes_of_item: int) -> None:
@@ -184,7 +184,7 @@ class Ingestion:
         indices = files_of_rows(self.work.store, revived)
         files = [FileToRead(self.tonight.files[index], index, None) for index in indices]
         task = ReviveRows(self.work, self.tonight.corpus, self.tonight.survey.columns, len(buckets), revived)
-        return _parts(self._map(task, group_by_bytes(files, together=False)))
+        return _parts(self._map(task, group_files(files, together=False)))
 
     def _check_unchanged(self) -> None:
         if not is_unchanged(self.tonight.files, self.tonight.corpus):

@@ -63,18 +63,23 @@ class QuarantineFile:
         self.path = path
         self._writer = pq.ParquetWriter(path, QUARANTINE, **writer_options(QUARANTINE))
         self._pending: list[pa.Table] = []
+        self._pending_rows = 0
         self._reasons: Counter[str] = Counter()
 
     def add(self, rows: pa.Table) -> None:
         """Append the rows of a quarantine table."""
+        if not rows.num_rows:
+            return
         self._reasons.update(rows["reason"].to_pylist())
         self._pending.append(rows)
-        if sum(map(len, self._pending)) >= _GROUP_ROWS:
+        self._pending_rows += rows.num_rows
+        if self._pending_rows >= _GROUP_ROWS:
             pending = pa.concat_tables(self._pending)
             full_group_rows = len(pending) // _GROUP_ROWS * _GROUP_ROWS
             full_groups = pending.slice(0, full_group_rows).combine_chunks()
             self._writer.write_table(full_groups, row_group_size=_GROUP_ROWS)
             self._pending = [pending.slice(full_group_rows)]
+            self._pending_rows -= full_group_rows
 
     def close(self) -> dict[str, int]:
         """Finish the file and return the number of rows by reason."""

@@ -6,24 +6,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import pyarrow as pa
-
 from pipeline.errors import DataError, Defect
 from pipeline.settings import CorpusSettings
-from pipeline.store.base import Store
 from pipeline.store.stored import FileRef, Stored
 from pipeline.store.units import InputFile
 from pipeline.text.corpus.columns import Columns, RowGroups
-from pipeline.text.corpus.lines import ReadPart, ReadRows, store_part
+from pipeline.text.corpus.lines import ReadPart, ReadRows
 from pipeline.text.corpus.normalize import count_control_characters
+from pipeline.text.corpus.part_writer import PartWriter
 from pipeline.text.corpus.quarantine import QuarantineFile, RejectedRow, quarantine
 from pipeline.text.corpus.reader import CorpusSurvey, read_batches
 from pipeline.text.corpus.sift import SourceBatch
 from pipeline.text.corpus.sources import SourceFile, read_in_advance
 from pipeline.text.corpus.task_map import OnProgress, WorkFolder, ignore_progress
 
-_ITEM_BYTES = 256 << 20  # of input files in one item; a larger file is an item of its own
-_PART_BYTES = 64 << 20  # of rows in memory before they are stored as a part
+# Limits of the input files of one item; a larger file is an item of its own. An object store answers 1,600
+# small requests, sixteen at a time, in about the time in which it transfers 256 MB.
+_ITEM_BYTES, _ITEM_FILES = 256 << 20, 1_600
 # Bytes of a row of JSON lines, for an estimate of the rows that decides the number of partitions only.
 _JSON_ROW_BYTES = 256
 _GZIP_FACTOR = 4
@@ -92,8 +91,8 @@ def files_to_read(
     return to_read
 
 
-def group_by_bytes(files: Iterable[FileToRead], *, together: bool) -> list[FilesToRead]:
-    """Divide files into items of consecutive files, by their sizes only.
+def group_files(files: Iterable[FileToRead], *, together: bool) -> list[FilesToRead]:
+    """Divide files into items of consecutive files, by their number and sizes only.
 
     Args:
         together: put all files into one item, because the rows to read of a file depend on earlier files.
@@ -101,12 +100,12 @@ def group_by_bytes(files: Iterable[FileToRead], *, together: bool) -> list[Files
     groups: list[list[FileToRead]] = []
     size = 0
     for file in files:
-        if groups and (together or size + file.size <= _ITEM_BYTES):
-            groups[-1].append(file)
-            size += file.size
-        else:
-            groups.append([file])
-            size = file.size
+        is_full = not groups or len(groups[-1]) == _ITEM_FILES or size + file.size > _ITEM_BYTES
+        if is_full and not (together and groups):
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += file.size
     return [FilesToRead(number, tuple(group)) for number, group in enumerate(groups)]
 
 
@@ -135,39 +134,6 @@ class ReadFiles:
             ReadRecord,
             lambda scratch: _Reading(self, item, scratch).run(),
         )
-
-
-@dataclass
-class PartWriter:
-    """Collects rows and stores them in parts of bounded size."""
-
-    work: Store
-    partitions: int
-    stem: str
-    """beginning of the paths of all parts"""
-    parts: list[ReadPart] = field(default_factory=list)
-    _pending: list[ReadRows] = field(default_factory=list)
-    _bytes: int = 0
-
-    def add(self, rows: ReadRows) -> None:
-        """Append rows, which follow the earlier ones in the order of (file, row)."""
-        self._pending.append(rows)
-        self._bytes += rows.lines.nbytes + rows.contents.nbytes
-        if self._bytes >= _PART_BYTES:
-            self._flush()
-
-    def close(self) -> tuple[ReadPart, ...]:
-        """Store the last rows and return all parts."""
-        if any(rows.lines.num_rows for rows in self._pending):
-            self._flush()
-        return tuple(self.parts)
-
-    def _flush(self) -> None:
-        tables = map(pa.concat_tables, zip(*self._pending, strict=True))
-        rows = ReadRows(*(table.combine_chunks() for table in tables))
-        self._pending, self._bytes = [], 0
-        stem = f"{self.stem}-{len(self.parts):04d}"
-        self.parts.append(store_part(self.work, rows, self.partitions, stem))
 
 
 @dataclass

@@ -14,8 +14,9 @@ from pipeline.store.stored import FileRef
 from pipeline.text.corpus import parquet
 from pipeline.text.corpus.columns import Columns
 from pipeline.text.corpus.lines import ReadRows
+from pipeline.text.corpus.part_writer import PartWriter
 from pipeline.text.corpus.partitions import read_from_all
-from pipeline.text.corpus.read_files import FilesToRead, FileToRead, PartWriter, ReadRecord
+from pipeline.text.corpus.read_files import FilesToRead, FileToRead, ReadRecord
 from pipeline.text.corpus.reader import read_batches
 from pipeline.text.corpus.resolve_bucket import REVIVED
 from pipeline.text.corpus.sources import SourceFile

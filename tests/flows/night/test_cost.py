@@ -11,7 +11,7 @@ from pipeline.index import centroids
 from pipeline.index.plan import plan_index
 from pipeline.log import duration
 from pipeline.settings import ClusterSettings, EncodeSettings, Job
-from pipeline.text.corpus import read_files
+from pipeline.text.corpus import part_writer
 
 # Four encode workers share the GPU of a node. Its speed is assumed: no GPU was measured.
 JOB = Job(cluster=ClusterSettings(gpus_per_worker=0.25), encode=EncodeSettings(device="cuda"))
@@ -95,7 +95,7 @@ def test_a_billion_rows_take_two_hours_and_twenty_node_hours_at_most_on_ten_node
 def test_the_prediction_uses_the_constants_of_the_night():
     assert rates.GROUPS_PER_ROW == centroids.GROUPS_PER_ROW
     assert rates.REFINING_ROUNDS == centroids.REFINING_ROUNDS
-    assert rates.PART_BYTES == read_files._PART_BYTES
+    assert rates.PART_BYTES == part_writer._PART_BYTES
 
 
 def test_a_night_that_was_measured_is_predicted_within_a_factor_of_two():

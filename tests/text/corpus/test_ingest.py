@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.settings import CorpusSettings
 from pipeline.store.store import open_store
-from pipeline.text.corpus import keys, read_files
+from pipeline.text.corpus import keys, part_writer
 from pipeline.text.corpus.ingest import ingest
 from pipeline.text.corpus.keys import bucket_count, id_hashes
 from pipeline.text.corpus.normalize import text_keys
@@ -100,7 +100,7 @@ def check_keys(store, ingested, good):
 def small_buckets(monkeypatch):
     """Sizes at which a few thousand rows need several runs and buckets."""
     monkeypatch.setattr(keys, "BUCKET_ROWS", 500)
-    monkeypatch.setattr(read_files, "_PART_BYTES", 20_000)
+    monkeypatch.setattr(part_writer, "_PART_BYTES", 20_000)
 
 
 def test_duplicates_are_found_across_runs_and_buckets(tmp_path, small_buckets):

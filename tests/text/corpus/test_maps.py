@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.store.local import LocalStore
 from pipeline.store.store import open_store
-from pipeline.text.corpus import keys, read_files, sorted_rows, table_buckets
+from pipeline.text.corpus import keys, part_writer, read_files, sorted_rows, table_buckets
 from pipeline.text.corpus.ingest import ingest
 from pipeline.text.corpus.read_files import ReadRecord
 from pipeline.text.corpus.task_map import IngestTask, TaskRunner
@@ -26,7 +26,7 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_buckets, "SMALL_ROWS", 10)
     monkeypatch.setattr(sorted_rows, "RANGE_ROWS", 30)
     monkeypatch.setattr(read_files, "_ITEM_BYTES", 5_000)
-    monkeypatch.setattr(read_files, "_PART_BYTES", 4_000)
+    monkeypatch.setattr(part_writer, "_PART_BYTES", 4_000)
 
 
 class Killed(BaseException):

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.settings import CorpusSettings
 from pipeline.store.store import open_store
-from pipeline.text.corpus import keys, partitions, read_files
+from pipeline.text.corpus import keys, part_writer, partitions
 from pipeline.text.corpus.bucket_plan import shuffle_requests
 from pipeline.text.corpus.ingest import ingest
 from pipeline.text.corpus.task_map import IngestTask, TaskRunner
@@ -39,7 +39,7 @@ def map_on_workers(bucket: CountedBucket) -> Callable[[IngestTask, Sequence[Any]
 def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedBucket]:
     """Ingest a corpus whose files are a part each, on an object store. Return its requests."""
     monkeypatch.setattr(keys, "BUCKET_ROWS", _BUCKET_ROWS)
-    monkeypatch.setattr(read_files, "_PART_BYTES", 1)
+    monkeypatch.setattr(part_writer, "_PART_BYTES", 1)
     for number in range(_FILES):
         names = [f"row-{number}-{row}" for row in range(_FILE_ROWS)]
         table = pa.table({"id": names, "text": [f"the text of {name}" for name in names]})
