@@ -115,19 +115,19 @@ def curves_chart(
     )
 
 
-def dev_chart(points: Points, best: float, steps: StepAxis, name: str) -> Markup:
+def dev_chart(points: Points, best_step: float, steps: StepAxis, name: str) -> Markup:
     """Draw the scores on the dev set.
 
     Args:
         points: score by step.
-        best: step of the score to mark.
+        best_step: step of the score to mark.
         steps: the step axis.
         name: name of the score.
     """
     low, high = _with_room([y for _, y in points])
     frame = steps.frame(low, high + 0.14 * (high - low))  # room for the label
-    best_point = next(point for point in points if point[0] == best)
-    x, label = frame.px(best), f"{best_point[1]:.2f} at step {best:,.0f}"
+    best_point = next(point for point in points if point[0] == best_step)
+    x, label = frame.px(best_step), f"{best_point[1]:.2f} at step {best_step:,.0f}"
     return svg(
         f"{name} over the steps",
         y_axis(frame, ticks(*frame.y, 5)),

@@ -100,10 +100,8 @@ class TransferTask(EvaluationTask):
         is_used = (codes >= 0) & np.isin(split, protocol.used_splits)
         labels = sorted({values[code] for code in codes[is_used]})
         classes = {label: index for index, label in enumerate(labels)}
-        y, used_rows = (
-            np.array([classes[values[code]] for code in codes[is_used]], np.int64),
-            rows.take(is_used),
-        )
+        y = np.array([classes[values[code]] for code in codes[is_used]], np.int64)
+        used_rows = rows.take(is_used)
         check_classes(y, split[is_used], protocol, labels, self.file.where)
         roles = ("text",) if rows.has("text") else ("sentence1", "sentence2")
         texts = [used_rows.texts(role) for role in roles]

@@ -84,10 +84,10 @@ class EncoderSummary:
         pooling = folder.pooling or tuple(
             dict.fromkeys(name for part in folder.parts for name in part.pooling)
         )
-        all_parts_named = all(POOLINGS[name].st_name for name in pooling) and all(
+        library_has_modules = all(POOLINGS[name].st_name for name in pooling) and all(
             isinstance(module, Dense | Normalization) for module in folder.tail
         )
-        is_portable = all_parts_named and not (
+        is_portable = library_has_modules and not (
             folder.whole_words or folder.parts or folder.template or folder.ends_sentences
         )
         return cls(

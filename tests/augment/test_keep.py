@@ -158,10 +158,8 @@ def test_encoder_is_called_once_with_distinct_texts_of_remaining_variants():
         asked.append(texts)
         return angles(texts)
 
-    bounded, none = (
-        ALL.model_copy(update={"similarity": (0.5, 0.99), "identical": False}),
-        pa.nulls(4, pa.string()),
-    )
+    bounded = ALL.model_copy(update={"similarity": (0.5, 0.99), "identical": False})
+    none = pa.nulls(4, pa.string())
     made = {
         "a": Candidates(strings(["20", "10", None, "90"]), none, bounded),
         "b": Candidates(strings(["30", "20", "20", "33"]), none, bounded),

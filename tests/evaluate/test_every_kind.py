@@ -16,11 +16,9 @@ from tests.evaluate.files import difference_interval, random_vectors, save, task
 
 ROWS = 60
 RNG = np.random.default_rng(0)
-LEFT, RIGHT, LABELS = (
-    [f"a{row}" for row in range(ROWS)],
-    [None, *(f"b{row}" for row in range(1, ROWS))],
-    RNG.integers(0, 2, ROWS),
-)
+LEFT = [f"a{row}" for row in range(ROWS)]
+RIGHT = [None, *(f"b{row}" for row in range(1, ROWS))]
+LABELS = RNG.integers(0, 2, ROWS)
 COLUMNS: dict[str, dict[str, Any]] = {
     "sts": {
         "sentence1": LEFT,

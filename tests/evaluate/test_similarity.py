@@ -44,10 +44,8 @@ def test_cosine_with_a_zero_vector_is_0():
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_matrix_has_the_similarities_of_single_rows(kind: str):
     rng = np.random.default_rng(1)
-    left, right = (
-        rng.normal(size=(5, 16)).astype(np.float32),
-        1e3 + rng.normal(size=(4, 16)).astype(np.float32),
-    )
+    left = rng.normal(size=(5, 16)).astype(np.float32)
+    right = 1e3 + rng.normal(size=(4, 16)).astype(np.float32)
     found = similarity_matrix(kind, prepare_vectors(kind, left), prepare_vectors(kind, right))
     expected = [
         [row_similarities(kind, left[i : i + 1], right[j : j + 1])[0] for j in range(4)] for i in range(5)

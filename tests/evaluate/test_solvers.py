@@ -66,10 +66,8 @@ def test_one_batch_is_one_step_of_adam():
         used = batches._train_rows[fold]
         for index in range(2):
             layer = torch.nn.Linear(12, 3)
-            layer.weight.data, layer.bias.data = (
-                before[fold, index, :, :-1].clone(),
-                before[fold, index, :, -1].clone(),
-            )
+            layer.weight.data = before[fold, index, :, :-1].clone()
+            layer.bias.data = before[fold, index, :, -1].clone()
             optimizer = torch.optim.Adam(layer.parameters(), lr=1e-3, weight_decay=float(decay[index]))
             torch.nn.functional.cross_entropy(
                 layer(torch.from_numpy(x[used])), torch.from_numpy(y[used])

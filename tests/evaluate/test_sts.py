@@ -69,10 +69,8 @@ def random_pairs(folder: Path, **changed: Any) -> Path:
 
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean", "manhattan", "dot"])
 def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarity: str):
-    task, vectors = (
-        task_of("sts", random_pairs(tmp_path), EvaluateSettings(similarity=similarity)),
-        random_vectors(),
-    )
+    task = task_of("sts", random_pairs(tmp_path), EvaluateSettings(similarity=similarity))
+    vectors = random_vectors()
     pairs, score = task.pairs(), task.score(vectors)
     peer = peer_evaluators().EmbeddingSimilarityEvaluator(
         pairs.left, pairs.right, pairs.gold.tolist(), similarity_fn_names=[similarity], write_csv=False

@@ -39,11 +39,9 @@ def test_gradients_agree_with_those_of_the_cpu(family, tmp_path):
 def test_training_in_half_precision_lowers_the_loss(dtype, tmp_path):
     folder = open_folder(EncoderSettings(path=str(save_folder(tmp_path, "bert"))))
     encoder, tokens = load_trainable(folder).to("cuda"), load_tokenizer(folder.path, 64)(TEXTS)
-    optimizer, scaler, losses = (
-        torch.optim.AdamW(encoder.parameters(), 1e-3),
-        torch.amp.GradScaler("cuda", enabled=dtype == torch.float16),
-        [],
-    )
+    optimizer = torch.optim.AdamW(encoder.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
+    losses = []
     for _ in range(30):
         with torch.autocast("cuda", dtype):
             views = [torch.nn.functional.normalize(encoder(tokens).float(), dim=1) for _ in range(2)]

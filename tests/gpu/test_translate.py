@@ -27,10 +27,8 @@ def translate_captions(device: Device, dtype: str, method: str) -> list[str]:
     captions = pq.read_table(
         Path(os.environ["MANTA_EVAL_DATA"]) / "captions" / "shards" / "part-00003.parquet"
     )["text"].to_pylist()[:500]
-    path, decoding = (
-        str(Path(os.environ["MANTA_EVAL_MODELS"]) / "translation-en-de"),
-        DecodingSettings.model_validate({"method": method, **METHODS[method]}),
-    )
+    path = str(Path(os.environ["MANTA_EVAL_MODELS"]) / "translation-en-de")
+    decoding = DecodingSettings.model_validate({"method": method, **METHODS[method]})
     working = TranslationStage(TranslatorSettings(path=path, decoding=decoding)).start(
         device, AugmentSettings.model_validate({"dtype": dtype})
     )

@@ -91,10 +91,8 @@ def test_a_search_for_texts_equals_exact_search(publish, store, kind, on_disk, t
 def test_vectors_and_texts_give_the_same_answers(publish, store):
     publish(CORPUS, ids="int")
     release = open_release(store.uri)
-    by_text, by_vector = (
-        release.search(QUERIES, 4),
-        release.search(release.encode(QUERIES), 4, space_id=release.space_id),
-    )
+    by_text = release.search(QUERIES, 4)
+    by_vector = release.search(release.encode(QUERIES), 4, space_id=release.space_id)
     assert by_text.equals(by_vector)
     assert by_text.schema.field("id").type == pa.int64()
     assert release.search(QUERIES[0], 4)["id"].to_pylist() == by_text["id"].to_pylist()[:4]

@@ -24,10 +24,8 @@ def test_two_distributions_match_a_hand_computation():
 
 
 def test_both_readings_of_pser_match_a_hand_computation():
-    first, second = (
-        torch.tensor([[0.2, -0.4, 1]], dtype=torch.float64),
-        torch.tensor([[0, 0.1, 0.8]], dtype=torch.float64),
-    )
+    first = torch.tensor([[0.2, -0.4, 1]], dtype=torch.float64)
+    second = torch.tensor([[0, 0.1, 0.8]], dtype=torch.float64)
     assert pser(first, second, temperature=0.05).item() == pytest.approx(0.038426, abs=1e-6)
     z, other = torch.eye(2, dtype=torch.float64), torch.tensor([[1.0, 1], [0, 2]], dtype=torch.float64)
     assert pser(z, other, temperature=0.5, kl_on="similarity").item() == pytest.approx(0.191919, abs=1e-6)

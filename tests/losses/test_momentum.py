@@ -93,10 +93,8 @@ def test_the_initial_queue_is_random_unit_vectors_of_its_seed():
 
 
 def test_the_average_moves_by_one_minus_momentum():
-    slow, fast = (
-        torch.tensor([1.0], dtype=torch.float64),
-        torch.tensor([2.0], dtype=torch.float64, requires_grad=True),
-    )
+    slow = torch.tensor([1.0], dtype=torch.float64)
+    fast = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
     moved = moving_average(slow, fast, momentum=0.999)
     assert moved.item() == pytest.approx(1.001, abs=1e-12)
     for _ in range(999):
@@ -107,10 +105,8 @@ def test_the_average_moves_by_one_minus_momentum():
 
 
 def test_momentum_one_keeps_and_momentum_zero_copies():
-    slow, fast = (
-        torch.rand(5, generator=torch.Generator().manual_seed(0)),
-        torch.rand(5, generator=torch.Generator().manual_seed(1)),
-    )
+    slow = torch.rand(5, generator=torch.Generator().manual_seed(0))
+    fast = torch.rand(5, generator=torch.Generator().manual_seed(1))
     assert torch.equal(moving_average(slow, fast, momentum=1.0), slow)
     assert torch.equal(moving_average(slow, fast, momentum=0.0), fast)
 

@@ -151,10 +151,8 @@ def _word_pieces(words: Counter[str], limit: int) -> list[str]:
 def byte_level() -> tokenizers.Tokenizer:
     """Train a byte-level BPE tokenizer on the texts above, where [PAD] has id 1 as in RoBERTa."""
     tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=298, special_tokens=_specials(True), initial_alphabet=alphabet, show_progress=False

@@ -41,13 +41,13 @@ def test_views_are_of_the_configured_kinds():
     }
     assert {name for name, view in second_views.items() if view.positions is not None} == {"shuffle"}
     assert {
-        name: view.at_embedding.of for name, view in second_views.items() if view.at_embedding is not None
+        name: view.at_embedding.zeroed for name, view in second_views.items() if view.at_embedding is not None
     } == {
         "token_cutoff": "tokens",
         "feature_cutoff": "features",
     }
     cutoff, shuffled = Consert(Tiny()).views(BATCH)  # the default
-    assert cutoff.at_embedding.of == "features"
+    assert cutoff.at_embedding.zeroed == "features"
     assert shuffled.positions is not None
 
 
@@ -73,7 +73,7 @@ def test_the_adversarial_view_raises_the_loss_more_than_random_steps_of_its_leng
     views = objective.views(BATCH)
     fixed, clean = views[1].encode(), objective.encoder(views[0].tokens)
     assert all(parameter.grad is None for parameter in objective.parameters())
-    step = views[0].at_embedding.by
+    step = views[0].at_embedding.step
     torch.testing.assert_close(step.norm(dim=1), torch.full((len(step),), 1e-3).double(), rtol=1e-6, atol=0)
     without_step, adversarial = (
         objective.loss((rep, fixed), BATCH).total.item() for rep in (clean, views[0].encode())

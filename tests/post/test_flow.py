@@ -26,10 +26,8 @@ def vectors(rows: int, seed: int = 0) -> np.ndarray:
 
 
 def fit(steps: int = 10, **settings: Any) -> Flow:
-    fitting, held = (
-        FlowTrainer(DIM, FlowSettings(**settings), torch.device("cpu")),
-        HeldOut(vectors(200, seed=1)),
-    )
+    fitting = FlowTrainer(DIM, FlowSettings(**settings), torch.device("cpu"))
+    held = HeldOut(vectors(200, seed=1))
     rows = vectors(32 * max(1, steps))
     fitting.initialize(rows[:32], held)
     for step in range(steps):

@@ -17,9 +17,9 @@ from pipeline.report.augmentation_report import (
 from pipeline.settings.augment import KeepSettings
 
 RNG = np.random.default_rng(0)
-LOOSE, STRICT = (
-    KeepSettings(),
-    KeepSettings(length_ratio=(0.4, 1.7), similarity=(0.6, 0.98), language="en", repeats=1, repeat_words=4),
+LOOSE = KeepSettings()
+STRICT = KeepSettings(
+    length_ratio=(0.4, 1.7), similarity=(0.6, 0.98), language="en", repeats=1, repeat_words=4
 )
 RATIOS = VariantHistogram.of(
     RNG.uniform(0.3, 1.9, 900), RNG.random(900) < 0.8, np.arange(61) / 20, (0.4, 1.7)

@@ -160,10 +160,8 @@ def test_words_beyond_the_memory_limit_are_left_out_at_random():
     tokens = texts(200)
     few = choose_occurrences(tokens, min_texts=5, pairs=100, limit=60, seed=0)
     assert 0 < sum(map(len, few.words)) <= 60
-    again, other = (
-        choose_occurrences(tokens, min_texts=5, pairs=100, limit=60, seed=0),
-        choose_occurrences(tokens, min_texts=5, pairs=100, limit=60, seed=1),
-    )
+    again = choose_occurrences(tokens, min_texts=5, pairs=100, limit=60, seed=0)
+    other = choose_occurrences(tokens, min_texts=5, pairs=100, limit=60, seed=1)
     np.testing.assert_array_equal(few.token_indices, again.token_indices)
     assert not np.array_equal(few.token_indices, other.token_indices)
 
@@ -225,10 +223,8 @@ def test_adjusted_self_similarity_matches_a_hand_computation():
 def test_static_words_have_self_similarity_one_and_random_states_none():
     tokens, rng = texts(400), np.random.default_rng(7)
     table = rng.normal(size=(41, 16))
-    static, noise = (
-        table[tokens.ids].astype(np.float32),
-        rng.normal(size=(len(tokens.ids), 16)).astype(np.float32),
-    )
+    static = table[tokens.ids].astype(np.float32)
+    noise = rng.normal(size=(len(tokens.ids), 16)).astype(np.float32)
     chosen = choose_occurrences(tokens, min_texts=5, pairs=1_000, limit=100_000, seed=0)
     layers = gather_states(batches(tokens, [static, noise], 50), tokens, chosen)
     of_static, of_noise = (layer_metrics(layer, chosen, 0) for layer in layers)

@@ -73,10 +73,8 @@ CASES: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
 def test_matrices_decay_and_vectors_do_not(name: str):
     begin = np.linspace(-1, 1, 6)
     settings = {"name": name, "weight_decay": DECAY, "momentum": 0.9}
-    matrix, vector = (
-        nn.Parameter(torch.from_numpy(begin.copy()).view(2, 3)),
-        nn.Parameter(torch.from_numpy(begin.copy())),
-    )
+    matrix = nn.Parameter(torch.from_numpy(begin.copy()).view(2, 3))
+    vector = nn.Parameter(torch.from_numpy(begin.copy()))
     np.testing.assert_allclose(after_steps(matrix, **settings), CASES[name](begin, DECAY), atol=1e-12)
     np.testing.assert_allclose(after_steps(vector, **settings), CASES[name](begin, 0.0), atol=1e-12)
 

@@ -140,10 +140,8 @@ class AssembleUnit:
                     texts, reasons = (one_chunk(outputs[name]) for name in model_columns(number))
                 else:
                     edited = self._edit_texts(batch, each.name, number, edits[each.name])
-                    texts, reasons = (
-                        pa.array(edited, pa.large_string()),
-                        pa.nulls(batch.num_rows, pa.string()),
-                    )
+                    texts = pa.array(edited, pa.large_string())
+                    reasons = pa.nulls(batch.num_rows, pa.string())
                 candidates[label] = Candidates(texts, reasons, each.keep)
         return candidates
 

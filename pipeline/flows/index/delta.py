@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
 from pipeline.errors import DataError
 from pipeline.flows.index.records import load_queries, load_truth
@@ -115,6 +116,10 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
             return str(error), 0.0
         new = [placed for placed in units if placed.ordinal >= self.previous.next_ordinal]
         if new and not (new_schema := next(self.source.ids(new[:1])).schema).equals(old_schema):
-            columns = f"{', '.join(old_schema.names)}, new rows have {', '.join(new_schema.names)}"
-            return f"the columns of the ids or their types changed: old rows have {columns}", 0.0
+            old_columns, new_columns = _described(old_schema), _described(new_schema)
+            return f"the columns of the ids changed: old rows have {old_columns}, new rows {new_columns}", 0.0
         return None, float((~self.source.holds(units, queries)).mean())
+
+
+def _described(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in schema)

@@ -73,10 +73,8 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
     if previous.release is None:
         chosen, sentence = "first", f"{counts}; {read}"
     elif corpus.rebuild_reason:
-        chosen, sentence = (
-            "anew",
-            f"all rows are in new units, since {corpus.rebuild_reason}: {counts}; {read}",
-        )
+        chosen = "anew"
+        sentence = f"all rows are in new units, since {corpus.rebuild_reason}: {counts}; {read}"
     else:
         chosen = "kept"
         sentence = (

@@ -26,7 +26,7 @@ RECURRENT, CONVOLUTIONAL, DAN = "manta-recurrent", "manta-convolutional", "manta
 PARAGRAPH = "manta-paragraph"  # model_type of a folder that makes paragraph vectors
 TABLE = "embeddings.word_embeddings.weight"  # name of the tensor of the word vectors
 FORMAT = 1  # version of the folders; raise it when this module writes them differently
-# tokens of such an encoder for unknown words, the start and the end of a text
+# tokens of an encoder that reads words in their order: for unknown words, the start and the end of a text
 UNKNOWN, START, END = "<unk>", "<s>", "</s>"
 _WHITE_SPACE = re.compile(r"\s")
 MAX_LENGTH = 1_024  # default limit of words per text
@@ -177,7 +177,11 @@ def _normalize(text: str, *, lower: bool) -> str:
 
 
 def _word_ids(texts: list[str], known: Mapping[str, int], lower: bool, unknown: int) -> list[list[int]]:
-    """Convert each text to the ids of its words; words that `known` does not have get the id `unknown`."""
+    """Convert each text to the ids of its words.
+
+    Words that `known` does not have get the id `unknown`. If that is SKIPPED_WORD, only the words that a file
+    of word vectors should contain get it, and the others are left out; see `_is_expected`.
+    """
     rows: list[list[int]] = []
     whole, parts = _patterns()
     for text in texts:

@@ -34,5 +34,5 @@ class ParagraphModel(Model):
     ) -> tuple[dict[int, Tensor], Segments]:
         """Make the vectors (texts, width) of the texts `rows`, the only state of each; see `Model.states`."""
         vectors = self._backbone.infer(tokens.of_rows(rows))
-        ones = np.ones(len(rows), np.int64)
-        return dict.fromkeys(wanted, vectors), find_segments(np.cumsum(ones) - 1, ones, 0, self.put)
+        segments = find_segments(np.arange(len(rows)), np.ones(len(rows), np.int64), 0, self.put)
+        return dict.fromkeys(wanted, vectors), segments

@@ -53,7 +53,7 @@ class WordPredictor(nn.Module):
         if not self.average:
             return torch.cat([paragraphs, words.flatten(1)], dim=1)
         known = words * self._is_word(contexts)[..., None]
-        return (paragraphs + sum_in_order(known, 1)) / self._averaged(contexts)[:, None]
+        return (paragraphs + sum_in_order(known, 1)) / self._count_averaged(contexts)[:, None]
 
     def gradient(self, paragraphs: Tensor, candidates: Tensor, contexts: Tensor) -> Tensor:
         """Compute the gradient, by the paragraphs' vectors, of the loss of negative sampling.
@@ -76,13 +76,13 @@ class WordPredictor(nn.Module):
         errors = _sigmoid(scores)
         errors[:, 0] -= 1
         if self.window and self.average:
-            errors = errors / self._averaged(flat_contexts)[:, None]
+            errors = errors / self._count_averaged(flat_contexts)[:, None]
         # h is the mean of the vectors, or begins with the paragraph's
         gradients = rows[..., : self.dim] * errors[..., None]
         return sum_in_order(gradients.view(len(paragraphs), -1, self.dim), 1)
 
     def draw(self) -> None:
-        """Draw vectors from torch's generator as word2vec does, from -0.5 / d to 0.5 / d; the bias is 0."""
+        """Draw vectors of n components between -0.5 / n and 0.5 / n, as word2vec does; the bias is 0."""
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 width = parameter.shape[-1]
@@ -91,8 +91,8 @@ class WordPredictor(nn.Module):
     def _is_word(self, contexts: Tensor) -> Tensor:
         return contexts < len(self.bias)
 
-    def _averaged(self, contexts: Tensor) -> Tensor:
-        """Return (M,) the number of vectors that are averaged: the paragraph's and those of known words."""
+    def _count_averaged(self, contexts: Tensor) -> Tensor:
+        """Count the vectors that are averaged, the paragraph's and those of known words: (M,)."""
         return 1 + self._is_word(contexts).sum(dim=1)
 
 

@@ -215,7 +215,7 @@ def load_mlp(checkpoint: Checkpoint, width: int) -> DenseModule:
             f"neither {' nor '.join(_MLP_HEADS)} among the weights",
             "choose cls, or an encoder that has the layer",
         )
-    layer = DenseModule(Dense("", width, width, True, "Tanh", False))
+    layer = DenseModule(Dense("", width, width, bias=True, activation="Tanh", residual=False))
     checkpoint.fill(layer.linear, f"{name}.")
     return layer
 

@@ -27,7 +27,9 @@ def new_dense(in_features: int, out_features: int, activation: Literal["Tanh", "
     It maps (n, in_features) to (n, out_features). New weights are those of Glorot & Bengio (2010), with the
     gain of the activation, and biases are zero.
     """
-    layer = DenseModule(Dense("", in_features, out_features, True, activation, False))
+    layer = DenseModule(
+        Dense("", in_features, out_features, bias=True, activation=activation, residual=False)
+    )
     gain = calculate_gain("tanh" if activation == "Tanh" else "linear")
     xavier_uniform_(layer.linear.weight, gain)
     zeros_(layer.linear.bias)

@@ -53,8 +53,8 @@ class ParagraphBackbone(Backbone):
                 "set train.objective=paragraph_vector, or train another encoder",
             )
         vectors = self.infer(request.tokens)
-        ones = np.ones(len(vectors), np.int64)
-        return dict.fromkeys(request.wanted, vectors), find_segments(np.cumsum(ones) - 1, ones, 0, self._put)
+        segments = find_segments(np.arange(len(vectors)), np.ones(len(vectors), np.int64), 0, self._put)
+        return dict.fromkeys(request.wanted, vectors), segments
 
     @property
     def word_table(self) -> Tensor:

@@ -101,7 +101,7 @@ class Cutoff:
     features, the same in all tokens of a text.
     """
 
-    of: Literal["tokens", "features"]
+    zeroed: Literal["tokens", "features"]
     rate: float
     lengths: np.ndarray
     """(n,) number of tokens of each text"""
@@ -114,7 +114,7 @@ class Cutoff:
 
     def __call__(self, x: Tensor, segments: Segments) -> Tensor:
         """Return x (tokens, d) with a part set to zero."""
-        if self.of == "tokens":
+        if self.zeroed == "tokens":
             mask = np.concatenate(list(map(self._keep_mask, self.lengths.tolist(), self.seeds.tolist())))
             kept = torch.from_numpy(mask).to(x.device, x.dtype)[:, None]
         else:
@@ -134,15 +134,15 @@ class Cutoff:
         return kept
 
 
-def cutoff(tokens: Tokens, of: Literal["tokens", "features"], rate: float) -> Cutoff:
+def cutoff(tokens: Tokens, zeroed: Literal["tokens", "features"], rate: float) -> Cutoff:
     """Return a cutoff with a new seed for each text.
 
     Raises:
         ConfigError: the rate is not between 0 and 1.
     """
     if not 0 < rate < 1:
-        raise ConfigError(f"cutoff of {of}", "a rate above 0 and below 1", f"{rate}", "set another rate")
-    return Cutoff(of, rate, tokens.lengths, torch.randint(2**62, (len(tokens),)).numpy())
+        raise ConfigError(f"cutoff of {zeroed}", "a rate above 0 and below 1", f"{rate}", "set another rate")
+    return Cutoff(zeroed, rate, tokens.lengths, torch.randint(2**62, (len(tokens),)).numpy())
 
 
 class Probe:
@@ -165,8 +165,8 @@ class Probe:
 class Shift:
     """Add vectors to the embedding layer's output."""
 
-    by: Tensor
-    """(tokens, d), in the order of the texts"""
+    step: Tensor
+    """(tokens, d) the vectors that are added, in the order of the texts"""
 
     def __call__(self, x: Tensor, segments: Segments) -> Tensor:
-        return x.index_add(0, segments.indices, self.by.to(x.dtype))
+        return x.index_add(0, segments.indices, self.step.to(x.dtype))

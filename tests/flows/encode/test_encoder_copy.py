@@ -25,10 +25,8 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_copy_in_a_remote_root_is_the_same_encoder(
     s3: str, encoder: Path, tmp_path: Path, options: dict[str, object]
 ):
-    settings, store = (
-        EncoderSettings.model_validate({"path": str(encoder), **options}),
-        open_store(f"{s3}/{tmp_path.name}"),
-    )
+    settings = EncoderSettings.model_validate({"path": str(encoder), **options})
+    store = open_store(f"{s3}/{tmp_path.name}")
     for_workers = encoder_for_workers(settings, store, ELSEWHERE)
     folder = open_folder(settings)
     assert for_workers == settings.model_copy(update={"path": store.uri_of(encoder_copy_path(folder))}), (
@@ -60,10 +58,8 @@ def test_files_too_large_for_memory_are_copied_unchanged(
     s3: str, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
 ):
     monkeypatch.setattr("pipeline.flows.encode.encoder_copy._MAX_IN_MEMORY", 1_000)
-    folder, store = (
-        open_folder(EncoderSettings(path=str(encoder))),
-        open_store(f"{s3}/{tmp_path.name}" if remote else tmp_path / "releases"),
-    )
+    folder = open_folder(EncoderSettings(path=str(encoder)))
+    store = open_store(f"{s3}/{tmp_path.name}" if remote else tmp_path / "releases")
     for reference in keep_encoder(folder, store).files:
         assert (
             store.read(f"{encoder_copy_path(folder)}/{reference.path}")

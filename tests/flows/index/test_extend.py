@@ -208,10 +208,8 @@ def test_a_delta_does_not_depend_on_the_number_of_workers(cluster: Workers, tmp_
 def test_short_rankings_are_searched_again_and_dead_queries_replaced(cluster: Workers, tmp_path: Path):
     chain = Chain(tmp_path / "root", cluster, ("index.kind=flat",)).add(700)
     chain.night()
-    queries, truth = (
-        load_queries(chain.store, chain.built.queries).addresses,
-        load_truth(chain.store, chain.built.truth),
-    )
+    queries = load_queries(chain.store, chain.built.queries).addresses
+    truth = load_truth(chain.store, chain.built.truth)
     chain.dead += [address for address in truth.addresses[0].tolist() if address not in queries][:50]
     asked = chain.built.queries
     chain.night()

@@ -76,7 +76,7 @@ def test_a_corpus_that_only_one_machine_sees_is_read_by_one_process():
     assert here.wall_s > 10 * predicted(10**9, 384, 100).of("ingest").wall_s
 
 
-def test_k_means_runs_on_a_gpu_only_if_the_workers_have_one_and_the_lists_are_compared_one_by_one():
+def test_k_means_runs_on_a_gpu_only_if_the_workers_have_one_and_there_are_not_many_lists():
     cpu_job = Job()
     assert predicted(10**7, 384, 10).of("train").gpu_s > 0
     for rows, job in ((10**7, cpu_job), (10**9, cpu_job), (10**9, JOB)):

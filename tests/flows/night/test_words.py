@@ -32,8 +32,10 @@ Manta = Callable[..., CommandResult]
 
 @pytest.fixture
 def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A corpus of 300 texts and one without a known word, vectors of its words with one word twice, and
-    counts.
+    """Write a corpus, word vectors and word counts, and return the arguments of a night over them.
+
+    The corpus has 300 texts of known words, and one without a known word. The file of vectors has one word
+    twice.
     """
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
     write_corpus(tmp_path / "corpus", count=300)

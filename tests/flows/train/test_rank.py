@@ -86,13 +86,13 @@ def test_the_best_weights_on_dev_are_saved_by_a_resumed_training_too(tmp_path: P
         expected.metrics,
         expected.space_id,
     )
-    paths = [
+    by_step = [
         {line.step: line.dev_geometry for line in read_metrics(rank.run.store) if line.dev is not None}
         for rank in (whole, parts)
     ]
-    assert paths[0] == paths[1]
-    assert list(paths[0]) == [0, 3, 6, 9, 12]
-    assert all(set(geometry) == {"alignment", "uniformity"} for geometry in paths[0].values())
+    assert by_step[0] == by_step[1]
+    assert list(by_step[0]) == [0, 3, 6, 9, 12]
+    assert all(set(geometry) == {"alignment", "uniformity"} for geometry in by_step[0].values())
     assert whole.dev is not None
     saved = load_encoder(EncoderSettings(path=whole.run.encoder), EncodeSettings(), "cpu")
     left, right = saved.encode(whole.dev.left), saved.encode(whole.dev.right)

@@ -177,10 +177,8 @@ def test_impossible_sizes_are_refused(tmp_path: Path, name: str, value: object):
 
 
 def test_an_adapter_does_not_load_its_base_model(tmp_path: Path):
-    folder, other = (
-        save_folder(tmp_path / "encoder", "electra"),
-        save_folder(tmp_path / "other", "electra", seed=1),
-    )
+    folder = save_folder(tmp_path / "encoder", "electra")
+    other = save_folder(tmp_path / "other", "electra", seed=1)
     Poisoned(folder, tmp_path).edit(
         "adapter_config.json", peft_type="LORA", base_model_name_or_path=str(other)
     )

@@ -12,7 +12,8 @@ from pipeline.models.layers.post_pooling import DenseModule, FixedRows
 @pytest.mark.parametrize("residual", [False, True])
 def test_a_row_has_the_same_bits_at_every_position(inner: int, outer: int, residual: bool):
     torch.manual_seed(0)
-    module = DenseModule(Dense("", inner, outer, True, "Tanh", residual)).requires_grad_(False)
+    dense = Dense("", inner, outer, bias=True, activation="Tanh", residual=residual)
+    module = DenseModule(dense).requires_grad_(False)
     module.draw()
     x, order = torch.randn(150, inner), torch.randperm(150)
     y = FixedRows(module)(x)

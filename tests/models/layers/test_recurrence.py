@@ -42,10 +42,8 @@ def together(cell, texts, inputs, recurrent):
 
 
 def test_a_gru_step_matches_the_published_equations():
-    inputs, recurrent = (
-        torch.tensor([[0.1], [0.3], [0.5]]).double(),
-        torch.tensor([[0.2], [-0.4], [0.6]]).double(),
-    )
+    inputs = torch.tensor([[0.1], [0.3], [0.5]]).double()
+    recurrent = torch.tensor([[0.2], [-0.4], [0.6]]).double()
     gates, (state,) = CELLS["gru"].step(
         inputs.T, (torch.tensor([[0.5]]).double(),), CELLS["gru"].prepare(recurrent, 1)
     )
@@ -61,10 +59,8 @@ def test_packed_states_and_gradients_equal_single_steps_of_single_texts(cell):
         ).requires_grad_()
         for length in (3, 7, 1, 7, 2)
     ]
-    leaves, toward = (
-        [inputs, recurrent, *texts],
-        torch.randn(20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(9)),
-    )
+    leaves = [inputs, recurrent, *texts]
+    toward = torch.randn(20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
     expected, found = one_by_one(cell, texts, inputs, recurrent), together(cell, texts, inputs, recurrent)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
     for gradient, reference in zip(
@@ -138,9 +134,9 @@ def test_recurrent_steps_stay_in_float32_under_autocast():
 def test_equal_rows_have_equal_states_in_every_thread(cell, width):
     _, recurrent = weights(cell, 1, width, torch.float32)
     draw = torch.Generator().manual_seed(0)
-    x, state = (
-        torch.randn(40, 1, len(recurrent), generator=draw),
-        tuple(torch.randn(1, width, generator=draw).expand(64, -1) for _ in range(CELLS[cell].state_tensors)),
+    x = torch.randn(40, 1, len(recurrent), generator=draw)
+    state = tuple(
+        torch.randn(1, width, generator=draw).expand(64, -1) for _ in range(CELLS[cell].state_tensors)
     )
     products = CELLS[cell].prepare(recurrent, 64)
     torch.set_num_threads(5)  # torch splits the values of a step among them, also within a row

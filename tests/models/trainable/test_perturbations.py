@@ -138,13 +138,13 @@ def test_an_adversarial_step_has_its_norm_at_every_token_and_raises_the_loss(fol
     probe, change = Probe(), []
 
     def take_step(x: torch.Tensor, where: Segments) -> torch.Tensor:
-        change.append(step(x, where) - x)
+        change.append(shift(x, where) - x)
         return x + change[0]
 
     before = cost(encoder(tokens, at_embedding=probe))
-    step = probe.ascent_step(before, 1e-4)
+    shift = probe.ascent_step(before, 1e-4)
     torch.testing.assert_close(
-        step.by.norm(dim=1), torch.full((18,), 1e-4, dtype=torch.float64), rtol=1e-6, atol=0
+        shift.step.norm(dim=1), torch.full((18,), 1e-4, dtype=torch.float64), rtol=1e-6, atol=0
     )
     after = cost(encoder(tokens, at_embedding=take_step))
     gradient = torch.autograd.grad(cost(encoder(tokens, at_embedding=probe)), probe.leaf)[0]

@@ -74,10 +74,8 @@ def test_no_group_is_in_both_splits(kind: str, tmp_path: Path):
 @every_kind
 def test_repeated_rows_change_nothing(kind: str, tmp_path: Path):
     rows = DATA[kind](30)
-    once, twice = (
-        build_training_rows(tmp_path / "1", kind, rows),
-        build_training_rows(tmp_path / "2", kind, [*rows, *rows]),
-    )
+    once = build_training_rows(tmp_path / "1", kind, rows)
+    twice = build_training_rows(tmp_path / "2", kind, [*rows, *rows])
     assert once == twice
 
 

@@ -129,10 +129,8 @@ def test_corpus_in_s3_gives_the_same_units_as_on_disk(s3, tmp_path):
     system.pipe({f"{base}/in/{path.name}": path.read_bytes() for path in (tmp_path / "in").iterdir()})
     system.pipe(f"{base}/in/99.jsonl", b'{"id":"json","text":"lines"}\n{broken\n')
     (tmp_path / "in" / "99.jsonl").write_bytes(b'{"id":"json","text":"lines"}\n{broken\n')
-    ingested, remote = (
-        ingest(corpus, 64, store),
-        ingest(corpus.model_copy(update={"uri": f"{base}/in"}), 64, open_store(f"{base}/out")),
-    )
+    ingested = ingest(corpus, 64, store)
+    remote = ingest(corpus.model_copy(update={"uri": f"{base}/in"}), 64, open_store(f"{base}/out"))
     assert remote.units == ingested.units
     assert remote.counts == ingested.counts
     assert [bucket.sha256 for bucket in remote.keys] == [bucket.sha256 for bucket in ingested.keys]

@@ -61,11 +61,9 @@ def test_every_row_is_read_once_an_epoch_for_any_number_of_ranks_and_any_first_s
     tmp_path_factory: pytest.TempPathFactory, case: dict
 ):
     folder = tmp_path_factory.mktemp("rows")
-    texts, world, batch_rows = (
-        write_files(folder, case["sizes"], case["group"]),
-        case["world"],
-        case["per_rank"] * case["world"],
-    )
+    texts = write_files(folder, case["sizes"], case["group"])
+    world = case["world"]
+    batch_rows = case["per_rank"] * case["world"]
     if len(texts) < batch_rows:
         with pytest.raises(DataError, match="rows"):
             ShuffledOrder(
