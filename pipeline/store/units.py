@@ -167,6 +167,11 @@ class Corpus(Stored):
         return sum(unit.rows - unit.dead for unit in self.units)
 
     @property
+    def has_same_rows(self) -> bool:
+        """True if its live rows, and their addresses, are those of the parent."""
+        return not self.rebuild_reason and not self.changes.any
+
+    @property
     def next_ordinal(self) -> int:
         """The first ordinal after those of the units."""
         return max((unit.ordinal for unit in self.units), default=-1) + 1

@@ -1,11 +1,12 @@
 """Run a night: read, encode, transform, index, check the gates, publish. Unchanged parts are reused."""
 
-from contextlib import nullcontext
-
 from pipeline.flows.corpus import harvest_corpus, open_releases
-from pipeline.flows.encode.encoder_copy import encoder_copy_path
+from pipeline.flows.encode.encode import encode
+from pipeline.flows.encode.encoder_copy import encoder_copy_path, keep_encoder
+from pipeline.flows.index.build import IndexInput
+from pipeline.flows.night.candidate import Candidate, CandidateParts, LiveUnits, make_manifest
 from pipeline.flows.night.gates import judge_candidate
-from pipeline.flows.night.ingest_workers import ingest_workers
+from pipeline.flows.night.night_workers import night_workers
 from pipeline.flows.night.outcome import NightOutcome, outcome_of, publish_or_refuse
 from pipeline.flows.night.overview import refresh_page_at_end
 from pipeline.flows.night.previous import (
@@ -16,23 +17,22 @@ from pipeline.flows.night.previous import (
     same_release,
 )
 from pipeline.flows.night.stages import (
-    build_candidate,
-    check_index_and_transform,
+    check_before_reading,
+    check_row_count,
+    corpus_choice,
+    extend_or_build,
     ingest_corpus,
-    is_small,
-    try_encoder,
-    warm_workers,
 )
-from pipeline.flows.night.user_queries import read_user_queries
+from pipeline.flows.rows import LiveRows, place_units
 from pipeline.flows.run import Run
+from pipeline.flows.transform.decide import decide_transform
 from pipeline.flows.workers import metrics
-from pipeline.flows.workers.cluster import connect
 from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
+from pipeline.store.dead import DeadRows
 from pipeline.store.lease import lease
-from pipeline.store.probe import check_store
-from pipeline.store.release import Releases
+from pipeline.store.units import Corpus
 
 
 def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = False) -> NightOutcome:
@@ -50,9 +50,9 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         DataError: the sequence of commits has a gap, or a file of the current release was changed.
     """
     releases = open_releases(job)
+    store = releases.store
     with refresh_page_at_end(releases):
         releases.commits.next_number()  # a damaged sequence shows before any work
-        store = releases.store
         previous = load_previous(releases)
         encoder = encoder_copy_path(open_folder(job.encoder))  # an unusable encoder shows before any work
         harvest_corpus(job, stages)
@@ -62,43 +62,33 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         up_to_date = None if damage else same_release(job, previous, encoder)
         if up_to_date and has_same_files(job, previous):
             return outcome_of("unchanged", up_to_date, store.uri, {"why": "nothing changed"})
-        _check(job, releases, previous)
-        with (
-            lease(store),
-            warm_workers(job, previous) as local,
-            nullcontext()
-            if previous.has_space(open_folder(job.encoder).space_id)
-            else try_encoder(job, store, stages, local, verbose=verbose),
-            ingest_workers(job, previous, stages, verbose=verbose) as map_tasks,
-        ):
-            corpus = ingest_corpus(job, releases, previous, stages, map_tasks)
-            if up_to_date and not corpus.rebuild_reason and not corpus.changes.any:
-                return outcome_of(
-                    "unchanged", up_to_date, store.uri, {"why": "files changed, but no row did"}
-                )
-            # Local workers were started early because the night might be small; a large one needs Ray.
-            if local is not None and not is_small(job, store, corpus, previous):
-                local.close()
-                local = None
-            with (
-                connect(job.cluster, stages, verbose=verbose, local=local) as workers,
-                metrics.count_failures(),
-            ):
-                run = Run(job, store, workers, stages)
-                candidate = build_candidate(run, previous, corpus)
-                outcome = publish_or_refuse(run, releases, *judge_candidate(run, previous.release, candidate))
-                metrics.count_night(outcome.status)  # Ray's agent takes metrics only while it is connected
-                return outcome
+
+        check_before_reading(job, releases, previous)
+        with lease(store), night_workers(job, store, previous, stages, verbose=verbose) as workers:
+            corpus = ingest_corpus(job, releases, previous, stages, workers.for_ingest())
+            if up_to_date and corpus.has_same_rows:
+                why = "files changed, but no row did"
+                return outcome_of("unchanged", up_to_date, store.uri, {"why": why})
+            run = workers.for_corpus(corpus)
+            candidate = build_candidate(run, previous, corpus)
+            comparison = judge_candidate(run, previous.release, candidate)
+            outcome = publish_or_refuse(run, releases, *comparison)
+            metrics.count_night(outcome.status)  # Ray's agent takes metrics only while it is connected
+            return outcome
 
 
-def _check(job: Job, releases: Releases, previous: PreviousRelease) -> None:
-    """Find errors that would stop the night later; log whether the root is held or rolled back."""
-    check_store(releases.commits.store, creates_once=True)  # without it two nights could both publish
-    check_index_and_transform(job, previous.release)
-    read_user_queries(job.gates)  # raises for an unreadable file
-    if held := releases.commits.hold():
-        then = "tonight's candidate is made and judged, but not published"
-        say(f"release {held.release} has been held since {held.committed_at}: {then}")
-    elif previous.release is not None and previous.release.release < max(releases.numbers()):
-        then = "tonight's release is made from the current corpus and settings, and replaces it"
-        say(f"release {previous.release.release} is current by a rollback; {then}")
+def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus) -> Candidate:
+    """Encode, transform and index the corpus. Results of an earlier run are reused."""
+    job, store, folder = run.job, run.store, open_folder(run.job.encoder)
+    encoder = keep_encoder(folder, store)
+    vectors, stats = encode(run, corpus, previous.release)
+    units = place_units(corpus, vectors)
+    rows = LiveRows(store, folder.space_id, job.corpus.id, corpus.dead)
+    decision = decide_transform(run, rows, corpus, units, previous.release)
+    index_input = IndexInput(units, corpus.dead, decision.transform, folder.dim)
+    index, index_choices = extend_or_build(run, index_input, corpus, previous.release)
+    live = LiveUnits(units, DeadRows(store, corpus.dead))
+    check_row_count(index, live.rows)
+    choices = (corpus_choice(corpus, previous), decision.choice(), *index_choices)
+    manifest = make_manifest(run, previous, CandidateParts(corpus, live, decision, index, encoder, choices))
+    return Candidate(manifest, corpus, vectors, stats, decision, index, folder)

@@ -10,8 +10,9 @@ from pipeline.flows.corpus import harvest_corpus, open_releases
 from pipeline.flows.encode.count_tokens import count_tokens, without_counts
 from pipeline.flows.encode.encode import encode
 from pipeline.flows.index.records import BuiltIndex
+from pipeline.flows.night.nightly import build_candidate
 from pipeline.flows.night.previous import PreviousRelease, load_previous
-from pipeline.flows.night.stages import build_candidate, check_index_and_transform, ingest_corpus
+from pipeline.flows.night.stages import check_index_and_transform, ingest_corpus
 from pipeline.flows.rows import LiveRows, place_units
 from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import Decision, check_dev, decide_transform

@@ -1,43 +1,28 @@
-"""The stages of a night up to a candidate. A stage that is run again reuses the files that it has stored."""
-
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+"""Parts of a night: its checks, its ingestion, and the decision to extend or to build the index."""
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.flows.corpus import read_corpus
-from pipeline.flows.encode.encode import count_unencoded_rows, encode
-from pipeline.flows.encode.encoder_copy import encoder_for_workers, keep_encoder
-from pipeline.flows.encode.probe import EncodeTexts
 from pipeline.flows.index import rules
 from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.records import BuiltIndex
-from pipeline.flows.night.candidate import Candidate, CandidateParts, LiveUnits, make_manifest
 from pipeline.flows.night.previous import PreviousRelease
-from pipeline.flows.rows import LiveRows, place_units
+from pipeline.flows.night.user_queries import read_user_queries
 from pipeline.flows.run import Run
-from pipeline.flows.transform.decide import check_dev, decide_transform
-from pipeline.flows.workers.cluster import connect, is_local, local_workers
-from pipeline.flows.workers.local import LocalWorkers
-from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.transform.decide import check_dev
 from pipeline.index.plan import plan_index
 from pipeline.log import Stages, counted, packages, say
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.post.chain import check_transform
 from pipeline.settings import Job
-from pipeline.store.base import Store
-from pipeline.store.dead import DeadRows
 from pipeline.store.manifest import Choice, ReleaseManifest
+from pipeline.store.probe import check_store
 from pipeline.store.release import Releases
 from pipeline.store.units import Corpus
 from pipeline.text.corpus.ingest import ingest
 from pipeline.text.corpus.task_map import TaskMap, TaskRunner, map_here
 
 _ENOUGH_ROWS = 10_000_000  # more than any kind of index needs for its training
-# Local workers extend an index of at most so many rows; for more, the time to start Ray pays off.
-_SMALL_INDEX_ROWS = 500_000
-_TRIED_TEXT = "A sentence."
 
 
 def ingest_corpus(
@@ -96,48 +81,17 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
     )
 
 
-@contextmanager
-def warm_workers(job: Job, previous: PreviousRelease) -> Iterator[LocalWorkers | None]:
-    """Start local workers if the previous release shows that they may suffice, else yield None.
-
-    They load the encoder while the corpus is read.
-    """
-    release = previous.release
-    may_suffice = job.cluster.small_rows > 0 and (release is None or release.rows <= _SMALL_INDEX_ROWS)
-    with local_workers(may_suffice and is_local(job.cluster), job.cluster.patience_s) as local:
-        if local is not None and release is not None:
-            local.warm(EncodeTexts(with_absolute_paths(job.encoder), local.encode_settings(job.encode)))
-        yield local
-
-
-@contextmanager
-def try_encoder(
-    job: Job, store: Store, stages: Stages, local: LocalWorkers | None, *, verbose: bool = False
-) -> Iterator[None]:
-    """Load the encoder on a worker and encode a text, before a night reads the corpus for a new space.
-
-    Without local workers the cluster is connected, and stays so for the duration of the block.
-
-    Raises:
-        ModelError: the encoder cannot be loaded, or gives no usable vector of a plain sentence.
-        ConfigError: the cluster cannot have as many workers as the settings ask for.
-    """
-    with ExitStack() as stack:
-        connected = connect(job.cluster, stages.under("encoder"), verbose=verbose)
-        workers = local or stack.enter_context(connected)
-        workers.check(job.cluster)
-        with stages("encoder"):
-            settings = encoder_for_workers(job.encoder, store, workers)
-            task = EncodeTexts(settings, workers.encode_settings(job.encode))
-            workers.run(task, (_TRIED_TEXT,), Pool.of_one(job.cluster))
-        yield
-
-
-def is_small(job: Job, store: Store, corpus: Corpus, previous: PreviousRelease) -> bool:
-    """Return whether local workers finish tonight's work before Ray would have started."""
-    if corpus.rows > _SMALL_INDEX_ROWS:
-        return False
-    return count_unencoded_rows(corpus, job, store, previous.release) <= job.cluster.small_rows
+def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease) -> None:
+    """Find errors that would stop the night later; log whether the root is held or rolled back."""
+    check_store(releases.commits.store, creates_once=True)  # without it two nights could both publish
+    check_index_and_transform(job, previous.release)
+    read_user_queries(job.gates)  # raises for an unreadable file
+    if held := releases.commits.hold():
+        then = "tonight's candidate is made and judged, but not published"
+        say(f"release {held.release} has been held since {held.committed_at}: {then}")
+    elif previous.release is not None and previous.release.release < max(releases.numbers()):
+        then = "tonight's release is made from the current corpus and settings, and replaces it"
+        say(f"release {previous.release.release} is current by a rollback; {then}")
 
 
 def check_index_and_transform(job: Job, previous: ReleaseManifest | None = None) -> None:
@@ -164,32 +118,7 @@ def check_index_and_transform(job: Job, previous: ReleaseManifest | None = None)
     plan_index(_ENOUGH_ROWS, open_folder(job.encoder).dim, job.index)
 
 
-def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus) -> Candidate:
-    """Encode, transform and index the corpus. Results of an earlier run are reused."""
-    job, store, folder = run.job, run.store, open_folder(run.job.encoder)
-    encoder = keep_encoder(folder, store)
-    vectors, stats = encode(run, corpus, previous.release)
-    units = place_units(corpus, vectors)
-    decision = decide_transform(
-        run, LiveRows(store, folder.space_id, job.corpus.id, corpus.dead), corpus, units, previous.release
-    )
-    live = LiveUnits(units, DeadRows(store, corpus.dead))
-    index, choices = _extend_or_build(
-        run, IndexInput(units, corpus.dead, decision.transform, folder.dim), corpus, previous.release
-    )
-    if index.rows != live.rows:
-        raise DataError(
-            "index",
-            f"{live.rows:,} rows, as encoded",
-            f"{index.rows:,}",
-            "remove indexes/work below the root and run again",
-        )
-    choices = (corpus_choice(corpus, previous), decision.choice(), *choices)
-    manifest = make_manifest(run, previous, CandidateParts(corpus, live, decision, index, encoder, choices))
-    return Candidate(manifest, corpus, vectors, stats, decision, index, folder)
-
-
-def _extend_or_build(
+def extend_or_build(
     run: Run, vectors: IndexInput, corpus: Corpus, previous: ReleaseManifest | None
 ) -> tuple[BuiltIndex, tuple[Choice, ...]]:
     """Extend last night's index if its rows keep their addresses and space, else build one.
@@ -221,3 +150,14 @@ def _extend_or_build(
         *choices,
         Choice(what="index kind", chosen=plan.kind, sentence=f"{plan.factory}: {plan.why}"),
     )
+
+
+def check_row_count(index: BuiltIndex, live_rows: int) -> None:
+    """Raise DataError if the index has not exactly the live rows."""
+    if index.rows != live_rows:
+        raise DataError(
+            "index",
+            f"{live_rows:,} rows, as encoded",
+            f"{index.rows:,}",
+            "remove indexes/work below the root and run again",
+        )
