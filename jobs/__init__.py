@@ -3,5 +3,6 @@
 import contextlib
 import importlib
 
-with contextlib.suppress(ModuleNotFoundError):  # `manta` is not installed when jobs run from a source tree
-    importlib.import_module("manta.hidden").check_packages()
+# Refuse a user's package that shadows Manta's. When jobs run from a source tree, `manta` is not installed.
+with contextlib.suppress(ModuleNotFoundError):
+    importlib.import_module("manta.shadowing").check_packages()

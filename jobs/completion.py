@@ -52,7 +52,7 @@ def _completions(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[st
 
 
 def _setting_values(kind: type[Settings], prefix: str = "") -> dict[str, list[str]]:
-    """Return the allowed values of every dotted key; none if the setting is not a choice."""
+    """Return the allowed values of every dotted key; an empty list if any value is allowed."""
     values: dict[str, list[str]] = {}
     for name, field in kind.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
@@ -83,7 +83,7 @@ def _bash(words: Mapping[tuple[str, ...], list[str]], *, zsh: bool) -> str:
     bash splits key=value into three words; for zsh it is one word, so the script handles both.
     """
     cases = {json.dumps(" ".join(path)): names for path, names in words.items()}
-    values = {key: known for key, known in _setting_values(Job).items() if known}
+    values = {key: allowed for key, allowed in _setting_values(Job).items() if allowed}
     return f"""{_ZSH_IN_BASH_MODE if zsh else ""}
 _manta() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" \
@@ -134,12 +134,12 @@ def _fish(words: Mapping[tuple[str, ...], list[str]]) -> str:
         if path:
             condition = f'string match -qr -- "^{typed}( |\\$)" (commandline -cp)'
         lines.append(f"complete -c manta -n {_fish_string(condition)} -a {_fish_string(' '.join(names))}")
-    for key, known in _setting_values(Job).items():
-        if known:
+    for key, allowed in _setting_values(Job).items():
+        if allowed:
             condition = f"string match -q -- '{key}=*' (commandline -ct)"
             lines.append(
                 f"complete -c manta -n {_fish_string(condition)} -a "
-                f"{_fish_string(' '.join(f'{key}={value}' for value in known))}"
+                f"{_fish_string(' '.join(f'{key}={value}' for value in allowed))}"
             )
     lines.append(f"complete -c manta -s c -l config -r -a {_fish_string(' '.join(named_configs()))}")
     return "\n".join(lines)

@@ -64,8 +64,8 @@ class StsTask(EvaluationTask):
 
     kind: ClassVar[str] = "sts"
     description: ClassVar[str] = (
-        "Correlation of similarities with human scores; 100 is the same order. all is computed over all "
-        "pairs of a task, mean and wmean over its subsets."
+        "Correlation of similarities with human scores; 100 is the same order. The aggregation all is one "
+        "correlation over all pairs of a task, mean and wmean are averages over its subsets."
     )
     quick: ClassVar[bool] = True
     accepts_sparse: ClassVar[bool] = True
@@ -155,7 +155,7 @@ class StsTask(EvaluationTask):
         if is_constant(predicted):
             yield (
                 f"{self.name}: every pair has the same {self.similarity} similarity, "
-                f"{predicted[0] + 0.0:g}; correlations are given as 0"
+                f"{predicted[0] or 0.0:g}; correlations are given as 0"
             )
             return
         parts = [

@@ -42,7 +42,7 @@ class Cert(Objective):
     loss, they would be negatives of their own queries.) Then each parameter of the momentum encoder becomes
     momentum * slow + (1 - momentum) * fast (MoCo, equation 2), and its buffers are copied. The queue starts
     with random directions from torch's generator. Queues of different ranks stay equal if the ranks start
-    with the same seed and see each other's rows (setting train.across_ranks).
+    with the same seed and see each other's rows (train.across_ranks=true).
     """
 
     columns: tuple[str, ...] = ("anchor", "positive")

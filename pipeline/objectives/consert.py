@@ -34,8 +34,7 @@ class Consert(Objective):
     `keep_special`: shuffling does not move the first and the last token. The default, None, means True if the
     pooling uses one of them.
 
-    The paper trains without dropout (setting train.dropout), so that the two views differ by these changes
-    alone.
+    The paper trains without dropout (train.dropout=0), so that the two views differ by these changes alone.
     """
 
     columns = ("text",)

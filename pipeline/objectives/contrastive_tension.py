@@ -26,7 +26,7 @@ class ContrastiveTension(Objective):
     Inner products of a pretrained encoder are in the hundreds, and so are the first losses. The published
     learning rates belong to `reduction` "mean". `inference` names the encoder that is the result: by
     convention the second; "best" is the one with the better score on dev, chosen again at each measurement.
-    The paper trains without dropout (setting train.dropout).
+    The paper trains without dropout (train.dropout=0).
     """
 
     columns = ("text",)

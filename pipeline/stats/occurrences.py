@@ -59,7 +59,8 @@ def choose_occurrences(
     Args:
         tokens: the corpus.
         min_texts: smallest number of texts in which a chosen word occurs.
-        pairs: number of random pairs, of random occurrences, and at most of pairs of one word's occurrences.
+        pairs: number of random pairs to draw, and of random occurrences; also the largest number of pairs
+            that one word's compared occurrences form.
         limit: largest number of occurrences of all chosen words together; if there are more, random words are
             left out.
         seed: seed of the random choices.

@@ -1,4 +1,4 @@
-"""Detect a package of the user that hides Manta's `pipeline` or `jobs`, because it has the same name."""
+"""Detect a package of the user that shadows Manta's `pipeline` or `jobs`, because it has the same name."""
 
 import importlib.machinery
 import importlib.util
@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-# A file by which each of Manta's packages is recognized.
+# package -> file by which Manta's own package of that name is recognized
 _OWN_FILES = {"pipeline": "flows/night/nightly.py", "jobs": "nightly.py"}
 
 
@@ -15,7 +15,7 @@ def check_packages() -> None:
     for name in _OWN_FILES:
         if (found := find_other(name, importlib.util.find_spec(name))) is not None:
             raise ImportError(
-                f"{name}: expected Manta's package, found {found}, which hides it; {_remedy(found)}",
+                f"{name}: expected Manta's package, found {found}, which shadows it; {_remedy(found)}",
                 name=name,
                 path=found,
             )
