@@ -36,7 +36,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("importlib.metadata").version("manta-embeddings")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .hidden import check_packages
+    from .shadowing import check_packages
 
     check_packages()
     found = getattr(importlib.import_module(_MODULES[name]), name)

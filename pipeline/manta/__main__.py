@@ -16,7 +16,7 @@ def run() -> NoReturn:
     # A shell starts background commands with SIGINT ignored; then it remains ignored.
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
-    from .hidden import check_packages
+    from .shadowing import check_packages
 
     try:
         check_packages()

@@ -104,7 +104,7 @@ def test_a_package_that_shadows_manta_is_named(tmp_path: Path, file: str, found:
     ended = python("import manta; manta.encode", cwd=tmp_path)
     name = file.split("/")[0].removesuffix(".py")
     assert (
-        f"ImportError: {name}: expected Manta's package, found {tmp_path / found}, which shadows it; rename it"
+        f"ImportError: {name}: expected Manta's package, found {tmp_path / found}, which shadows it; rename"
         in ended.stderr
     )
     command = python(
