@@ -1,0 +1,152 @@
+"""Claims of papers are well formed, their settings are accepted, and verdicts follow the stated rule."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.command import named_configs
+from pipeline.config import load_settings, validated
+from pipeline.flows.train.plan import check_settings
+from pipeline.settings import CandidateSettings, Job
+from tests.benchmarks.papers.__main__ import TABLES, chosen
+from tests.benchmarks.papers.claim import Row, Table, Training, falling, first_is_above, trainings
+from tests.benchmarks.papers.data import SOURCES
+from tests.benchmarks.papers.measure import Column
+from tests.benchmarks.papers.runner import arguments, training_settings
+from tests.benchmarks.papers.verdict import Comparison
+
+every_table = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.key)
+TRAININGS = {
+    f"{table.key} {row.name} {number}": training
+    for table in TABLES
+    for row in table.rows
+    for number, training in enumerate(trainings(row.training))
+}
+MADE = ("counts", "nli-texts.parquet")  # files whose paths the runner puts in
+values = st.lists(st.integers(-5, 5).map(float), min_size=1, max_size=4)
+intervals = st.lists(
+    st.tuples(st.integers(-3, 3), st.integers(0, 3)).map(lambda pair: (float(pair[0]), float(sum(pair)))),
+    max_size=3,
+)
+
+
+@every_table
+def test_claims_name_rows_and_columns_of_their_table(table: Table):
+    names = [row.name for row in table.rows]
+    assert len(set(names)) == len(names)
+    for claim in table.claims:
+        assert {claim.above, claim.below} <= set(names)
+        assert claim.above != claim.below
+        assert claim.column in table.columns
+    assert table.claims
+    assert all(len(row.published) <= len(table.columns) for row in table.rows)
+
+
+@every_table
+def test_published_numbers_agree_with_the_claims(table: Table):
+    for claim in table.claims:
+        column = table.columns.index(claim.column)
+        published = [table.row(name).published[column:][:1] for name in (claim.above, claim.below)]
+        if all(published) and None not in (*published[0], *published[1]):
+            assert published[0] > published[1], claim
+
+
+def test_tables_have_distinct_names():
+    assert len({table.key for table in TABLES}) == len(TABLES)
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_the_product_accepts_the_settings_of_a_training(name: str):
+    training = TRAININGS[name]
+    start = None if training.start == "new" and training.after is None else "start"
+    settings = {"train.data": {"uri": "rows.parquet"}} | training_settings(training, start, steps=7, seed=3)
+    job = load_settings(Job, named_configs()[f"train/{training.config}"], arguments(settings))
+    check_settings(job.train)
+    assert training.data in SOURCES
+    assert (job.train.seed, job.train.order.seed) == (3, 3)
+    assert job.train.max_steps == round(7 * training.steps)
+    assert training.rate is None or job.train.optimizer.learning_rate == training.rate
+    assert (job.train.new_encoder is None) == (training.start != "new")
+
+
+@every_table
+def test_the_product_accepts_the_candidates_and_the_columns(table: Table):
+    for row, column in product(table.rows, table.columns):
+        encoder = {"path": "start", **row.encoder}
+        validated(CandidateSettings, {"encoder": encoder, "fit": row.fit}, table.key)
+        measured = Column.of(column)
+        assert bool(measured.tasks) != bool(measured.metric)
+        assert measured.aggregation in ("all", "wmean")
+        assert row.layer is None or measured.metric is not None
+
+
+def test_a_name_chooses_the_tables_that_begin_with_it():
+    assert {table.key for table in chosen(["simcse-d", "layers"])} == {"simcse-dropout", "layers"}
+    assert sorted(table.key for table in chosen([""])) == sorted(table.key for table in TABLES)
+
+
+@given(values, values, intervals)
+def test_a_verdict_is_that_of_a_plain_reading_of_the_rule(
+    above: list[float], below: list[float], found: list[tuple[float, float]]
+):
+    separate = len(above) > 1 and len(below) > 1
+    shown = (separate and all(a > b for a in above for b in below)) or (
+        found != [] and min(low for low, _ in found) > 0
+    )
+    opposite = (separate and all(a < b for a in above for b in below)) or (
+        found != [] and max(high for _, high in found) < 0
+    )
+    expected = "shown" if shown else "opposite" if opposite else "not shown"
+    assert Comparison(above, below, found).verdict == expected
+
+
+@given(values, values)
+def test_the_mirrored_claim_has_the_opposite_verdict(above: list[float], below: list[float]):
+    mirrored = {"shown": "opposite", "opposite": "shown", "not shown": "not shown"}
+    assert Comparison(below, above).verdict == mirrored[Comparison(above, below).verdict]
+
+
+def test_one_seed_without_a_bootstrap_shows_nothing():
+    assert Comparison([80.0], [40.0]).verdict == "not shown"
+    assert Comparison([80.0], [40.0], [(38.0, 42.0)]).verdict == "shown"
+    assert Comparison((), (40.0,)).verdict == "not run"
+
+
+def test_orders_become_pairs():
+    assert [(each.above, each.below) for each in falling("c", "1", "2", "3")] == [("1", "2"), ("2", "3")]
+    assert [(each.above, each.below) for each in first_is_above("c", "1", "2", "3")] == [
+        ("1", "2"),
+        ("1", "3"),
+    ]
+
+
+def test_a_training_comes_after_the_one_that_it_starts_from():
+    first = Training("sbert-nli", "nli")
+    second = Training("sbert-sts", "STS-B train", after=first)
+    assert list(trainings(second)) == [first, second]
+    assert Row("untrained").start == "english"
+    assert Row("trained", training=second).start == "english"
+
+
+def test_values_are_read_from_the_answer_of_an_evaluation():
+    difference = {"low": 1.0, "high": 2.0}
+    facts = {
+        "results": [
+            {"task": name, "value": value} for name, value in (("CR", 70), ("TREC", 60), ("MRPC", 80))
+        ],
+        "differences": [{"task": "CR", **difference}],
+        "average_differences": [{"low": -1.0, "high": 3.0}],
+        "geometry": {
+            "series": [{"space": {"metrics": {"alignment": {"value": 0.25}}}}],
+            "depths": [{"levels": [{"number": 2, "metrics": {"word_cosine": {"value": 0.5}}}]}],
+        },
+    }
+    assert Column.of("transfer").value(facts, None) == 70
+    assert Column.of("transfer").interval(facts) == (-1.0, 3.0)
+    assert Column.of("CR").value(facts, None) == 70
+    assert Column.of("CR").interval(facts) == (1.0, 2.0)
+    assert Column.of("alignment").value(facts, None) == 0.25
+    assert Column.of("word cosine").value(facts, 2) == 0.5
+    assert Column.of("word cosine").interval(facts) is None
