@@ -2,6 +2,7 @@
 
 manta search releases "join two paths" -k 5
 manta search releases --queries questions.txt --json > answers.jsonl
+manta search releases "join two paths" --where "stars >= 10 and lang in ('de', 'en')"
 python -m jobs.search releases "join two paths" --release 3 --json
 """
 
@@ -57,6 +58,15 @@ class SearchOptions:
         ),
     ] = None
     k: Annotated[int, typer.Option("-k", min=1, help="Answers per query.")] = 10
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="CONDITION",
+            help="Search only rows that meet a condition on the id and the columns of corpus.keep, like "
+            "\"price < 10 and lang in ('de', 'en')\".",
+        ),
+    ] = None
     release: Annotated[
         int | None,
         typer.Option("--release", metavar="N", help="An older release; default: the current one."),
@@ -104,7 +114,8 @@ def _search(options: SearchOptions, width: int | None, say: Say) -> None:
     corpus = release.manifest.settings.get("corpus", {})
     # Texts are read from the corpus, and programs often need the ids alone.
     by_default = not options.as_json and corpus.get("text") not in corpus.get("keep", ())
-    searcher = _Searcher(release, options.k, by_default if options.texts is None else options.texts)
+    texts = by_default if options.texts is None else options.texts
+    searcher = _Searcher(release, options.k, texts, options.where)
     is_one_query = queries.file is None and len(queries.texts) == 1
     for batch in queries.batches():
         for query, answers in zip(batch, searcher.search(batch), strict=True):
@@ -113,9 +124,10 @@ def _search(options: SearchOptions, width: int | None, say: Say) -> None:
                     facts = {"number": query.number, **answer, "query": query.text}
                     say(escaped(json.dumps(facts, default=str, ensure_ascii=False)))
             elif is_one_query:
-                say(_format_answers(answers, width))
+                say(_format_answers(answers, width, searcher.without_answers))
             else:
-                say(f"{printable(query.text)}\n{_format_answers(answers, width)}\n")
+                table_of_answers = _format_answers(answers, width, searcher.without_answers)
+                say(f"{printable(query.text)}\n{table_of_answers}\n")
     if queries.blank:
         log.say(f"{queries.name}: blank queries left out: {queries.blank:,}")
 
@@ -138,6 +150,7 @@ class _Searcher:
     k: int
     texts: bool
     """whether answers come with their texts"""
+    where: str | None = None
     _has_explained: bool = field(default=False, init=False)
 
     def search(self, batch: list[Query]) -> list[list[dict[str, Any]]]:
@@ -153,20 +166,31 @@ class _Searcher:
         from pipeline.index.texts import MissingTexts
 
         try:
-            return self.release.search(texts, self.k, texts=self.texts)
+            return self.release.search(texts, self.k, texts=self.texts, where=self.where)
         except MissingTexts as missing:
             log.say(f"answers come without their texts: {missing}")
             self.texts = False
-            return self.release.search(texts, self.k)
+            return self.release.search(texts, self.k, where=self.where)
+
+    @property
+    def without_answers(self) -> str:
+        """A sentence for a query without answers."""
+        return (
+            f"nothing found: {'the release is empty' if self.where is None else 'no row passes the filter'}"
+        )
 
     def _explain_few(self, fewest: int) -> None:
         """Print once why a query has only `fewest` answers, if that is fewer than k."""
         if self._has_explained or fewest >= self.k:
             return
         self._has_explained = True
-        if len(self.release) < self.k:
-            rows = log.counted(len(self.release), "row")
-            log.say(f"{self.k:,} answers were asked for, and release {self.release.number} has {rows}")
+        available = len(self.release) if self.where is None else self.release.count(self.where)
+        if available < self.k:
+            rows, number = log.counted(available, "row"), self.release.number
+            found = f"release {number} has {rows}"
+            if self.where is not None:
+                found = f"the filter lets {rows} of release {number} pass"
+            log.say(f"{self.k:,} answers were asked for, and {found}")
         else:
             kind = self.release.manifest.index.kind
             # `search_until_k` has raised nprobe to all lists; faiss searches HNSW with efSearch >= k, and
@@ -180,13 +204,14 @@ class _Searcher:
             )
 
 
-def _format_answers(answers: list[dict[str, Any]], width: int | None) -> str:
+def _format_answers(answers: list[dict[str, Any]], width: int | None, otherwise: str = "") -> str:
     """Format the answers to one query as a table of at most `width` cells; None for no limit.
 
-    If the terminal is too narrow for columns of text, texts are printed on lines below their ids.
+    Without answers, returns `otherwise`. If the terminal is too narrow for columns of text, texts are printed
+    on lines below their ids.
     """
     if not answers:
-        return "nothing found: the release is empty"
+        return otherwise
     header = ("rank", "score", "id", *(name for name in answers[0] if name not in _FIXED_COLUMNS))
     rows = [tuple(_cell(name, answer[name]) for name in header) for answer in answers]
     if width is None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.errors import DataError
-from pipeline.store.address import describe
+from pipeline.index.conditions import Condition
+from pipeline.store.address import describe, ordinal_of
 from pipeline.store.arrays import arrow_of, numpy_of
 
 
@@ -100,6 +102,25 @@ class Ids:
         with _as_data_error("ids"):
             for batch in self._batches:
                 batch.validate(full=True)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The id and the columns that corpus.keep named."""
+        return self._batches[0].schema
+
+    @property
+    def next_ordinal(self) -> int:
+        """The first ordinal after those of all rows."""
+        return 1 + max(int(ordinal_of(addresses[-1])) for addresses in self._addresses)
+
+    def matching(self, condition: Condition) -> Iterator[np.ndarray]:
+        """Yield the addresses (n,) int64 of the rows for which a condition is true, ascending, in batches.
+
+        The files may hold rows that are no longer in the index.
+        """
+        for addresses, batch in zip(self._addresses, self._batches, strict=True):
+            is_true = pc.fill_null(condition.evaluate(batch), False)
+            yield addresses[numpy_of(is_true.cast(pa.uint8())).astype(bool)]
 
     def take(self, addresses: np.ndarray) -> pa.Table:
         """Return the rows of `addresses` (n,) in their order. Raises DataError for an unknown address."""

@@ -15,13 +15,13 @@ from pipeline.errors import DataError, SpaceMismatch
 from pipeline.index.build import read_index
 from pipeline.index.library import faiss, prints_to_stderr
 from pipeline.index.refine import index_refine_of, merge_refined
+from pipeline.index.search_parameters import ivf_parameters
 from pipeline.index.structure import (
     addresses_of,
     fingerprint,
     is_append_only,
     is_exact,
     ivf_of,
-    ivf_parameters,
     lists_of,
     nlist_of,
     unwrap,

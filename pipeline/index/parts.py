@@ -14,12 +14,11 @@ import numpy as np
 
 from pipeline.index.build import read_index
 from pipeline.index.merge import count_duplicates
+from pipeline.index.search_parameters import hnsw_parameters, ivf_parameters
 from pipeline.index.searched_parts import SearchedParts, best_of, query_ms
 from pipeline.index.structure import (
     addresses_of,
     fingerprint,
-    hnsw_parameters,
-    ivf_parameters,
     nlist_of,
     set_index_effort,
     unwrap,
@@ -61,6 +60,11 @@ class Parts(SearchedParts):
             for index in self.indexes:
                 set_index_effort(index, effort)
         self._tombstones = np.zeros(0, dtype=np.int64) if tombstones is None else np.sort(tombstones)
+
+    @property
+    def tombstones(self) -> np.ndarray:
+        """Addresses (n,) int64 of dead rows that the indexes hold, ascending."""
+        return self._tombstones
 
     @property
     def ntotal(self) -> int:

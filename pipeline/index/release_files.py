@@ -10,11 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.index.filtered_search import search_selected
+from pipeline.index.filters import Filters
 from pipeline.index.ids import Ids
 from pipeline.index.parts import open_parts
 from pipeline.index.query_encoder import load_query_encoder, local_file
 from pipeline.index.texts import Texts
 from pipeline.index.truth import NO_NEIGHBOUR
+from pipeline.index.unit_vectors import UnitVectors
 from pipeline.store.address import ordinal_of
 from pipeline.store.arrays import arrow_of, strings_of
 from pipeline.store.base import Store
@@ -61,6 +64,8 @@ class ReleaseFiles:
             dead[np.isin(part_of_dead, chosen)],
             manifest.index.settings.get("effort"),
         )
+        unit_vectors = UnitVectors(options.store, manifest.units, options.verify)
+        self.filters = Filters(self.ids, self._parts, unit_vectors)
         if options.parts is None and len(self) != manifest.rows:
             raise DataError(
                 options.store.uri_of(manifest.index.files[0].path),
@@ -90,9 +95,9 @@ class ReleaseFiles:
             self._encoder = load_query_encoder(self._options.store, self.manifest, self._options.device)
         return self._encoder.encode(cleaned, query=True)
 
-    def search(self, vectors: np.ndarray, k: int, texts: bool) -> pa.Table:
+    def search(self, vectors: np.ndarray, k: int, texts: bool, where: str | None = None) -> pa.Table:
         """Search for the k nearest rows; see `OpenRelease.search`."""
-        scores, addresses = self._parts.search_until_k(self._valid_vectors(vectors), k)
+        scores, addresses = self._nearest(self._valid_vectors(vectors), k, where)
         query, rank = np.nonzero(addresses != NO_NEIGHBOUR)
         rows = self.ids.take(addresses[query, rank])
         columns = {
@@ -105,6 +110,12 @@ class ReleaseFiles:
         if texts and "text" not in kept_columns:
             columns["text"] = self._texts.take(addresses[query, rank])
         return pa.table({**columns, **kept_columns})
+
+    def _nearest(self, vectors: np.ndarray, k: int, where: str | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return scores and addresses (q, k) of the nearest rows, NO_NEIGHBOUR after the last answer."""
+        if where is None:
+            return self._parts.search_until_k(vectors, k)
+        return search_selected(self._parts, self.filters.select(where), vectors, k)
 
     def _valid_vectors(self, vectors: np.ndarray) -> np.ndarray:
         dim = self._parts.d

@@ -83,6 +83,14 @@ class OpenRelease:
         """Number of live rows in the open parts."""
         return len(self._files)
 
+    def count(self, where: str) -> int:
+        """Return the number of rows that a filter lets pass; see `search`.
+
+        Raises:
+            ConfigError: the filter is invalid.
+        """
+        return self._files.filters.select(where).rows
+
     def validate(self) -> None:
         """Read and check every row of the ids, as opening with `verify` does.
 
@@ -106,6 +114,7 @@ class OpenRelease:
         *,
         space_id: str | None = None,
         texts: bool = False,
+        where: str | None = None,
     ) -> pa.Table:
         """Search for the k nearest rows of each query.
 
@@ -118,18 +127,24 @@ class OpenRelease:
             space_id: space of the query vectors; if it is given and is not the release's, they are refused.
             texts: add a column text, read from the corpus units. If corpus.keep names text, the ids files
                 have the column already.
+            where: a filter on the id and the columns that corpus.keep names, such as
+                "price < 10 and lang in ('de', 'en')". As in SQL, a comparison with null is not true. A query
+                has k answers if k rows pass. The rows of the latest 16 filters are kept.
 
         Returns:
             Columns query (int32, from 0), rank (int32, from 1), id, score (float32, cosine), and those that
             corpus.keep names; the best answer of each query first.
 
         Raises:
+            ConfigError: the filter is invalid.
             DataError: vectors have another dimension, NaN or infinity, or are zero; also MissingTexts for
                 a missing corpus unit.
         """
         if k < 1:
             raise ConfigError("search: k", "at least 1", str(k), "ask for one answer or more")
         files = self._files
+        if where is not None:
+            files.filters.select(where)  # before an encoder is loaded for the queries
         if space_id is not None and space_id != files.manifest.space_id:
             raise SpaceMismatch(
                 "search",
@@ -138,7 +153,7 @@ class OpenRelease:
                 "encode the queries with the release's encoder",
             )
         if isinstance(queries, np.ndarray):
-            return files.search(queries, k, texts)
+            return files.search(queries, k, texts, where)
         query_texts = [queries] if isinstance(queries, str) else queries
         vectors = files.encode(query_texts)
         # Encoders of word vectors give zero for a text without a word of their vocabulary.
@@ -149,7 +164,7 @@ class OpenRelease:
                 repr(query_texts[unknown[0]][:80]),
                 "use other words",
             )
-        return files.search(vectors, k, texts)
+        return files.search(vectors, k, texts, where)
 
     def refresh(self, *, verify: bool = True) -> bool:
         """Swap to the current release if it has changed; return whether it has.

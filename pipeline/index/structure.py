@@ -141,31 +141,6 @@ def transforms_of(index: Any) -> list[Any]:
     return [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
 
 
-def hnsw_parameters(index: Any, min_ef_search: int) -> Any:
-    """Return faiss search parameters that raise efSearch to at least `min_ef_search`; None if not HNSW."""
-    if not hasattr(ann := unwrap(index), "hnsw"):
-        return None
-    ef_search = max(ann.hnsw.efSearch, min_ef_search)
-    return _through_transforms(index, faiss.SearchParametersHNSW(efSearch=ef_search))
-
-
-def ivf_parameters(index: Any, nprobe: int) -> Any:
-    """Return faiss search parameters with which an IVF index visits `nprobe` lists."""
-    parameters = faiss.SearchParametersIVF(nprobe=nprobe)
-    if (refined := index_refine_of(index)) is not None:
-        parameters = faiss.IndexRefineSearchParameters(
-            k_factor=refined.k_factor, base_index_params=parameters
-        )
-    return _through_transforms(index, parameters)
-
-
-def _through_transforms(index: Any, parameters: Any) -> Any:
-    """Wrap search parameters for an index that has transforms before it."""
-    if isinstance(index, faiss.IndexPreTransform):
-        return faiss.SearchParametersPreTransform(index_params=parameters)
-    return parameters
-
-
 def ivf_of(index: Any) -> Any | None:
     """Return the IVF index inside `index`, as a view; None for other kinds."""
     ann = unwrap(index)

@@ -10,6 +10,7 @@ import pytest
 
 import pipeline
 from pipeline.errors import ConfigError, DataError, SpaceMismatch
+from pipeline.index.ids import Ids
 from pipeline.index.search import open_release
 from pipeline.store.base import Store
 from pipeline.store.manifest import EncoderFiles, ReleaseManifest
@@ -285,3 +286,68 @@ def test_texts_are_encoded_by_the_encoder_of_the_release(publish, store, folder)
     np.testing.assert_allclose(
         open_release(store.uri).encode(QUERIES), open_encoder(folder).encode(QUERIES), atol=1e-5
     )
+
+
+@pytest.mark.parametrize("kind", ["flat", "IVF4,SQ8", "hnsw"])
+def test_filtered_answers_equal_exact_search_of_the_passing_rows(publish, store, kind):
+    corpus = list(dict.fromkeys(CORPUS))
+    publish.in_units = True
+    publish(corpus, kind=kind)
+    release = open_release(store.uri)
+    for where, passes in {
+        "length < 20": lambda row: len(corpus[row]) < 20,
+        "length >= 40 or id = 'row-3'": lambda row: len(corpus[row]) >= 40 or row == 3,
+        "id in ('row-5', 'row-7', 'no row')": lambda row: row in (5, 7),
+        "length is null": lambda row: False,
+        "not length is null": lambda row: True,
+    }.items():
+        rows = [row for row in range(len(corpus)) if passes(row)]
+        nearest = exact_ids(publish, QUERIES, [corpus[row] for row in rows], 10)
+        expected = [[f"row-{rows[int(name.removeprefix('row-'))]}" for name in names] for names in nearest]
+        found = release.search(QUERIES, 10, where=where)
+        assert release.count(where) == len(rows)
+        assert found.num_rows == 3 * min(10, len(rows))
+        if kind != "IVF4,SQ8":  # its codes may swap neighbours
+            assert ids_by_query(found) == (expected if rows else [])
+        assert release.search(QUERIES, 10, where=where).equals(found)
+
+
+def test_the_same_filter_is_evaluated_once(publish, store, monkeypatch):
+    publish(CORPUS)
+    release, evaluated = open_release(store.uri), []
+    matching = Ids.matching
+    monkeypatch.setattr(
+        Ids, "matching", lambda self, condition: evaluated.append(condition) or matching(self, condition)
+    )
+    for number in (1, 2, 1, 2):
+        release.search(QUERIES, 3, where=f"length < {10 * number}")
+    assert len(evaluated) == 2
+    for number in range(30, 130):
+        release.count(f"length < {number}")
+    assert len(evaluated) == 102
+    assert len(release._files.filters._kept) <= 16
+
+
+def test_a_filter_leaves_out_dead_rows(publish, store):
+    dead = [*range(0, 300, 2), 329]
+    publish.with_delta(CORPUS, base=300, dead=dead)
+    release = open_release(store.uri)
+    assert release.count("id is not null") == 330 - len(dead)
+    assert release.count("id in ('row-301', 'row-1', 'row-2', 'row-329')") == 2
+
+
+def test_a_filter_of_the_previous_release_is_evaluated_again_after_a_refresh(publish, store):
+    publish(CORPUS[:100])
+    release = open_release(store.uri)
+    assert release.count("id >= ''") == 100
+    publish(CORPUS)
+    assert release.refresh()
+    assert release.count("id >= ''") == 330
+
+
+def test_an_invalid_filter_is_refused_before_the_encoder_is_loaded(publish, store):
+    publish(CORPUS)
+    release = open_release(store.uri)
+    with pytest.raises(ConfigError, match=r"where, position 1: .* found 'lenght'; did you mean 'length'"):
+        release.search(QUERIES, where="lenght < 3")
+    assert release._files._encoder is None

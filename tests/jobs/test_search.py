@@ -245,7 +245,7 @@ class ShortRelease:
     def __len__(self) -> int:
         return 100
 
-    def search(self, queries: list[str], k: int, texts: bool = False) -> pa.Table:
+    def search(self, queries: list[str], k: int, texts: bool = False, where: str | None = None) -> pa.Table:
         return pa.table({"query": list(range(len(queries))), "rank": [1] * len(queries)})
 
 
@@ -331,3 +331,22 @@ def test_an_error_is_one_line_whatever_it_quotes(tmp_path: Path, manta: Manta):
     assert ended.code == 3
     assert "\x1b" not in ended.err
     assert not [line for line in ended.err.splitlines() if line.startswith("error: all is well")]
+
+
+def test_a_filter_restricts_the_answers_and_its_errors_have_exit_code_2(root: str, manta: Manta):
+    command = ("search", root, "a girl reads", "-k", "3", "--json")
+    lengths = {f"row-{row}": len(text) for row, text in enumerate(CORPUS)}
+    ended = manta(*command, "--where", "length < 20")
+    found = {line["id"]: line["length"] for line in map(json.loads, ended.out.splitlines())}
+    assert found == {name: length for name, length in lengths.items() if length < 20}
+    ended = manta(*command, "--where", "length > 20")
+    assert [json.loads(line)["id"] for line in ended.out.splitlines()] == ["row-1"]
+    assert ended.err.splitlines() == ["3 answers were asked for, and the filter lets 1 row of release 1 pass"]
+    assert "no row passes the filter" in manta("search", root, "a girl", "--where", "id = 'x'").out
+    for where, sentence in {
+        "lenght < 20": "where, position 1: expected one of the columns id, length, found 'lenght'; did you",
+        "length < 'x'": "where, position 10: expected a number, because column length is of type int64",
+    }.items():
+        ended = manta(*command[:-1], "--where", where)
+        assert (ended.code, ended.out) == (2, "")
+        assert sentence in ended.err

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -66,7 +67,7 @@ def test_documented_search_with_faiss_alone_covers_delta_and_tombstones(make_job
         390,
     )
     names: dict[str, Any] = {"raw_vectors": release.encode([*sentences(400)[-3:], changed[0]])}
-    for block in search_blocks(root):
+    for block in search_blocks(root)[:3]:
         exec(block, names)
     rows = names["ids"]["id"].to_pylist()
     ids_by_address = dict(zip(names["ids"]["address"].to_pylist(), rows, strict=True))
@@ -74,6 +75,22 @@ def test_documented_search_with_faiss_alone_covers_delta_and_tombstones(make_job
     assert found == release.search(names["raw_vectors"], 10)["id"].to_pylist()
     assert found[30] == table["id"][0].as_py()
     assert not set(found) & set(table["id"].to_pylist()[-10:])
+
+
+@pytest.mark.parametrize("kind", ["flat", "IVF4,Flat", "hnsw"])
+def test_documented_filters_with_faiss_alone_equal_filters_from_python(
+    make_job: Callable[..., Job], kind: str
+):
+    root = nightly(make_job("whiten.mode=off", f"index.kind={kind}", "gates.recall_at_10="), Stages()).root
+    names: dict[str, Any] = {"release": open_release(root)}
+    names["raw_vectors"] = names["release"].encode(sentences(3))
+    (block,) = (block for block in blocks("pipeline/store/README.md") if "release.count" in block)
+    for each in (block, search_blocks(root)[1], search_blocks(root)[3]):
+        exec(each.replace("posixpath.%", "row-0003%"), names)
+    found = names["ids"].take(np.searchsorted(names["ids"]["address"], names["addresses"].ravel()))["id"]
+    expected = names["release"].search(names["raw_vectors"], 10, where="id like 'row-0003%'")
+    assert found.to_pylist() == expected["id"].to_pylist()
+    assert set(found.to_pylist()) <= {f"row-{number:05d}" for number in range(30, 40)}
 
 
 @pytest.mark.usefixtures("unit_form")
@@ -87,11 +104,13 @@ def test_documented_reading_of_units_gives_every_vector(make_job: Callable[..., 
 
 
 def search_blocks(root: str) -> list[str]:
-    """Return the three blocks that search: with this package, and with plain faiss in one part and in two."""
+    """Return the four blocks that search: with this package, and with plain faiss in one part, in two, and
+    with a filter.
+    """
     found = [
         block.replace("out/quickstart/releases", root)
         for block in blocks("pipeline/store/README.md")
         if "faiss" in block or "open_release" in block
     ]
-    assert len(found) == 3
+    assert len(found) == 4
     return found

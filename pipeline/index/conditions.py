@@ -1,0 +1,141 @@
+"""Conditions on the columns of rows, with the null semantics of SQL.
+
+A condition is true, false or null (unknown) for a row. A comparison with null is null, and `and`, `or` and
+`not` follow Kleene's logic; a filter keeps the rows for which its condition is true.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "=": pc.equal,
+    "!=": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+
+
+class Condition(Protocol):
+    """A condition on the columns of rows."""
+
+    def evaluate(self, rows: pa.RecordBatch) -> pa.Array:
+        """Return true, false or null for each row: a boolean array (n,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class ColumnComparison:
+    """ColumnComparison of a column with a value of its type."""
+
+    column: str
+    operator: str
+    value: pa.Scalar
+
+    def evaluate(self, rows: pa.RecordBatch) -> pa.Array:
+        """Compare; null where the column is null."""
+        return COMPARISONS[self.operator](_comparable(rows[self.column]), self.value)
+
+
+@dataclass(frozen=True)
+class Known:
+    """The same answer for all rows with a value, such as whether an int8 is below 1,000; null for others."""
+
+    column: str
+    answer: bool
+
+    def evaluate(self, rows: pa.RecordBatch) -> pa.Array:
+        """Return the answer, null where the column is null."""
+        return pc.if_else(rows[self.column].is_valid(), self.answer, pa.scalar(None, pa.bool_()))
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Membership of a column's value in some values of its type, none of which is null."""
+
+    column: str
+    values: pa.Array
+
+    def evaluate(self, rows: pa.RecordBatch) -> pa.Array:
+        """Look up the values; null where the column is null, for which pyarrow's is_in is false."""
+        column = _comparable(rows[self.column])
+        found = pc.is_in(column, value_set=self.values)
+        return pc.if_else(column.is_valid(), found, pa.scalar(None, pa.bool_()))
+
+
+@dataclass(frozen=True)
+class Like:
+    """Match of a string with a pattern, in which % stands for any text and _ for any character."""
+
+    column: str
+    pattern: str
+
+    def evaluate(self, rows: pa.RecordBatch) -> pa.Array:
+        """Match; null where the column is null. As in the SQL standard, a backslash is a plain character."""
+        return pc.match_like(rows[self.column], self.pattern.replace("\\", "\\\\"))
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Value of a boolean column."""
+
+    column: str
+
+    def evaluate(self, rows: pa.RecordBatch) -> pa.Array:
+        """Return the column."""
+        return rows[self.column]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Test for null."""
+
+    column: str
+
+    def evaluate(self, rows: pa.RecordBatch) -> pa.Array:
+        """Return true or false for each row."""
+        return rows[self.column].is_null()
+
+
+@dataclass(frozen=True)
+class Negation:
+    """Negation of a condition."""
+
+    condition: Condition
+
+    def evaluate(self, rows: pa.RecordBatch) -> pa.Array:
+        """Return the opposite; null stays null."""
+        return pc.invert(self.condition.evaluate(rows))
+
+
+@dataclass(frozen=True)
+class Every:
+    """All of some conditions."""
+
+    conditions: tuple[Condition, ...]
+
+    def evaluate(self, rows: pa.RecordBatch) -> pa.Array:
+        """Return false if a condition is false, else null if one is null."""
+        return functools.reduce(pc.and_kleene, (each.evaluate(rows) for each in self.conditions))
+
+
+@dataclass(frozen=True)
+class Either:
+    """At least one of some conditions."""
+
+    conditions: tuple[Condition, ...]
+
+    def evaluate(self, rows: pa.RecordBatch) -> pa.Array:
+        """Return true if a condition is true, else null if one is null."""
+        return functools.reduce(pc.or_kleene, (each.evaluate(rows) for each in self.conditions))
+
+
+def _comparable(column: pa.Array) -> pa.Array:
+    """Return a column whose type pyarrow can compare: it has no comparison of float16."""
+    return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column

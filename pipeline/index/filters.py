@@ -1,0 +1,47 @@
+"""Evaluate filters over the ids of a release, and keep the latest results."""
+
+import threading
+from collections import OrderedDict
+
+from pipeline.index.address_set import AddressSet
+from pipeline.index.ids import Ids
+from pipeline.index.parts import Parts
+from pipeline.index.selection import SelectedRows, select
+from pipeline.index.unit_vectors import UnitVectors
+from pipeline.index.where import parse_where
+
+# Filters whose rows are kept: up to 15 MB of vectors each, at 384 dimensions, and a bit for each row.
+_MAX_KEPT = 16
+
+
+class Filters:
+    """The rows that filters select from one release. Threads may share an object."""
+
+    def __init__(self, ids: Ids, parts: Parts, units: UnitVectors) -> None:
+        self._ids, self._parts, self._units = ids, parts, units
+        self._kept: OrderedDict[str, SelectedRows] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def select(self, where: str) -> SelectedRows:
+        """Return the rows that a filter lets pass. They are evaluated once, unless many filters come between.
+
+        Raises:
+            ConfigError: the filter is invalid.
+        """
+        with self._lock:
+            if (kept := self._kept.get(where)) is not None:
+                self._kept.move_to_end(where)
+                return kept
+        selection = self._evaluate(where)
+        with self._lock:
+            self._kept[where] = selection
+            while len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+        return selection
+
+    def _evaluate(self, where: str) -> SelectedRows:
+        condition = parse_where(where, self._ids.schema)
+        members = AddressSet(self._ids.next_ordinal)
+        for addresses in self._ids.matching(condition):
+            members.add(addresses)
+        return select(self._parts, members, self._units)
