@@ -77,7 +77,7 @@ def test_documented_search_with_faiss_alone_covers_delta_and_tombstones(make_job
     assert not set(found) & set(table["id"].to_pylist()[-10:])
 
 
-@pytest.mark.parametrize("kind", ["flat", "IVF4,Flat", "hnsw"])
+@pytest.mark.parametrize("kind", ["flat", "IVF4,Flat"])
 def test_documented_filters_with_faiss_alone_equal_filters_from_python(
     make_job: Callable[..., Job], kind: str
 ):
