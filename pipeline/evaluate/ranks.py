@@ -10,7 +10,7 @@ from pipeline.evaluate.task import Similarity
 
 BLOCK = 1 << 24  # similarities per block: 64 MiB in float32
 NEAREST = 3  # targets that are kept of each query, as examples
-TIE = 1e-6  # relative difference up to which similarities tie: equal vectors differ so by rounding
+TIE = 1e-6  # relative difference up to which similarities tie; rounding makes those of equal vectors differ
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def _ranks(similarities: np.ndarray, relevant: np.ndarray, self_index: int) -> n
     bounds_reached = np.searchsorted(bounds, similarities, side="right")
     ignored = np.r_[relevant, self_index] if self_index >= 0 else relevant
     counts = np.bincount(np.delete(bounds_reached, ignored), minlength=len(bounds) + 1)
-    irrelevant_before = np.cumsum(counts[::-1])[:-1]  # of the most similar relevant target first
+    # the irrelevant targets before each relevant one, beginning with the most similar relevant one
+    irrelevant_before = np.cumsum(counts[::-1])[:-1]
     return np.arange(1, len(bounds) + 1) + irrelevant_before
 
 

@@ -125,7 +125,8 @@ def effect_size(first: np.ndarray, second: np.ndarray) -> float:
 def permutation_p_value(first: np.ndarray, second: np.ndarray, permutations: int, seed: int) -> float:
     """Proportion of divisions of X and Y into sets of these sizes with at least the observed difference.
 
-    Exact if there are at most `permutations` divisions; else of as many random ones, and the observed one.
+    All divisions are counted if there are at most `permutations`; else `permutations` random ones and the
+    observed one.
     """
     from scipy.stats import permutation_test  # takes a second to import
 

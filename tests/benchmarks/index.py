@@ -3,8 +3,8 @@
     python -m tests.benchmarks.index
 
 With MANTA_EVAL_DATA, the vectors are those of captions by the packaged all-MiniLM-L6-v2 (30,000 take about
-two minutes on one core); without it, they are generated in clusters. Both run with one thread, one after the
-other.
+two minutes on one core); without it, they are generated in clusters. Manta and plain faiss run one after the
+other, with one thread.
 """
 
 import argparse
@@ -76,9 +76,8 @@ def vectors(rows: int) -> tuple[np.ndarray, str]:
         return encoder.encode([texts[row] for row in sampled]), "captions, all-MiniLM-L6-v2"
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(rows // 20, 384))
-    return (centres[rng.integers(0, len(centres), rows)] + rng.normal(size=(rows, 384))).astype(
-        np.float32
-    ), "generated clusters"
+    generated = centres[rng.integers(0, len(centres), rows)] + rng.normal(size=(rows, 384))
+    return generated.astype(np.float32), "generated clusters"
 
 
 def train_peer(bench: IndexBench) -> Any:
@@ -217,9 +216,9 @@ def main() -> None:
     asked = np.random.default_rng(1).choice(len(raw), min(400, len(raw)), replace=False)
     queries = Queries(addresses[asked], raw[asked])
     with faiss_threads(1), tempfile.TemporaryDirectory() as folder:
-        fold = ExactTopK(queries)
+        exact = ExactTopK(queries)
         started = time.perf_counter()
-        truth = fold.search([(addresses, raw)])
+        truth = exact.search([(addresses, raw)])
         exact_s = time.perf_counter() - started
         benches = [
             IndexBench(

@@ -140,7 +140,7 @@ class SentenceVectors:
             for fit in FITS:
                 shared = None if fit == "target" else self.fitted(settings, self.sentences.fits[fit])
                 own = (
-                    {text: self.fitted(settings, self.sentences.fits[text]) for text in SETS}
+                    {each: self.fitted(settings, self.sentences.fits[each]) for each in SETS}
                     if shared is None
                     else dict.fromkeys(SETS, shared)
                 )

@@ -32,12 +32,12 @@ def test_neighbours_match_numpy(transform):
 @pytest.mark.parametrize("cuts", [[1], [1_500], [10, 11, 2_900]])
 def test_neighbours_of_parts_merge_to_those_of_the_whole(cuts):
     vectors = clustered(3_000)
-    fold = ExactTopK(vectors.queries(100), some_map(), keep=20)
-    whole = fold.search(vectors.batches(3_000))
+    exact = ExactTopK(vectors.queries(100), some_map(), keep=20)
+    whole = exact.search(vectors.batches(3_000))
     ends = [0, *cuts, 3_000]
-    parts = [fold.search(vectors.part(slice(*pair)).batches(700)) for pair in itertools.pairwise(ends)]
+    parts = [exact.search(vectors.part(slice(*pair)).batches(700)) for pair in itertools.pairwise(ends)]
     for order in (parts, parts[::-1]):
-        merged = functools.reduce(fold.merge, order)
+        merged = functools.reduce(exact.merge, order)
         np.testing.assert_array_equal(merged.addresses, whole.addresses)
         np.testing.assert_allclose(merged.scores, whole.scores, atol=1e-6)
 
@@ -52,8 +52,8 @@ def test_ties_are_ordered_by_address_and_missing_neighbours_are_minus_one():
 
 
 def test_without_rows_there_are_no_neighbours():
-    fold = ExactTopK(clustered(10).queries(2), keep=3)
-    assert (fold.search([]).addresses == NO_NEIGHBOUR).all()
+    exact = ExactTopK(clustered(10).queries(2), keep=3)
+    assert (exact.search([]).addresses == NO_NEIGHBOUR).all()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -63,20 +63,22 @@ def test_incrementally_updated_rankings_equal_recomputed_ones(seed):
     The rows that are queries are deleted, too.
     """
     vectors, rng = clustered(2_000, seed), np.random.default_rng(seed)
-    fold, live, scans = ExactTopK(vectors.queries(40), some_map(), keep=16), np.arange(2_000) < 800, 0
-    truth = fold.search([(vectors.addresses[live], vectors.raw[live])])
+    exact, live, scans = ExactTopK(vectors.queries(40), some_map(), keep=16), np.arange(2_000) < 800, 0
+    truth = exact.search([(vectors.addresses[live], vectors.raw[live])])
     for night in range(12):
         after = live & (rng.random(2_000) > 0.05)
         after[800 + 100 * night : 800 + 100 * (night + 1)] = rng.random(100) > 0.3
         new = after & ~live
-        added = KnownRanking(fold.search([(vectors.addresses[new], vectors.raw[new])]), new.sum() - new[::40])
+        added = KnownRanking(
+            exact.search([(vectors.addresses[new], vectors.raw[new])]), new.sum() - new[::40]
+        )
         truth = carry_over(
-            fold,
+            exact,
             KnownRanking(truth, live.sum() - live[::40]),
             np.isin(truth.addresses, vectors.addresses[after]),
             added,
         )
-        whole = fold.search([(vectors.addresses[after], vectors.raw[after])])
+        whole = exact.search([(vectors.addresses[after], vectors.raw[after])])
         is_known = truth.addresses != NO_NEIGHBOUR
         np.testing.assert_array_equal(truth.addresses[is_known], whole.addresses[is_known])
         np.testing.assert_allclose(truth.scores[is_known], whole.scores[is_known], atol=1e-6)
@@ -90,20 +92,20 @@ def test_incrementally_updated_rankings_equal_recomputed_ones(seed):
 
 def test_rankings_of_few_rows_are_complete():
     vectors = clustered(60)
-    fold, first = ExactTopK(vectors.queries(10), keep=128), vectors.part(slice(0, 20))
+    exact, first = ExactTopK(vectors.queries(10), keep=128), vectors.part(slice(0, 20))
     own = np.arange(6) * 10
-    before, after = fold.search(first.batches()), fold.search([(vectors.addresses[5:], vectors.raw[5:])])
+    before, after = exact.search(first.batches()), exact.search([(vectors.addresses[5:], vectors.raw[5:])])
     new = vectors.part(slice(20, 60))
-    added = KnownRanking(fold.search(new.batches()), 40 - (own >= 20))
+    added = KnownRanking(exact.search(new.batches()), 40 - (own >= 20))
     carried = carry_over(
-        fold, KnownRanking(before, 20 - (own < 20)), ~np.isin(before.addresses, vectors.addresses[:5]), added
+        exact, KnownRanking(before, 20 - (own < 20)), ~np.isin(before.addresses, vectors.addresses[:5]), added
     )
     np.testing.assert_array_equal(carried.addresses, after.addresses)
     assert KnownRanking(carried, 55 - (own >= 5)).reaches(100).all()
 
 
 def test_a_merged_ranking_is_as_long_as_the_shorter_known_one():
-    fold = ExactTopK(clustered(1).queries(1), keep=3)
+    exact = ExactTopK(clustered(1).queries(1), keep=3)
     before = KnownRanking(
         Neighbours(np.array([[10, 11, 12]]), np.array([[0.9, 0.8, 0.7]], np.float32)), np.array([50])
     )
@@ -111,5 +113,5 @@ def test_a_merged_ranking_is_as_long_as_the_shorter_known_one():
         Neighbours(np.array([[20, 21, NO_NEIGHBOUR]]), np.array([[0.85, 0.1, -np.inf]], np.float32)),
         np.array([2]),
     )
-    carried = carry_over(fold, before, np.array([[True, False, False]]), added)
+    carried = carry_over(exact, before, np.array([[True, False, False]]), added)
     assert carried.addresses.tolist() == [[10, 20, NO_NEIGHBOUR]]  # unlisted rows may come before 21

@@ -27,7 +27,7 @@ from pipeline.store.manifest import IndexPart, ReleaseManifest
 from pipeline.store.once import load_or_make, put_by_content
 from pipeline.store.stored import FileRef, Stored
 
-# Files of ids of one part, after which they are written as one without the dead rows.
+# A part with this many files of ids gets one new file instead, without the ids of dead rows.
 MAX_IDS_FILES = 32
 
 

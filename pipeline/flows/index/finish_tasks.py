@@ -179,13 +179,13 @@ def joined_truth(store: Store, shards: Sequence[ShardRecord], queries: "Queries"
     """Return the queries' exact neighbours in all shards."""
     from pipeline.index.truth import ExactTopK, Neighbours
 
-    fold = ExactTopK(queries)
-    truth = fold.empty()
+    exact = ExactTopK(queries)
+    truth = exact.empty()
     for start in range(0, len(shards), _READERS):
         contents = in_threads(lambda shard: shard.truth.read(store), shards[start : start + _READERS])
         for content in contents:
             found, _ = unpack(content, "addresses", "scores")
-            truth = fold.merge(truth, Neighbours(found["addresses"], found["scores"]))
+            truth = exact.merge(truth, Neighbours(found["addresses"], found["scores"]))
     return truth
 
 

@@ -78,7 +78,7 @@ class ScanTruth(PlainTask[tuple[PlacedUnit, ...], ScannedRows]):
         if self.on_gpu:
             check_gpus()
         store = self.source.store
-        fold = ExactTopK(load_queries(store, self.queries), self.transform, on_gpu=self.on_gpu)
+        exact = ExactTopK(load_queries(store, self.queries), self.transform, on_gpu=self.on_gpu)
         unusable = 0
 
         def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -89,7 +89,7 @@ class ScanTruth(PlainTask[tuple[PlacedUnit, ...], ScannedRows]):
                 yield addresses, vectors
 
         with store.scratch() as scratch, faiss_threads(1):
-            truth = store_truth(store, fold.search(batches()), scratch)
+            truth = store_truth(store, exact.search(batches()), scratch)
         return ScannedRows(truth, unusable)
 
 
@@ -249,5 +249,5 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
         """Return the exact neighbours among all rows, from those among groups of rows."""
         from pipeline.index.truth import ExactTopK
 
-        fold, store = ExactTopK(queries), self.extension.build.store
-        return functools.reduce(fold.merge, (load_truth(store, piece) for piece in pieces))
+        exact, store = ExactTopK(queries), self.extension.build.store
+        return functools.reduce(exact.merge, (load_truth(store, piece) for piece in pieces))

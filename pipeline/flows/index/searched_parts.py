@@ -27,8 +27,8 @@ from pipeline.store.stored import FileRef
 
 Result = TypeVar("Result")
 
-# Efforts that are searched with beyond the one that is asked for. Choosing an effort asks for one after the
-# other, and each pass over the parts opens all of them.
+# Number of higher efforts that a search tries in the same pass over the parts, for later calls. Choosing an
+# effort tries one effort after the other, and every pass opens all parts.
 _AHEAD = 3
 
 
@@ -156,11 +156,11 @@ class PartsOnWorkers(SearchedParts):
     def __init__(
         self, run: Run, files: PartFiles, parts: Sequence[IndexPart], trained: FileRef, asked: np.ndarray
     ) -> None:
-        """Name the parts; tasks open them when they are searched, or their rows are counted.
+        """Open no part yet: tasks open the parts when they are searched, or when their rows are counted.
 
         Args:
-            trained: the index without rows, at which the search effort is set.
-            asked: (n,) int64, addresses that `holds` can be asked for.
+            trained: the index without rows, in which the search effort is set.
+            asked: (n,) int64, the addresses with which `holds` may be called.
         """
         self.indexes = (read_index(trained.local(run.store), mapped=False),)
         self._run, self._files, self._parts = run, files, number_parts(parts)
