@@ -36,6 +36,19 @@ releases = application(
 
 Number = Annotated[str | None, typer.Argument(metavar="[N]", help="Default: the current release.")]
 
+KeptReleases = Annotated[
+    int,
+    typer.Option("--keep", min=1, metavar="N", help="Keep the N releases that were current most recently."),
+]
+GraceHours = Annotated[
+    float,
+    typer.Option(
+        "--grace-hours",
+        min=0,
+        help="Keep younger files that no release names: a running night may have written them.",
+    ),
+]
+
 
 @dataclass(frozen=True)
 class ReleasesRun:
@@ -244,20 +257,8 @@ def release(run: ReleasesRun) -> Answer:
 @_releases_command
 def prune(
     run: ReleasesRun,
-    keep: Annotated[
-        int,
-        typer.Option(
-            "--keep", min=1, metavar="N", help="Keep the N releases that were current most recently."
-        ),
-    ],
-    grace_hours: Annotated[
-        float,
-        typer.Option(
-            "--grace-hours",
-            min=0,
-            help="Keep younger files that no release names: a running night may have written them.",
-        ),
-    ] = 24.0,
+    keep: KeptReleases,
+    grace_hours: GraceHours = 24.0,
     ignore_leases: Annotated[
         bool, typer.Option("--ignore-leases", help="Prune although a night seems to be running.")
     ] = False,

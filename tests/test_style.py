@@ -56,6 +56,18 @@ def undocumented(body: list[ast.stmt], owner: ast.ClassDef | None = None) -> Ite
             yield from undocumented(node.body, node)
 
 
+def body_lines(function: ast.FunctionDef) -> int:
+    """Count the lines below the signature and the docstring."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+@every_source
+def test_the_body_of_a_function_has_at_most_forty_lines(file: Path):
+    functions = (node for node in documented(file) if isinstance(node, ast.FunctionDef))
+    assert not [f"{each.lineno}: {each.name}" for each in functions if body_lines(each) > 40]
+
+
 @every_source
 def test_a_docstring_begins_with_a_verb_or_with_the_noun_for_the_return_value(file: Path):
     texts = [ast.get_docstring(node) or "" for node in documented(file)]

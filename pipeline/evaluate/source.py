@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -223,14 +224,7 @@ def open_file(
             ", ".join(names) or "(none)",
             "set the columns by role in `columns`",
         )
-    for role, other in combinations(complete, 2):
-        if column[role] == column[other]:
-            raise ConfigError(
-                f"{source.uri}: columns",
-                "different columns for all roles",
-                f"{column[role]!r} for {role} and for {other}",
-                "set another column",
-            )
+    _check_distinct(source, {role: column[role] for role in complete})
     optional = (role for role in roles.optional if column[role] in names)
     used_roles = dict.fromkeys((*complete, *optional, *split_role))
     return TaskFile(
@@ -240,6 +234,18 @@ def open_file(
         tuple((role, column[role]) for role in used_roles),
         split,
     )
+
+
+def _check_distinct(source: TaskSettings, column: Mapping[str, str]) -> None:
+    """Raise ConfigError if two roles have one column."""
+    for role, other in combinations(column, 2):
+        if column[role] == column[other]:
+            raise ConfigError(
+                f"{source.uri}: columns",
+                "different columns for all roles",
+                f"{column[role]!r} for {role} and for {other}",
+                "set another column",
+            )
 
 
 def _content(store: Store, path: str) -> bytes:

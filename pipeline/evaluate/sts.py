@@ -116,12 +116,7 @@ class StsTask(EvaluationTask):
         metrics = _correlations(evidence, pairs.names)
         value = metrics[f"Spearman {self.settings.aggregation}"]
         if np.isnan(value):
-            raise DataError(
-                self.file.where,
-                f"a subset with different scores, for the aggregation {self.settings.aggregation}",
-                f"none of {len(pairs.names)}",
-                "use evaluate.aggregation=all or larger subsets",
-            )
+            raise self._undefined_score(len(pairs.names))
         if missing:
             known_pairs = (predicted[is_known], pairs.gold[is_known])
             metrics["Spearman of pairs with vectors"] = 100 * correlation(spearman, *known_pairs)
@@ -149,6 +144,14 @@ class StsTask(EvaluationTask):
                 ),
             ),
             evidence=evidence,
+        )
+
+    def _undefined_score(self, subsets: int) -> DataError:
+        return DataError(
+            self.file.where,
+            f"a subset with different scores, for the aggregation {self.settings.aggregation}",
+            f"none of {subsets}",
+            "use evaluate.aggregation=all or larger subsets",
         )
 
     def _warnings(self, pairs: StsPairs, predicted: np.ndarray) -> Iterator[str]:

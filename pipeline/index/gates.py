@@ -59,14 +59,15 @@ def judge(
     if counts.failed_canaries:
         gates["canary_cosine"] = _failed_canary_gate(counts.failed_canaries, min_cosine)
     elif canary is not None:
-        gates["canary_cosine"] = Gate(
-            value=canary,
-            threshold=min_cosine,
-            passed=canary >= min_cosine,
-            sentence=f"canary texts keep a cosine of {canary:.6f} with the previous release, "
-            f"{min_cosine:g} at least",
-        )
+        gates["canary_cosine"] = _canary_gate(canary, min_cosine)
     return gates
+
+
+def _canary_gate(cosine: float, min_cosine: float) -> Gate:
+    sentence = (
+        f"canary texts keep a cosine of {cosine:.6f} with the previous release, {min_cosine:g} at least"
+    )
+    return Gate(value=cosine, threshold=min_cosine, passed=cosine >= min_cosine, sentence=sentence)
 
 
 def lowest_cosine(before: np.ndarray, now: np.ndarray) -> float:

@@ -86,14 +86,7 @@ def prune(
     if not ignore_leases:
         _refuse_if_leased(store, series, now)
     recent = _recently_current(releases)
-    needed, named_by_old = _PathSet(), _PathSet()
-    for position, number in enumerate(recent):
-        (needed if position < keep else named_by_old).add(_paths(releases, releases.get(number)))
-    for number in releases.commits.unreadable():
-        needed.add(_paths_of_damaged(releases, number))
-    for corpus in series:
-        for position, number in enumerate(reversed(corpus.numbers())):
-            (needed if position < keep else named_by_old).add(corpus.files(number))
+    needed, named_by_old = _divide_paths(releases, series, recent, keep)
     rule, removed = _Rule(needed, named_by_old, now - grace_s), _RemovalSums()
     # Records go first, so that no record is ever stored without its unit.
     for is_record in (True, False):
@@ -185,6 +178,25 @@ def _refuse_if_leased(store: Store, series: Sequence[Series], now: float) -> Non
             "run prune after that night has ended; the lease of a killed run expires after 20 minutes, "
             "or pass --ignore-leases",
         )
+
+
+def _divide_paths(
+    releases: Releases, series: Sequence[Series], recent: Sequence[int], keep: int
+) -> tuple[_PathSet, _PathSet]:
+    """Return the paths that kept releases and manifests need, and those that the others name.
+
+    Args:
+        recent: numbers of the releases, most recently current first.
+    """
+    needed, named_by_old = _PathSet(), _PathSet()
+    for position, number in enumerate(recent):
+        (needed if position < keep else named_by_old).add(_paths(releases, releases.get(number)))
+    for number in releases.commits.unreadable():
+        needed.add(_paths_of_damaged(releases, number))
+    for corpus in series:
+        for position, number in enumerate(reversed(corpus.numbers())):
+            (needed if position < keep else named_by_old).add(corpus.files(number))
+    return needed, named_by_old
 
 
 def _recently_current(releases: Releases) -> list[int]:

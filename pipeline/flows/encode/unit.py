@@ -4,7 +4,7 @@ import os
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -170,6 +170,22 @@ class _UnitEncoding:
         self.stats.waiting_s += counters.waiting_s - before.waiting_s
         return result
 
+    def _schema(self, columns: pa.Schema, names: Sequence[str]) -> pa.Schema:
+        """Return the schema of the vectors' file.
+
+        Args:
+            columns: schema of the corpus unit.
+            names: its columns that the file repeats.
+        """
+        task = self.task
+        user_columns = [
+            columns.field(name).with_name(original_name(name))
+            for name in names
+            if name not in ("id", "text_key")
+        ]
+        row_id = columns.field("id").with_name(task.id_name)
+        return vectors_schema(row_id, user_columns, self.encoder.dim, task.space_id, task.encode.vectors)
+
     def _write_vectors(
         self,
         encoder: "Encoder | ReusingEncoder | IsolatedEncoder",
@@ -180,20 +196,8 @@ class _UnitEncoding:
         """Write the vectors of the unit to `file`, in row order; the encoder tokenizes one batch ahead."""
         task = self.task
         source = pq.ParquetFile(self.unit.file.open(task.store))
-        columns = source.schema_arrow
-        names = [name for name in columns.names if name not in ("text", "file", "row")]
-        user_columns = [
-            columns.field(name).with_name(original_name(name))
-            for name in names
-            if name not in ("id", "text_key")
-        ]
-        schema = vectors_schema(
-            columns.field("id").with_name(task.id_name),
-            user_columns,
-            self.encoder.dim,
-            task.space_id,
-            task.encode.vectors,
-        )
+        names = [name for name in source.schema_arrow.names if name not in ("text", "file", "row")]
+        schema = self._schema(source.schema_arrow, names)
         ahead: deque[pa.RecordBatch] = deque()
 
         def texts() -> Iterator[pa.Array]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from pipeline.config import digest_of, to_yaml
+from pipeline.config import Settings, digest_of, to_yaml
 from pipeline.errors import ConfigError
 from pipeline.evaluate import EvaluationTask
 from pipeline.evaluate.mask_words import MaskWordsReport
-from pipeline.evaluate.tasks import MissingTask, select_tasks
+from pipeline.evaluate.tasks import MissingTask, Selection, select_tasks
 from pipeline.flows.evaluate.candidates import ResolvedCandidate, check_sparse, resolve_candidates
 from pipeline.flows.evaluate.disagreements import disagreements
 from pipeline.flows.evaluate.fits import PlannedFits, plan_fits
@@ -121,8 +121,7 @@ def evaluate(
         ConfigError, DataError, ModelError, SpaceMismatch: as in `resolve_candidates` and `select_tasks`.
     """
     store = open_store(f"{open_store(job.evaluate.root or job.release.root).uri}/evaluations")
-    candidates = resolve_candidates(job, store)
-    selected = select_tasks(job.evaluate)
+    candidates, selected = resolve_candidates(job, store), select_tasks(job.evaluate)
     if selected.missing:
         say(f"missing tasks, listed at the end: {len(selected.missing)}")
     check_sparse(candidates, selected.tasks, job.evaluate.similarity, analyses=geometry or mask_words)
@@ -139,18 +138,11 @@ def evaluate(
         geometry_report = measure_geometry(run, candidates) if geometry else None
         wants_bias = geometry and job.evaluate.geometry.token_bias
         token_bias = measure_token_bias(run, candidates) if wants_bias else ()
-    identity = [
-        [[*each.id, each.name] for each in candidates],
-        [[task.name, task.digest] for task in selected.tasks],
-        [each.name for each in selected.missing],
-        job.evaluate.bootstrap,
-        job.evaluate.seed,
-        geometry_report and geometry_report.content_id(),
-        *([mask_words_report.content_id()] if mask_words_report else []),
-        *(each.content_id() for each in token_bias),
-    ]
+    names = [each.name for each in candidates]
+    words = [mask_words_report] if mask_words_report else []
+    reports = [geometry_report, *words, *token_bias]
     return Evaluation(
-        id=digest_of(identity)[:24],
+        id=_evaluation_id(job, candidates, selected, reports),
         root=store.uri,
         candidates=candidates,
         measured=measured,
@@ -161,12 +153,34 @@ def evaluate(
         settings=to_yaml(job),
         packages=packages(*_PACKAGES),
         speeds=tuple(sentences_per_s(store, each.space_id) for each in candidates),
-        disagreements=disagreements(measured, [each.name for each in candidates], store),
-        retrieved=retrieval_examples(measured, [each.name for each in candidates], store),
+        disagreements=disagreements(measured, names, store),
+        retrieved=retrieval_examples(measured, names, store),
         geometry=geometry_report,
         mask_words=mask_words_report,
         token_bias=token_bias,
     )
+
+
+def _evaluation_id(
+    job: Job,
+    candidates: Sequence[ResolvedCandidate],
+    selected: Selection,
+    reports: Sequence[Settings | None],
+) -> str:
+    """Return a digest of everything that the results depend on.
+
+    Args:
+        reports: the report on vectors, None if it was not wanted; then those that were.
+    """
+    identity = [
+        [[*each.id, each.name] for each in candidates],
+        [[task.name, task.digest] for task in selected.tasks],
+        [each.name for each in selected.missing],
+        job.evaluate.bootstrap,
+        job.evaluate.seed,
+        *(report and report.content_id() for report in reports),
+    ]
+    return digest_of(identity)[:24]
 
 
 @dataclass(frozen=True)

@@ -110,17 +110,7 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
         "differences": [
             {"task": row.task, **difference} for row in rows for difference in _differences(row, names)
         ],
-        "averages": [
-            {
-                "label": average.label,
-                "complete": average.complete,
-                "tasks": list(average.members),
-                "candidate": name,
-                **asdict(score),
-            }
-            for average in means
-            for name, score in zip(names, average.scores, strict=True)
-        ],
+        "averages": [facts for average in means for facts in _average_facts(average, names)],
         "average_differences": [
             {"label": average.label, **difference}
             for average in means
@@ -201,6 +191,18 @@ def _task_row(measured: MeasuredTask) -> TaskRow:
         *split_facts([result.facts for result in results]),
         measured.task.description,
     )
+
+
+def _average_facts(average: AverageRow, candidates: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON object of an average over tasks for each candidate."""
+    for name, score in zip(candidates, average.scores, strict=True):
+        yield {
+            "label": average.label,
+            "complete": average.complete,
+            "tasks": list(average.members),
+            "candidate": name,
+            **asdict(score),
+        }
 
 
 def _average_rows(evaluation: Evaluation) -> Iterator[AverageRow]:

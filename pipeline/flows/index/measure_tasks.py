@@ -168,12 +168,9 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
             open_index: opens the parts of the index, in which the queries' rows can be looked up.
         """
         from pipeline.index.effort import set_effort
-        from pipeline.index.measure import measure_parts
-        from pipeline.index.near_dead import recall_near_dead
 
-        extension, extended = self.extension, self.extended
-        source, store, rows = extension.build.source, extension.build.store, extension.survey.rows
-        queries = load_queries(store, self.queries)
+        extension, rows = self.extension, self.extension.survey.rows
+        queries = load_queries(extension.build.store, self.queries)
         truth, short = (self._merge(pieces, queries), 0) if pieces else self._update_truth(queries)
         if short:
             return Measurement(short_queries=short)
@@ -189,7 +186,16 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
                 unusable=f"its parts contain {held_rows:,} live rows where {rows:,} are expected, or were "
                 "trained apart"
             )
-        is_live = source.holds(extension.units, queries.addresses)
+        return Measurement(built=self._measured_index(parts, queries, truth))
+
+    def _measured_index(self, parts: "SearchedParts", queries: "Queries", truth: "Neighbours") -> BuiltIndex:
+        """Measure the opened parts, store the exact neighbours, and return the record of the index."""
+        from pipeline.index.measure import measure_parts
+        from pipeline.index.near_dead import recall_near_dead
+
+        extension, extended, index = self.extension, self.extended, self.extension.previous.index
+        store = extension.build.store
+        is_live = extension.build.source.holds(extension.units, queries.addresses)
         measured = measure_parts(parts, queries, truth).model_copy(
             update={
                 "file_bytes": sum(file.bytes for file in extended.files),
@@ -198,26 +204,23 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
         )
         with store.scratch() as scratch:
             stored_truth = store_truth(store, truth, scratch)
-        index = extension.previous.index
-        return Measurement(
-            built=BuiltIndex(
-                kind=index.kind,
-                factory=index.factory,
-                dim=index.dim,
-                **file_fields(extended.parts),
-                delta_ids=sum(len(part.ids) for part in extended.delta),
-                rows=rows,
-                settings=reader_settings(measured),
-                measured=measured,
-                examples=example_queries(parts, queries[is_live]),
-                plan=extension.build.plan,
-                trained=extension.trained.index,
-                trained_on=index.trained_on,
-                queries=self.queries,
-                truth=stored_truth,
-                tombstones=extended.tombstones,
-                base_ordinals=extended.base_ordinals,
-            )
+        return BuiltIndex(
+            kind=index.kind,
+            factory=index.factory,
+            dim=index.dim,
+            **file_fields(extended.parts),
+            delta_ids=sum(len(part.ids) for part in extended.delta),
+            rows=extension.survey.rows,
+            settings=reader_settings(measured),
+            measured=measured,
+            examples=example_queries(parts, queries[is_live]),
+            plan=extension.build.plan,
+            trained=extension.trained.index,
+            trained_on=index.trained_on,
+            queries=self.queries,
+            truth=stored_truth,
+            tombstones=extended.tombstones,
+            base_ordinals=extended.base_ordinals,
         )
 
     def _update_truth(self, queries: "Queries") -> tuple["Neighbours", int]:

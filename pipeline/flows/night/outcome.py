@@ -60,14 +60,7 @@ def publish_or_refuse(
         published = releases.publish(manifest, lambda number: render(replace(report, number=number)))
     except RootHeld as held:
         folder = _store_candidate(store, candidate, replace(report, status="held"))
-        say(f"{held}; the candidate is kept at {folder}")
-        facts = {
-            "held_since": held.since,
-            "reason": held.reason,
-            "candidate": folder,
-            "report": f"{folder}/report.html",
-        }
-        return outcome_of("held", releases.get(held.number), store.uri, facts)
+        return _held_outcome(held, releases, folder)
     except PublishConflict as conflict:
         say(str(conflict))
         return outcome_of("overtaken", releases.get(conflict.number), store.uri)
@@ -86,6 +79,18 @@ def publish_or_refuse(
             f"{manifest.parent}"
         )
     return outcome_of("published", published, store.uri, {"queries": queries})
+
+
+def _held_outcome(held: RootHeld, releases: Releases, folder: str) -> NightOutcome:
+    """Say that the candidate is kept in `folder` because the root is held, and describe the night."""
+    say(f"{held}; the candidate is kept at {folder}")
+    facts = {
+        "held_since": held.since,
+        "reason": held.reason,
+        "candidate": folder,
+        "report": f"{folder}/report.html",
+    }
+    return outcome_of("held", releases.get(held.number), releases.store.uri, facts)
 
 
 def outcome_of(

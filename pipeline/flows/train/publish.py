@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.config import to_yaml
@@ -64,26 +65,13 @@ def publish(
         expansion: word vectors with which the vocabulary is expanded first, or None.
     """
     from pipeline.models.trainable.expansion import expand_vocabulary
-    from pipeline.models.trainable.saved_heads import SavedHeads
-    from pipeline.models.trainable.saving import save_folder, save_joined
     from pipeline.report.card import write_card
     from pipeline.report.training import render
     from pipeline.report.training_report import EncoderSummary
     from pipeline.report.training_warnings import training_warnings
 
     with run.store.scratch() as scratch:
-        folder = (
-            save_folder(
-                model.encoder,
-                model.encoder.folder,
-                scratch / ENCODER,
-                SavedHeads(model.head, model.language_head, model.classifier),
-            )
-            if model.twin is None
-            else save_joined(
-                (model.encoder, model.twin), scratch / ENCODER, language_head=model.language_head
-            )
-        )
+        folder = _save(model, scratch / ENCODER)
         if expansion is not None:
             folder = expand_vocabulary(folder, open_folder(expansion), settings.expand.vocabulary)
         is_cross_encoder = model.classifier is not None and model.classifier.reads_pairs
@@ -107,6 +95,17 @@ def publish(
     )
     run.store.create(RESULT, result.to_json())
     return result
+
+
+def _save(model: "TrainedModel", path: Path) -> EncoderFolder:
+    """Write the folder of the trained encoder, or of both encoders of an objective that trains two."""
+    from pipeline.models.trainable.saved_heads import SavedHeads
+    from pipeline.models.trainable.saving import save_folder, save_joined
+
+    if model.twin is not None:
+        return save_joined((model.encoder, model.twin), path, language_head=model.language_head)
+    heads = SavedHeads(model.head, model.language_head, model.classifier)
+    return save_folder(model.encoder, model.encoder.folder, path, heads)
 
 
 def _metrics_at_start_and_end(lines: Sequence[MetricsLine]) -> dict[str, float]:

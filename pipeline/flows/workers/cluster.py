@@ -126,6 +126,22 @@ def _abort_if_ray_dies() -> Iterator[None]:
         thread.join()
 
 
+def _ray_options(cluster: ClusterAddress, verbose: bool) -> dict[str, Any]:
+    """Return the arguments of ray.init."""
+    options: dict[str, Any] = {
+        "address": cluster.address,
+        "log_to_driver": verbose,
+        "logging_level": logging.INFO if verbose else logging.ERROR,
+    }
+    if cluster.is_local:
+        options |= {
+            "include_dashboard": False,
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "_system_config": _SYSTEM_CONFIG,
+        }
+    return options
+
+
 def _connect_to_ray(settings: ClusterSettings, verbose: bool) -> None:
     """Connect to the cluster of the settings, or start a local one."""
     import ray
@@ -133,25 +149,15 @@ def _connect_to_ray(settings: ClusterSettings, verbose: bool) -> None:
     cluster = ClusterAddress.of(settings)
     _check_directory()
     cluster.check_answers(settings.patience_s)
-    options: dict[str, Any] = {
-        "address": cluster.address,
-        "log_to_driver": verbose,
-        "logging_level": logging.INFO if verbose else logging.ERROR,
-    }
     if cluster.is_local:
         _make_token_folder_private()
-        options |= {
-            "include_dashboard": False,
-            "object_store_memory": _OBJECT_STORE_BYTES,
-            "_system_config": _SYSTEM_CONFIG,
-        }
     try:
         with (
             _discard_stderr(verbose) as reopen,
             _abort_after(settings.patience_s, cluster, reopen),
             _restore_sigterm(),
         ):
-            ray.init(**options)
+            ray.init(**_ray_options(cluster, verbose))
     except ValueError as error:
         raise ConfigError(
             cluster.setting,

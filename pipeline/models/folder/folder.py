@@ -76,9 +76,8 @@ def open_folder(settings: EncoderSettings, *, cross_encoder: bool = False) -> En
         check_numbers(transformer_path / "config.json", config)
     st_config = _sentence_transformers_config(transformer_path)
     folder_pooling, include_prompt = pooling_of(path, modules)
-    if is_cross_encoder(transformer_path, st_config, allowed=cross_encoder):
-        folder_pooling = ("cls_mlp",)
-    pooling = _choose_pooling(settings, folder_pooling)
+    is_cross = is_cross_encoder(transformer_path, st_config, allowed=cross_encoder)
+    pooling = _choose_pooling(settings, ("cls_mlp",) if is_cross else folder_pooling)
     prompt, query_prompt = _prompts(settings, path)
     folder = EncoderFolder(
         path=path,
@@ -100,10 +99,10 @@ def open_folder(settings: EncoderSettings, *, cross_encoder: bool = False) -> En
         weights=weights_of(path, transformer),
         files={},
     )
-    _check_pooling(folder, settings)
-    averaging = resolve_averaging(
-        settings, path, str(config.get("model_type")), folder.pooling, words=folder.family == "words"
-    )
+    _check_template(folder, settings)
+    _check_pooling(folder)
+    words, model_type = folder.family == "words", str(config.get("model_type"))
+    averaging = resolve_averaging(settings, path, model_type, folder.pooling, words=words)
     return with_identity(replace(folder, averaging=averaging), modules)
 
 
@@ -143,16 +142,8 @@ def _choose_pooling(settings: EncoderSettings, folder_pooling: tuple[str, ...]) 
     return pooling
 
 
-def _check_pooling(folder: EncoderFolder, settings: EncoderSettings) -> None:
-    """Check that pooling, template and family go together."""
-    pooling = "+".join(folder.pooling)
-    refuse_if(
-        "mask" in folder.pooling and folder.pooling != MASKED,
-        "encoder.pooling",
-        "mask alone",
-        pooling,
-        "choose mask, or poolings without it",
-    )
+def _check_template(folder: EncoderFolder, settings: EncoderSettings) -> None:
+    """Check that template and family go together."""
     refuse_if(
         folder.template is not None and folder.whole_words,
         "encoder.template",
@@ -166,6 +157,18 @@ def _check_pooling(folder: EncoderFolder, settings: EncoderSettings) -> None:
         "an empty list with encoder.template, whose words would be left out of all texts",
         ", ".join(settings.exclude),
         "set one of the two only",
+    )
+
+
+def _check_pooling(folder: EncoderFolder) -> None:
+    """Check that pooling, modules and family go together."""
+    pooling = "+".join(folder.pooling)
+    refuse_if(
+        "mask" in folder.pooling and folder.pooling != MASKED,
+        "encoder.pooling",
+        "mask alone",
+        pooling,
+        "choose mask, or poolings without it",
     )
     refuse_if(
         folder.pooling != MASKED and any(isinstance(module, Denoising) for module in folder.tail),
