@@ -35,7 +35,6 @@ releases = application(
 )
 
 Number = Annotated[str | None, typer.Argument(metavar="[N]", help="Default: the current release.")]
-
 KeptReleases = Annotated[
     int,
     typer.Option("--keep", min=1, metavar="N", help="Keep the N releases that were current most recently."),
@@ -273,8 +272,7 @@ def prune(
     from pipeline.store.prune import prune as remove
 
     opened = run.open()
-    grace_s = 3600 * grace_hours
-    pruned = remove(opened, keep, grace_s=grace_s, ignore_leases=ignore_leases, dry_run=dry_run)
+    pruned = remove(opened, keep, grace_s=3600 * grace_hours, ignore_leases=ignore_leases, dry_run=dry_run)
     kept = ", ".join(map(str, pruned.kept)) or "none"
     removed = ", ".join(map(str, pruned.removed)) or "none"
     freed = f"{counted(pruned.files, 'file')}, {size(pruned.bytes)}"

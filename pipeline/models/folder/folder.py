@@ -9,22 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ModelError, did_you_mean
-from pipeline.models.folder.averaging import refuse_if, resolve_averaging
+from pipeline.errors import ModelError
+from pipeline.models.folder.averaging import resolve_averaging
+from pipeline.models.folder.check_pooling import check_pooling, check_template, choose_pooling
 from pipeline.models.folder.concatenated import open_joined
 from pipeline.models.folder.cross_encoder import is_cross_encoder
 from pipeline.models.folder.encoder_folder import (
     ENDS_SENTENCES,
     JOINED,
-    MASKED,
     PACKED_FAMILIES,
-    SEQUENCE_FAMILIES,
     EncoderFolder,
 )
 from pipeline.models.folder.identity import TRANSFORMER_CONFIGS, with_identity
 from pipeline.models.folder.locate import locate
 from pipeline.models.folder.modules import (
-    Denoising,
     modules_of,
     pooling_of,
     read_json,
@@ -34,7 +32,6 @@ from pipeline.models.folder.pretrained import check_code
 from pipeline.models.folder.values import check_numbers
 from pipeline.models.folder.weight_files import pooling_weights_of, weights_of
 from pipeline.models.folder.word_vectors import CONVOLUTIONAL, DAN, PARAGRAPH, RECURRENT, WORDS
-from pipeline.models.layers.pooling import POOLINGS
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.tokens import Side
 
@@ -77,7 +74,7 @@ def open_folder(settings: EncoderSettings, *, cross_encoder: bool = False) -> En
     st_config = _sentence_transformers_config(transformer_path)
     folder_pooling, include_prompt = pooling_of(path, modules)
     is_cross = is_cross_encoder(transformer_path, st_config, allowed=cross_encoder)
-    pooling = _choose_pooling(settings, ("cls_mlp",) if is_cross else folder_pooling)
+    pooling = choose_pooling(settings, ("cls_mlp",) if is_cross else folder_pooling)
     prompt, query_prompt = _prompts(settings, path)
     folder = EncoderFolder(
         path=path,
@@ -99,8 +96,8 @@ def open_folder(settings: EncoderSettings, *, cross_encoder: bool = False) -> En
         weights=weights_of(path, transformer),
         files={},
     )
-    _check_template(folder, settings)
-    _check_pooling(folder)
+    check_template(folder, settings)
+    check_pooling(folder)
     words, model_type = folder.family == "words", str(config.get("model_type"))
     averaging = resolve_averaging(settings, path, model_type, folder.pooling, words=words)
     return with_identity(replace(folder, averaging=averaging), modules)
@@ -122,104 +119,6 @@ def _sentence_transformers_config(folder: Path) -> dict[str, Any]:
     """Read the settings of a Transformer module, such as max_seq_length; their file has had several names."""
     configs = (read_json(folder / name) for name in TRANSFORMER_CONFIGS)
     return next(filter(None, configs), {})
-
-
-def _choose_pooling(settings: EncoderSettings, folder_pooling: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the poolings that the settings name (mean, mean+max), or else mask for a template, or else the
-    folder's.
-    """
-    if settings.pooling is None:
-        return MASKED if settings.template is not None else folder_pooling
-    pooling = tuple(name.strip() for name in settings.pooling.split("+"))
-    for name in pooling:
-        if name not in POOLINGS:
-            raise ModelError(
-                "encoder.pooling",
-                f"one of {', '.join(POOLINGS)}",
-                repr(name),
-                did_you_mean(name, POOLINGS, "choose one; a + between two concatenates them"),
-            )
-    return pooling
-
-
-def _check_template(folder: EncoderFolder, settings: EncoderSettings) -> None:
-    """Check that template and family go together."""
-    refuse_if(
-        folder.template is not None and folder.whole_words,
-        "encoder.template",
-        "a model with a mask token",
-        f"an encoder of whole words at {settings.path}",
-        "set it to null",
-    )
-    refuse_if(
-        folder.template is not None and settings.exclude,
-        "encoder.exclude",
-        "an empty list with encoder.template, whose words would be left out of all texts",
-        ", ".join(settings.exclude),
-        "set one of the two only",
-    )
-
-
-def _check_pooling(folder: EncoderFolder) -> None:
-    """Check that pooling, modules and family go together."""
-    pooling = "+".join(folder.pooling)
-    refuse_if(
-        "mask" in folder.pooling and folder.pooling != MASKED,
-        "encoder.pooling",
-        "mask alone",
-        pooling,
-        "choose mask, or poolings without it",
-    )
-    refuse_if(
-        folder.pooling != MASKED and any(isinstance(module, Denoising) for module in folder.tail),
-        "encoder.pooling",
-        "mask, the pooling that the folder's Denoise module belongs to",
-        pooling,
-        "set it to null",
-    )
-    refuse_if(
-        folder.family == "paragraph" and pooling != "cls",
-        "encoder.pooling",
-        "cls, the only pooling of paragraph vectors: the vector itself",
-        pooling,
-        "set it to null",
-    )
-    refuse_if(
-        folder.family == "dan" and pooling != "mean",
-        "encoder.pooling",
-        "mean, the only pooling of a deep averaging network",
-        pooling,
-        "set it to null",
-    )
-    if folder.family in SEQUENCE_FAMILIES:
-        _check_sequence_pooling(folder)
-    refuse_if(
-        "ends" in folder.pooling and folder.config.get("directions") != 2,
-        "encoder.pooling",
-        "an encoder of two directions, because ends concatenates the final states of both",
-        pooling,
-        "choose last, mean or max",
-    )
-
-
-def _check_sequence_pooling(folder: EncoderFolder) -> None:
-    """Check that a recurrent or convolutional encoder has the pooling."""
-    pooling = "+".join(folder.pooling)
-    refuse_if(
-        not all(POOLINGS[name].sequences for name in folder.pooling),
-        "encoder.pooling",
-        f"one of {', '.join(each.name for each in POOLINGS.values() if each.sequences)} for a "
-        f"{folder.family} encoder",
-        pooling,
-        "choose one of these",
-    )
-    refuse_if(
-        folder.config.get("contexts") and folder.pooling != ("mean",),
-        "encoder.pooling",
-        "mean, the only pooling of an encoder with attention weights",
-        pooling,
-        "set it to null",
-    )
 
 
 def _prompts(settings: EncoderSettings, path: Path) -> tuple[str, str]:

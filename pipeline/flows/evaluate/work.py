@@ -1,0 +1,158 @@
+"""The work of an evaluation: sentences to encode, and candidates to score, without those of earlier runs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from pipeline.evaluate import EvaluationTask
+from pipeline.flows.evaluate.candidates import ResolvedCandidate
+from pipeline.flows.evaluate.fits import PlannedFits, plan_fits
+from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult, ScoreTask, Scoring
+from pipeline.flows.evaluate.sentences import (
+    Sentences,
+    SpaceVectors,
+    SparseVectors,
+    encode_sentences,
+    load_vectors,
+)
+from pipeline.flows.run import Run
+from pipeline.flows.workers.cluster import is_local
+from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.workers.workers import Workers
+from pipeline.log import Stages, counted
+from pipeline.settings import Job
+from pipeline.store.base import Store
+
+Key = tuple[tuple[str, str | None], str]
+"""(ids of space and transform, name of the task): candidates with equal ids share their scores"""
+
+_QUICK_ROWS = 2_000_000  # sentences times resamples that one process scores in about two seconds
+
+
+@dataclass(frozen=True)
+class EvaluationWork:
+    """The work of one evaluation: sentences to encode, and candidates to score on tasks.
+
+    Attributes:
+        job: settings of the job.
+        store: store of the evaluations.
+        tasks: the tasks.
+        candidates: the candidates.
+        sizes: number of sentences of each task, by its name.
+        vectors: sentence vectors of each space, by space_id; `encode` adds the new ones.
+        new: by space_id, the sentences that no earlier evaluation has encoded.
+        fits: transforms to fit for single tasks.
+    """
+
+    job: Job
+    store: Store
+    tasks: Sequence[EvaluationTask]
+    candidates: Sequence[ResolvedCandidate]
+    sizes: dict[str, int]
+    vectors: dict[str, SpaceVectors | SparseVectors]
+    new: dict[str, Sentences]
+    fits: PlannedFits
+
+    @classmethod
+    def read(
+        cls,
+        job: Job,
+        store: Store,
+        stages: Stages,
+        tasks: Sequence[EvaluationTask],
+        candidates: Sequence[ResolvedCandidate],
+    ) -> "EvaluationWork":
+        """Read the tasks, and find the sentences that are not encoded yet."""
+        sizes, all_texts = dict[str, int](), list[str]()
+        with stages("read tasks", unit="sentences") as bar:
+            for task in tasks:
+                texts = task.sentences()
+                sizes[task.name] = len(texts)
+                all_texts += texts
+                bar.add(len(texts))
+            sentences, fits = Sentences.of(all_texts), plan_fits(candidates, tasks)
+            bar.stage.note = f"{len(sentences):,} distinct, of {counted(len(tasks), 'task')}"
+        vectors: dict[str, SpaceVectors | SparseVectors] = {
+            each.space_id: load_vectors(store, each) if each.tfidf is None else SparseVectors(each.tfidf)
+            for each in candidates
+        }
+        new = {
+            space_id: _joined(sentences, fits.texts.get(space_id)).without(encoded.keys)
+            for space_id, encoded in vectors.items()
+            if isinstance(encoded, SpaceVectors)
+        }
+        return cls(job, store, tasks, candidates, sizes, vectors, new, fits)
+
+    def is_small(self, sampled: int) -> bool:
+        """Return whether there is so little work that one local process is faster than starting Ray.
+
+        Args:
+            sampled: number of sentences to measure geometry on.
+        """
+        if not is_local(self.job.cluster) or not self.job.cluster.small_rows:
+            return False
+        training_sentences = sum(
+            self.sizes[scoring.task.name]
+            for scoring in self._items().values()
+            if scoring.task.trains and scoring.load_result(self.store) is None
+        )
+        return training_sentences + sampled + sum(map(len, self.new.values())) <= self.job.cluster.small_rows
+
+    def encode(self, run: Run) -> None:
+        """Encode the new sentences, once for all candidates of a space."""
+        first = {each.space_id: each for each in reversed(self.candidates)}
+        for space_id, new in self.new.items():
+            earlier = self.vectors[space_id]
+            if len(new) and isinstance(earlier, SpaceVectors):
+                self.vectors[space_id] = encode_sentences(run, new, earlier, first[space_id])
+
+    def score(self, run: Run) -> tuple[MeasuredTask, ...]:
+        """Score every candidate on every task, unless an earlier run did.
+
+        Tasks that train classifiers come first, and large tasks before small ones, to balance the workers.
+        """
+        items = self._items()
+        with run.stages("score", len(items), "scores") as bar:
+            stored = {key: item.load_result(self.store) for key, item in items.items()}
+            results = {key: result for key, result in stored.items() if result is not None}
+            todo = sorted(
+                (key for key in items if key not in results),
+                key=lambda key: (items[key].task.trains, self.sizes[key[1]]),
+                reverse=True,
+            )
+            bar.skip(len(results))
+            for number, result in self._run_items([items[key] for key in todo], run.workers):
+                results[todo[number]] = result
+                bar.add(1)
+        return tuple(
+            MeasuredTask(task, tuple(results[each.id, task.name] for each in self.candidates))
+            for task in self.tasks
+        )
+
+    def _run_items(self, items: Sequence[Scoring], workers: Workers) -> Iterator[tuple[int, ResampledResult]]:
+        """Score on the workers, or in this process if that takes less time than to start a worker."""
+        task = ScoreTask(self.store)
+        rows = sum(self.sizes[item.task.name] * (1 + item.resamples) for item in items)
+        if all(item.task.quick and item.fit is None for item in items) and rows <= _QUICK_ROWS:
+            return enumerate(map(task.start(), items))
+        return workers.map_units(task, items, Pool(max(1, min(workers.cpus, len(items)))))
+
+    def _items(self) -> dict[Key, Scoring]:
+        """Return each candidate and task to score, once for candidates with the same space and transform."""
+        settings = self.job.evaluate
+        return {
+            (each.id, task.name): Scoring(
+                each,
+                task,
+                self.vectors[each.space_id],
+                settings.bootstrap,
+                settings.seed,
+                self.fits.by_task.get((each.id, task.name)),
+            )
+            for each, task in product(self.candidates, self.tasks)
+        }
+
+
+def _joined(sentences: Sentences, texts: Sequence[str] | None) -> Sentences:
+    """Add texts to distinct sentences."""
+    return Sentences.of([*sentences.texts.to_pylist(), *texts]) if texts else sentences
