@@ -49,3 +49,10 @@ def strings_of(texts: Sequence[str]) -> pa.Array:
     np.cumsum([len(text) for text in encoded], out=offsets[1:])
     data = pa.py_buffer(b"".join(encoded))
     return pa.LargeStringArray.from_buffers(len(encoded), pa.py_buffer(offsets), data)
+
+
+def join_tables(tables: list[pa.Table]) -> pa.Table:
+    """Return all rows in one chunk, and empty the list, so that only the caller holds the rows."""
+    joined = pa.concat_tables(tables).combine_chunks()
+    tables.clear()
+    return joined

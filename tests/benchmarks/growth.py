@@ -4,7 +4,8 @@ python -m tests.benchmarks.growth --rows 10000 100000 1000000
 
 Made-up rows are encoded by averages of 16-dimensional word vectors, so that the cost of everything except
 encoding is visible. For each stage the exponent b of the fit `cost ~ rows^b` is printed: 1 is linear, 0 is
-independent of the rows.
+independent of the rows. The driver is the process of the command. If less than 1 GiB of the corpus changed,
+it runs the tasks of ingest itself, so that its memory includes that of a task, 16 MiB of rows or a unit.
 """
 
 import argparse

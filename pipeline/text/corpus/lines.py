@@ -8,12 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipeline.store.base import Store
 from pipeline.store.schema import KEY
 from pipeline.store.stored import FileRef, Stored
-from pipeline.text.corpus.keys import carried_keys, id_hashes
+from pipeline.text.corpus.keys import carried_keys
 from pipeline.text.corpus.normalize import text_keys
-from pipeline.text.corpus.partitions import PartitionReader, partition_of, store_partitions
+from pipeline.text.corpus.partitions import PartitionReader
 
 _IN_LINES = {"id", "text_key", "file", "row"}  # columns of a unit that lines have
 
@@ -91,14 +90,6 @@ class ReadPart(Stored):
     def rows(self) -> int:
         """Number of rows."""
         return self.lines.rows
-
-
-def store_part(work: Store, rows: ReadRows, count: int, stem: str) -> ReadPart:
-    """Store rows in `count` partitions by the hash of their id, in two files with paths from `stem`."""
-    partitions = partition_of(id_hashes(rows.lines), count)
-    lines = store_partitions(work, rows.lines, partitions, count, f"{stem}-lines.arrow")
-    contents = store_partitions(work, rows.contents, partitions, count, f"{stem}-contents.arrow")
-    return ReadPart(lines=lines, contents=contents)
 
 
 def read_lines(

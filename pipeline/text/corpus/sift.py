@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import Defect
-from pipeline.store.arrays import is_text, one_chunk
+from pipeline.store.arrays import is_text, join_tables, one_chunk
 from pipeline.text.corpus.normalize import normalize, valid_utf8
 from pipeline.text.corpus.quarantine import RejectedRow, quarantine
 from pipeline.text.corpus.sources import SourceFile
@@ -143,17 +143,10 @@ def rechunk(tables: Iterable[pa.Table], rows: int, max_bytes: int | None = None)
                 pending_rows += take
             if take < table.num_rows or pending_rows == rows:
                 pending_rows = pending_bytes = 0
-                yield _join(pending)
+                yield join_tables(pending)
             table = table.slice(take)
     if pending:
-        yield _join(pending)
-
-
-def _join(pending: list[pa.Table]) -> pa.Table:
-    """Concatenate the tables and empty the list, so that only the caller holds the rows."""
-    joined = pa.concat_tables(pending).combine_chunks()
-    pending.clear()
-    return joined
+        yield join_tables(pending)
 
 
 def _readable(column: pa.ChunkedArray) -> list[str | None]:
