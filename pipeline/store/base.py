@@ -6,9 +6,8 @@ a path on this machine, for libraries that need one.
 
 import abc
 import contextlib
-import errno
 import hashlib
-import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,21 +18,21 @@ from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
-from pipeline.errors import ConfigError, DataError, TransientError
+from pipeline.errors import DataError
+from pipeline.store.disk import temporary_folder
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_BLOCKS = 64  # of calls for each thread; the calls of a block run one after the other
 # Prefix of the names of temporary files; listings leave them out.
 PARTIAL = ".tmp-"
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Missing permissions, or a file where a folder is needed.
-_NOT_WRITABLE = (PermissionError, NotADirectoryError, FileExistsError)
-# A network file system whose server does not answer, or was replaced by another one.
-_UNREACHABLE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+_NORMAL = re.compile(
+    r"([^./\\\0][^/\\\0]*)(/[^./\\\0][^/\\\0]*)*"
+)  # most normal paths: no name begins with a dot
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A stored file, as a listing shows it."""
 
@@ -174,6 +173,8 @@ class Store(abc.ABC):
 
 def normal_path(path: str) -> str:
     """Return `path` in normal form. Raises DataError if it is empty or would leave the root."""
+    if _NORMAL.fullmatch(path):  # takes a tenth of the time of parsing
+        return path
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
         raise DataError(
@@ -208,90 +209,17 @@ def sha256_mismatch(name: str, expected: str, found: str) -> DataError:
     )
 
 
-@contextlib.contextmanager
-def temporary_folder(prefix: str, parent: str) -> Iterator[Path]:
-    """Yield a directory below `parent` that is removed at the end of the block.
-
-    Raises:
-        TransientError: the disk is full, or another process has removed the directory.
-    """
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name, translate_disk_errors(parent):
-        try:
-            yield Path(name)
-        except (OSError, RuntimeError, pa.ArrowException, DataError) as error:
-            if os.path.exists(name):
-                raise
-            remedy = "see what removes files there, and run again: finished work is kept"
-            raise TransientError(name, "temporary files of a running job", "none", remedy) from error
-
-
-@contextlib.contextmanager
-def translate_disk_errors(where: str) -> Iterator[None]:
-    """Replace errors of the disk below the path `where`, raised in the block, by errors that say what to do.
-
-    Raises:
-        TransientError: the disk is full, or does not answer.
-        ConfigError: the directory is not writable.
-    """
-    try:
-        yield
-    except (OSError, RuntimeError, pa.ArrowException) as error:
-        found = " ".join(str(error).split())
-        number = getattr(error, "errno", None)
-        if isinstance(error, _NOT_WRITABLE) or number == errno.EROFS:
-            raise ConfigError(
-                where, "a writable folder", found, "check the path and its permissions"
-            ) from error
-        if number in _UNREACHABLE:
-            raise TransientError(
-                where,
-                "a disk that answers",
-                found,
-                "check the disk, or the server of the file system, and run again: finished work is kept",
-            ) from error
-        # Arrow and other libraries raise errors without a number for a full disk: only the message shows it.
-        if number not in _DISK_FULL and os.strerror(errno.ENOSPC).lower() not in str(error).lower():
-            raise
-        raise TransientError(
-            where,
-            "space for a new file",
-            found,
-            "free disk space (manta releases prune, or a larger disk) and run again: finished work is kept",
-        ) from error
-
-
 def in_threads(call: Callable[[Item], Result], items: Iterable[Item], threads: int = 16) -> list[Result]:
     """Apply `call` to each item in threads, and return the results in order.
 
     The first error is raised; calls that have not begun by then are cancelled.
 
     Args:
-        threads: number of concurrent calls. 16 suits small requests, which an object store answers in tens of
-            milliseconds.
+        threads: number of concurrent calls. 16 suits small requests to an object store.
     """
+    work = list(items)
+    size = 1 + len(work) // (_BLOCKS * threads)  # so that many short calls do not wait for the pool
+    blocks = [work[start : start + size] for start in range(0, len(work), size)]
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(call, items))
-
-
-def tree_bytes(path: Path) -> int:
-    """Return the bytes of a file, or of all files below a folder. Symbolic links are not followed.
-
-    Files that another process removes meanwhile do not count.
-    """
-    files = [path]
-    # `is_symlink` comes first: `is_dir` follows a link, which would update the link's access time.
-    if not path.is_symlink() and path.is_dir():
-        files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-    total = 0
-    for file in files:
-        with contextlib.suppress(FileNotFoundError):
-            total += file.lstat().st_size
-    return total
-
-
-def remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with all its files, if it exists."""
-    if not path.is_symlink() and path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+        results = pool.map(lambda block: [call(item) for item in block], blocks)
+        return [result for block in results for result in block]

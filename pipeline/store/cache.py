@@ -30,7 +30,8 @@ from typing import BinaryIO
 from pipeline.errors import ConfigError
 from pipeline.keep_alive import keep_alive, on_keep_alive
 from pipeline.log import say
-from pipeline.store.base import PARTIAL, remove, sha256_of, translate_disk_errors, tree_bytes
+from pipeline.store.base import PARTIAL, sha256_of
+from pipeline.store.disk import remove, translate_disk_errors, tree_bytes
 from pipeline.store.owned import can_make_directory_in, make_private_directory, ownership_problem
 from pipeline.store.retry import positive_number
 

@@ -19,11 +19,8 @@ from pipeline.store.base import (
     Store,
     check_sha256,
     normal_path,
-    remove,
-    temporary_folder,
-    translate_disk_errors,
-    tree_bytes,
 )
+from pipeline.store.disk import remove, temporary_folder, translate_disk_errors, tree_bytes
 from pipeline.store.lease import is_running
 
 _PAGE = 1_000  # files that `pages` yields together

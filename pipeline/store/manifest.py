@@ -170,6 +170,16 @@ class ReleaseManifest(Stored):
         if isinstance(self.units, UnitTable):
             yield from self.units.references()
 
+    def sizes(self) -> Iterator[tuple[str, int]]:
+        """Yield path and size of the files of `all_references`; the size is 0 where it is not recorded.
+
+        Raises:
+            DataError: the table of units is missing or was changed.
+        """
+        yield from ((file.path, file.bytes) for file in self.references())
+        if isinstance(self.units, UnitTable):
+            yield from self.units.sizes()
+
     def index_parts(self) -> tuple[IndexPart, ...]:
         """Return the parts of the index in the order of their units, those of the delta last."""
         index, files, ids = self.index, iter(self.index.files), iter(self.ids)

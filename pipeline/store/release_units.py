@@ -182,6 +182,18 @@ class UnitTable(Sequence[ReleaseUnit]):
                 yield FileRef(path=row["record"], sha256="")
                 yield from (FileRef.model_validate(row[name]) for name in _FILE_COLUMNS if row[name])
 
+    def sizes(self) -> Iterator[tuple[str, int]]:
+        """Yield path and size of the files of `references`, without making an object for each.
+
+        Raises:
+            DataError: the table is missing, or was changed.
+        """
+        for group in self._groups():
+            yield from zip(group["path"].to_pylist(), group["bytes"].to_pylist(), strict=True)
+            yield from ((path, 0) for path in group["record"].to_pylist())
+            for files in (one_chunk(group[name]).drop_null() for name in _FILE_COLUMNS):
+                yield from zip(files.field("path").to_pylist(), files.field("bytes").to_pylist(), strict=True)
+
     def is_complete(self) -> bool:
         """Return whether the file exists and has the recorded size."""
         return self.file.is_complete(self._store)

@@ -5,8 +5,11 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from pipeline.errors import DataError
 from pipeline.store.base import Store, in_threads
+from pipeline.store.listed import ListedFiles, file_hash
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.stored import FileRef
 from pipeline.store.units import Corpus
@@ -84,20 +87,41 @@ def size_faults(store: Store, manifest: ReleaseManifest) -> list[Fault]:
 
     Sizes come from one listing per folder, because a large corpus has tens of thousands of files.
     """
-    needed = _known_files(store, manifest)
-    folders = sorted({file.path.rpartition("/")[0] for file in needed} - {""})
-    sizes = {entry.path: entry.size for entries in in_threads(store.list, folders) for entry in entries}
-    faults = (
-        _size_fault(file, sizes[file.path] if file.path in sizes else store.size(file.path))
-        for file in needed
-    )
-    return sorted(filter(None, faults))
+    folders = set[str]()
+
+    def hashes() -> Iterator[int]:
+        for path, size in _known_sizes(store, manifest):
+            folders.add(path.rpartition("/")[0])
+            yield file_hash(path, size or None)  # 0 in records of the earliest versions, which have no sizes
+
+    needed = np.fromiter(hashes(), np.int64)
+    listed = ListedFiles(store, sorted(folders - {""}))
+    if listed.has_all(needed):
+        return []
+    suspects = {
+        path: size for path, size in _known_sizes(store, manifest) if not listed.has(path, size or None)
+    }
+    sizes = in_threads(store.size, suspects)
+    return sorted(filter(None, map(_size_fault, suspects, suspects.values(), sizes)))
+
+
+def _known_sizes(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, int]]:
+    """Yield path and size of the files of `_known_files`, some of them several times, one record at a time.
+
+    Raises:
+        DataError: the table of units is missing or was changed.
+    """
+    with contextlib.suppress(FileNotFoundError, DataError):
+        corpus = Corpus.read(store, manifest.corpus)
+        yield from ((file.path, file.bytes) for file in corpus.references())
+        del corpus
+    yield from manifest.sizes()
 
 
 def check_files(store: Store, files: Iterable[FileRef]) -> None:
     """Raise DataError for the first of these files of a release that is missing or has another size."""
     for file in files:
-        if fault := _size_fault(file, store.size(file.path)):
+        if fault := _size_fault(file.path, file.bytes, store.size(file.path)):
             raise _fault_error(store, fault)
 
 
@@ -131,7 +155,7 @@ def content_faults(
     """
 
     def fault_of(file: FileRef) -> Fault | None:
-        if (fault := _size_fault(file, store.size(file.path))) or not file.sha256:
+        if (fault := _size_fault(file.path, file.bytes, store.size(file.path))) or not file.sha256:
             return fault
         found = _sha256(store, file.path)
         on_read(file.bytes)
@@ -142,11 +166,12 @@ def content_faults(
     return sorted(filter(None, in_threads(fault_of, _files_to_read(store, manifest), _READERS)))
 
 
-def _size_fault(file: FileRef, size: int | None) -> Fault | None:
-    expected = f"{file.bytes:,} bytes"  # 0 in records of the earliest versions, which have no sizes
-    if size is None:
-        return Fault(file.path, expected, None)
-    return Fault(file.path, expected, f"{size:,} bytes") if file.bytes and size != file.bytes else None
+def _size_fault(path: str, size: int, found: int | None) -> Fault | None:
+    """Return the fault of a file with the size `found`, None if it is missing, instead of `size`, if any."""
+    expected = f"{size:,} bytes"
+    if found is None:
+        return Fault(path, expected, None)
+    return Fault(path, expected, f"{found:,} bytes") if size and found != size else None
 
 
 def _sha256(store: Store, path: str) -> str:

@@ -16,7 +16,8 @@ import yaml
 from pipeline import config, yaml_tree
 from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.models.folder.locate import locate
-from pipeline.store.base import Store, translate_disk_errors
+from pipeline.store.base import Store
+from pipeline.store.disk import translate_disk_errors
 from pipeline.store.store import open_store
 
 ROOT = Path(__file__).parent.parent.parent

@@ -10,11 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.errors import DataError, TransientError
 from pipeline.store.base import Store, normal_path
@@ -109,6 +111,16 @@ def test_a_file_with_another_sha256_is_refused(store: Store):
 def test_paths_outside_the_root_are_refused(path: str):
     with pytest.raises(DataError, match="below the root"):
         normal_path(path)
+
+
+@given(st.text(alphabet="ab./\\\0 é", max_size=9))
+def test_a_path_is_normal_or_refused_as_pathlib_parses_it(path: str):
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
+        with pytest.raises(DataError):
+            normal_path(path)
+    else:
+        assert normal_path(path) == "/".join(parts)
 
 
 def test_a_pickled_store_reads_the_same_files(store: Store):

@@ -1,15 +1,18 @@
 """A stored record agrees with its data; otherwise it is replaced or refused."""
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
+from pipeline.config import canonical
 from pipeline.errors import DataError
 from pipeline.store.base import Store
+from pipeline.store.manifest import IndexPart
 from pipeline.store.once import create_record, load_or_make, put_by_content, store_by_content
-from pipeline.store.stored import FileRef
-from pipeline.store.units import Manifest, UnitRecord
+from pipeline.store.stored import FileRef, Stored
+from pipeline.store.units import Corpus, Manifest, TableBucket, UnitRecord
 
 
 def record(store: Store, name: str) -> UnitRecord:
@@ -50,6 +53,34 @@ def test_a_truncated_record_counts_as_missing_and_a_changed_one_is_refused(store
     store.write("units/r.json", content.replace(b'"rows":1', b'"rows":2'))
     with pytest.raises(DataError):
         UnitRecord.load_intact(store, "units/r.json")
+
+
+_TABLE = TableBucket(path="p", sha256="s", deltas=(FileRef(path='a "seal":"', sha256="seal"),))
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        UnitRecord(name="first", path="z", rows=1, bytes=4, sha256="9" * 64, counts={"seal": 1, "tokens": 2}),
+        _TABLE,  # its seal is neither the first nor the last field
+        IndexPart(files=(), ids=(), next_ordinal=3),  # its seal is the last field
+        Corpus(id="i", digest="d", units=(), texts=(_TABLE,), counts={"rows": 2}),
+        Manifest(stage="vectors", units=()),
+    ],
+    ids=lambda stored: type(stored).__name__,
+)
+def test_a_record_is_read_as_it_was_written_and_every_changed_byte_is_noticed(stored: Stored):
+    content = stored.to_json()
+    value = json.loads(content)
+    assert value.pop("seal") == hashlib.sha256(canonical(value)).hexdigest()
+    assert type(stored).from_json(content, "file") == stored
+    indented = json.dumps(json.loads(content), indent=1).encode()
+    assert type(stored).from_json(indented, "file") == stored
+    for position in range(len(content) - 1):
+        changed = bytearray(content)
+        changed[position] ^= 1
+        with pytest.raises(DataError):
+            type(stored).from_json(bytes(changed), "file")
 
 
 @pytest.mark.parametrize("name", ["moments", "quarantine"])

@@ -20,6 +20,7 @@ from pipeline.log import RunningStage, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.store.base import Store, in_threads
+from pipeline.store.listed import ListedFiles
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.units import Corpus, CorpusUnit, Manifest, UnitRecord, sum_counts
 from pipeline.text.corpus.normalize import normalize
@@ -206,18 +207,19 @@ def load_records(
         f"quarantine/{space_id[:16]}",
         sample_folder(space_id),
     )
-    sizes = {entry.path: entry.size for entries in in_threads(store.list, folders) for entry in entries}
+    listed = ListedFiles(store, folders)
     known = _released_records(previous, space_id)
-    others = [path for path in paths if path in sizes and path not in known]
+    others = [path for path in paths if path not in known and listed.has(path)]
     found = in_threads(lambda path: load_record(store, path, space_id), others)
     known |= dict(zip(others, found, strict=True))
 
     def complete(path: str) -> UnitRecord | None:
-        record = known[path] if path in sizes else None
-        if record and record.sample and sizes.get(record.sample.path) != record.sample.bytes:
+        record = known.get(path)
+        if record is None or not listed.has(path):
+            return None
+        if record.sample and not listed.has(record.sample.path, record.sample.bytes):
             record = record.model_copy(update={"sample": None})
-        files = record.references() if record else ()
-        return record if all(sizes.get(file.path) == file.bytes for file in files) else None
+        return record if all(listed.has(file.path, file.bytes) for file in record.references()) else None
 
     records = map(complete, paths)
     return {unit.sha256: record for unit, record in zip(corpus.units, records, strict=True) if record}

@@ -14,7 +14,8 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings.training import TrainSettings
 from pipeline.stats.geometry import Metric
-from pipeline.store.base import Store, translate_disk_errors
+from pipeline.store.base import Store
+from pipeline.store.disk import translate_disk_errors
 from pipeline.store.store import open_store
 from pipeline.store.stored import Stored
 from pipeline.text.rows.training_rows import training_files

@@ -3,7 +3,8 @@
 from pipeline.config import digest_of
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
-from pipeline.store.base import Store, in_threads
+from pipeline.store.base import Store
+from pipeline.store.listed import ListedFiles
 from pipeline.store.units import Corpus, counts_under
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION
 from pipeline.text.corpus.sources import SourceFile
@@ -70,10 +71,10 @@ def load_complete_corpus(store: Store, corpus_id: str) -> Corpus | None:
 
 def first_missing_file(store: Store, corpus: Corpus) -> str | None:
     """Return the path of a file that is missing or has another size; None if all files are complete."""
-    needed = {reference.path: reference.bytes for reference in corpus.references()}
-    folders = sorted({path.rpartition("/")[0] for path in needed})
-    present = {entry.path: entry.size for entries in in_threads(store.list, folders) for entry in entries}
-    return next((path for path, size in needed.items() if present.get(path) != size), None)
+    folders = {reference.path.rpartition("/")[0] for reference in corpus.references()}
+    listed = ListedFiles(store, sorted(folders))
+    missing = (file.path for file in corpus.references() if not listed.has(file.path, file.bytes))
+    return next(missing, None)
 
 
 def check_good_rows(record: Corpus, corpus: CorpusSettings, store: Store) -> None:

@@ -1,0 +1,93 @@
+"""Files and folders of a local disk: temporary ones, their sizes, and errors that say what to do."""
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipeline.errors import ConfigError, DataError, TransientError
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNREACHABLE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # the server of a network file system is gone
+_NOT_WRITABLE = (PermissionError, NotADirectoryError, FileExistsError)  # or a file where a folder is needed
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str, parent: str) -> Iterator[Path]:
+    """Yield a directory below `parent` that is removed at the end of the block.
+
+    Raises:
+        TransientError: the disk is full, or another process has removed the directory.
+    """
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name, translate_disk_errors(parent):
+        try:
+            yield Path(name)
+        except (OSError, RuntimeError, pa.ArrowException, DataError) as error:
+            if os.path.exists(name):
+                raise
+            remedy = "see what removes files there, and run again: finished work is kept"
+            raise TransientError(name, "temporary files of a running job", "none", remedy) from error
+
+
+@contextlib.contextmanager
+def translate_disk_errors(where: str) -> Iterator[None]:
+    """Replace errors of the disk below the path `where`, raised in the block, by errors that say what to do.
+
+    Raises:
+        TransientError: the disk is full, or does not answer.
+        ConfigError: the directory is not writable.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, pa.ArrowException) as error:
+        found = " ".join(str(error).split())
+        number = getattr(error, "errno", None)
+        if isinstance(error, _NOT_WRITABLE) or number == errno.EROFS:
+            raise ConfigError(
+                where, "a writable folder", found, "check the path and its permissions"
+            ) from error
+        if number in _UNREACHABLE:
+            raise TransientError(
+                where,
+                "a disk that answers",
+                found,
+                "check the disk, or the server of the file system, and run again: finished work is kept",
+            ) from error
+        # Arrow and other libraries raise errors without a number for a full disk: only the message shows it.
+        if number not in _DISK_FULL and os.strerror(errno.ENOSPC).lower() not in str(error).lower():
+            raise
+        raise TransientError(
+            where,
+            "space for a new file",
+            found,
+            "free disk space (manta releases prune, or a larger disk) and run again: finished work is kept",
+        ) from error
+
+
+def tree_bytes(path: Path) -> int:
+    """Return the bytes of a file, or of all files below a folder. Symbolic links are not followed.
+
+    Files that another process removes meanwhile do not count.
+    """
+    files = [path]
+    # `is_symlink` comes first: `is_dir` follows a link, which would update the link's access time.
+    if not path.is_symlink() and path.is_dir():
+        files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    total = 0
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            total += file.lstat().st_size
+    return total
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all its files, if it exists."""
+    if not path.is_symlink() and path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
