@@ -10,6 +10,7 @@ from jobs.boundary import EXIT_CODES
 from jobs.command import application
 from jobs.completion import completion
 from jobs.count import count
+from jobs.duplicates import duplicates
 from jobs.encode import encode
 from jobs.evaluate import evaluate
 from jobs.index import index
@@ -83,6 +84,7 @@ for _command in (
     search_template,
     nightly,
     search,
+    duplicates,
 ):
     app.command()(_command)
 app.add_typer(releases, name="releases")

@@ -50,6 +50,7 @@ FLOWS = (
     "augment",
     "evaluate",
     "train",
+    "duplicates",
 )
 MODULES = sorted((ROOT / "pipeline").rglob("*.py"))
 

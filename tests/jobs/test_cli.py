@@ -33,6 +33,7 @@ JOBS = (
     "search-template",
     "nightly",
     "search",
+    "duplicates",
 )
 OF_RELEASES = ("list", "show", "diff", "quarantine", "verify", "rollback", "hold", "release", "prune")
 

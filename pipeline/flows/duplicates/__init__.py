@@ -1,0 +1,1 @@
+"""Near-duplicates of a release: search, compare, group, and write a page."""

@@ -1,0 +1,81 @@
+"""Compare candidate pairs of near-duplicates by raw vectors, and group them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.config import digest_of
+from pipeline.index.near_duplicates import DuplicateGroups, Pairs, cosines_of, group_pairs
+from pipeline.index.parts import Parts
+from pipeline.index.selection import to_space_of
+from pipeline.index.unit_vectors import UnitVectors
+from pipeline.store.address import ordinal_of
+from pipeline.store.base import Store
+from pipeline.store.manifest import ReleaseManifest
+
+
+@dataclass(frozen=True)
+class DuplicateSearch:
+    """A search for near-duplicates.
+
+    Attributes:
+        store: store of the release.
+        manifest: the searched release.
+        threshold: least cosine of a pair, as a search of the release scores it.
+    """
+
+    store: Store
+    manifest: ReleaseManifest
+    threshold: float
+
+    @property
+    def folder(self) -> str:
+        """Folder of the results, which depends on release and threshold."""
+        digest = digest_of({"release": self.manifest.id, "threshold": self.threshold})
+        return f"duplicates/{self.manifest.release:08d}-{digest[:12]}"
+
+
+class ComparedRows(NamedTuple):
+    """Rows with near-duplicates.
+
+    Attributes:
+        addresses: (n,) int64 of all compared rows, ascending.
+        pairs: addresses of the pairs whose cosine is at least the threshold.
+        cosines: (p,) float32, of the pairs.
+        groups: numbers of rows, as positions in `addresses`.
+        to_first: (m,) float32, cosine of each row of `groups` with the first row of its group.
+    """
+
+    addresses: np.ndarray
+    pairs: Pairs
+    cosines: np.ndarray
+    groups: DuplicateGroups
+    to_first: np.ndarray
+
+
+def compare(search: DuplicateSearch, parts: Parts, candidates: Pairs) -> ComparedRows:
+    """Compare candidate pairs by raw vectors, which are read once, into a file, through the transform."""
+    addresses = np.union1d(candidates.left, candidates.right)
+    units = UnitVectors(search.store, search.manifest.units, verify=False)  # verified while searching
+    dim = to_space_of(parts.base, np.zeros((1, parts.d), dtype=np.float32)).shape[1]
+    with search.store.scratch() as scratch:
+        shape = (max(1, len(addresses)), dim)
+        vectors = np.memmap(scratch / "vectors", dtype=np.float32, mode="w+", shape=shape)
+        for rows in _rows_by_unit(addresses):
+            vectors[rows] = to_space_of(parts.base, units.take(addresses[rows]))
+        left, right = (np.searchsorted(addresses, each) for each in candidates)
+        cosines = cosines_of(vectors, left, right)
+        is_near = cosines >= np.float32(search.threshold)
+        groups = group_pairs(left[is_near], right[is_near], len(addresses))
+        to_first = cosines_of(vectors, groups.rows, groups.firsts)
+    pairs = Pairs(candidates.left[is_near], candidates.right[is_near])
+    return ComparedRows(addresses, pairs, cosines[is_near], groups, to_first)
+
+
+def _rows_by_unit(addresses: np.ndarray) -> Iterator[slice]:
+    """Yield the positions of each unit's addresses, which ascend."""
+    ordinals, starts = np.unique(ordinal_of(addresses), return_index=True)
+    for start, end in zip(starts, [*starts[1:], len(addresses)], strict=True) if len(ordinals) else ():
+        yield slice(int(start), int(end))

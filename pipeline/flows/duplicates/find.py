@@ -1,0 +1,140 @@
+"""Find groups of nearly equal rows of a release with its own index, and store them with a page."""
+
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.flows.duplicates.compare import ComparedRows, DuplicateSearch, compare
+from pipeline.flows.duplicates.page import render_page
+from pipeline.flows.rows import LiveRows, PlacedUnit, placed_units
+from pipeline.index.ids import Ids
+from pipeline.index.near_duplicates import Pairs, candidate_pairs
+from pipeline.index.parts import Parts, load_index
+from pipeline.log import Stages
+from pipeline.store.once import load_or_make, store_by_content, store_table_by_content
+from pipeline.store.stored import FileRef, Stored
+
+
+class UnitPairs(Stored):
+    """Candidate pairs with a row of one unit."""
+
+    rows: int
+    """number of live rows of the unit"""
+    pairs: FileRef
+    """Parquet file of addresses, left and right"""
+
+
+class FoundDuplicates(Stored):
+    """Near-duplicates of a release."""
+
+    release: int
+    threshold: float
+    rows: int
+    """number of live rows of the release"""
+    pairs: int
+    """number of pairs whose cosine is at least the threshold"""
+    groups: int
+    grouped: int
+    """number of rows in groups"""
+    largest: int
+    """number of rows in the largest group"""
+    file: FileRef
+    """Parquet file with columns group, id, first_id and cosine"""
+    page: FileRef
+
+    @property
+    def repeated(self) -> int:
+        """Number of rows that would be removed if each group kept its first row."""
+        return self.grouped - self.groups
+
+
+def find_duplicates(search: DuplicateSearch, stages: Stages) -> tuple[bool, FoundDuplicates]:
+    """Find the near-duplicates of a release, or load those that an earlier run has found.
+
+    A search that was stopped continues with the first unit that it has not finished.
+
+    Returns:
+        Whether an earlier run had finished, and the result.
+
+    Raises:
+        DataError: a file of the release is missing or damaged.
+    """
+    path = f"{search.folder}/duplicates.json"
+    if (found := FoundDuplicates.load_complete(search.store, path)) is not None:
+        return True, found
+    parts = load_index(search.store, search.manifest.index, search.manifest.tombstones)
+    pairs = _candidates(search, parts, stages)
+    with stages("compare", len(pairs.left), unit="pairs") as bar:
+        compared = compare(search, parts, pairs)
+        bar.add(len(pairs.left))
+    return False, load_or_make(search.store, path, FoundDuplicates, lambda: _store(search, compared))
+
+
+def _candidates(search: DuplicateSearch, parts: Parts, stages: Stages) -> Pairs:
+    """Search for the near-duplicates of all rows, unit by unit."""
+    one, other = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    with stages("search", search.manifest.rows) as bar:
+        for placed in placed_units(search.manifest):
+            done = _search_unit(search, parts, placed)
+            table = pq.read_table(done.pairs.open(search.store))
+            one.append(table["left"].to_numpy())
+            other.append(table["right"].to_numpy())
+            bar.add(done.rows)
+    return Pairs.unique(np.concatenate(one), np.concatenate(other))
+
+
+def _search_unit(search: DuplicateSearch, parts: Parts, placed: PlacedUnit) -> UnitPairs:
+    """Search for the near-duplicates of a unit's rows, unless an earlier run has."""
+    stem = f"{search.folder}/units/{placed.ordinal:08d}"
+
+    def make() -> UnitPairs:
+        live = LiveRows(search.store, search.manifest.space_id, "id", search.manifest.dead)
+        rows, found = 0, [Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        for addresses, vectors in live.batches([placed]):
+            rows += len(addresses)
+            found.append(candidate_pairs(parts, addresses, vectors, search.threshold))
+        left, right = map(np.concatenate, zip(*found, strict=True))
+        return UnitPairs(
+            rows=rows,
+            pairs=store_table_by_content(search.store, pa.table({"left": left, "right": right}), stem),
+        )
+
+    return load_or_make(search.store, f"{stem}.json", UnitPairs, make)
+
+
+def _store(search: DuplicateSearch, compared: ComparedRows) -> FoundDuplicates:
+    """Store the table and the page, and return the record, which commits them."""
+    store, groups = search.store, compared.groups
+    ids = Ids([file.local(store) for file in search.manifest.ids])
+    table = ids.take(compared.addresses[groups.rows]).select(["id"])
+    is_first = groups.rows == groups.firsts
+    firsts = np.searchsorted(groups.firsts, groups.firsts)  # position of the first row of each row's group
+    table = pa.table(
+        {
+            "group": np.cumsum(is_first),
+            "id": table["id"],
+            "first_id": table["id"].take(pa.array(firsts)),
+            "cosine": compared.to_first.astype(np.float32),
+        }
+    )
+    sizes = np.unique(groups.firsts, return_counts=True)[1]
+    facts = {
+        "release": search.manifest.release,
+        "threshold": search.threshold,
+        "rows": search.manifest.rows,
+        "pairs": len(compared.cosines),
+        "groups": int(is_first.sum()),
+        "grouped": len(groups.rows),
+        "largest": int(sizes.max(initial=0)),
+    }
+    now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    page = render_page(search, compared, ids, facts, now)
+    return FoundDuplicates.model_validate(
+        facts
+        | {
+            "file": store_table_by_content(store, table, f"{search.folder}/groups"),
+            "page": store_by_content(store, page.encode(), f"{search.folder}/report", ".html"),
+        }
+    )
