@@ -68,8 +68,9 @@ class EncodeSettings(Settings):
     unit_rows: Annotated[int, Field(ge=1, le=2**31)] = 32_768
     """rows of a unit: the unit of work, retry, resume and output"""
     max_tokens: Annotated[int, Field(ge=64, lt=2**31)] | None = None
-    """tokens of one packed buffer; null: 1,024 on a CPU, 32,768 on a GPU. It is fixed during a run, because
-    vectors are bit-identical only with buffers of equal size"""
+    """tokens of one packed buffer; null: 1,024 on a CPU, 32,768 on a GPU, or more if the encoder has a table
+    of positions and reads longer texts. With rotary positions, a longer text is encoded alone, in a multiple
+    of it. It is fixed during a run, because vectors are bit-identical only with buffers of equal size"""
     window_rows: Annotated[int, Field(ge=1)] = 32_768
     """rows whose buffers are planned together; equal texts in a window are encoded once"""
     dtype: Dtype = "float32"

@@ -14,7 +14,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pipeline.models.trainable.backbones import Backbone
-from pipeline.models.trainable.packed_backbone import Layer, PackedBackbone
+from pipeline.models.trainable.packed_backbone import PackedBackbone
+from pipeline.models.trainable.packed_layer import Layer
 from pipeline.models.trainable.padded_backbone import PaddedBackbone
 from pipeline.train.gather import world_size
 
@@ -81,4 +82,4 @@ def _layers(backbone: Backbone) -> Iterator[nn.Module]:
         if isinstance(backbone, PackedBackbone) and isinstance(module, Layer):
             yield module
         elif isinstance(backbone, PaddedBackbone) and isinstance(module, nn.ModuleList):
-            yield from module if len(module) == backbone.layers else ()
+            yield from module if len(module) == backbone.depth else ()

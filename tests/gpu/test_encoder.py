@@ -7,6 +7,7 @@ import torch
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.folders import LONG, save_folder
+from tests.models.rotary_folders import ROTARY, save_rotary
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 TEXTS = [
@@ -24,10 +25,14 @@ def test_vectors_agree_with_those_of_the_cpu(dtype, cosine, fused):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["minilm", "mpnet", "electra"])
+@pytest.mark.parametrize("family", ["minilm", "mpnet", "electra", "modernbert", "qwen3", "gemma3"])
 def test_the_bits_of_a_text_do_not_depend_on_its_batch(dtype, family, tmp_path):
-    path = "all-MiniLM-L6-v2" if family == "minilm" else str(save_folder(tmp_path, family))
-    encoder = load_encoder(EncoderSettings(path=path), EncodeSettings(dtype=dtype, max_tokens=4_096), "cuda")
+    if family == "minilm":
+        path = "all-MiniLM-L6-v2"
+    else:
+        path = str((save_rotary if family in ROTARY else save_folder)(tmp_path, family))
+    settings = EncodeSettings(dtype=dtype, max_tokens=4_096)
+    encoder = load_encoder(EncoderSettings(path=path, pooling="mean"), settings, "cuda")
     order = np.random.default_rng(0).permutation(len(TEXTS))
     together = encoder.encode(TEXTS)
     np.testing.assert_array_equal(encoder.encode([TEXTS[i] for i in order]), together[order])

@@ -103,7 +103,7 @@ def test_checkpointed_layers_are_computed_again_in_the_backward_pass(folder: Pat
     prepare_encoders(objective, TrainSettings(checkpoint_layers=checkpoint_layers))
     backbone = objective.encoder.backbone
     calls = layer_calls(backbone, lambda: loss_and_backward(objective, batch_for(folder)))
-    assert list(calls.values()) == backbone.layers * [2 if checkpoint_layers else 1]
+    assert list(calls.values()) == backbone.depth * [2 if checkpoint_layers else 1]
 
 
 @pytest.mark.slow

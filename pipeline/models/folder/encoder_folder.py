@@ -9,6 +9,7 @@ from pipeline.models.folder.averaging import TokenAveraging
 from pipeline.models.folder.frequencies import FREQUENCIES
 from pipeline.models.folder.modules import Module, Normalization
 from pipeline.models.folder.word_vectors import load_sequences, load_words
+from pipeline.models.layers.families import ROTARY_FAMILIES
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.text.tokens.templates import apply_template
 from pipeline.text.tokens.tokens import Side, Tokenizer
@@ -17,15 +18,6 @@ ENDS_SENTENCES = "ensure_final_punctuation"  # key that this project adds to sen
 MASKED = ("mask",)  # pooling of encoders that read a template's mask token; never concatenated with others
 JOINED = "manta-joined"  # model_type of a folder with several encoders
 SEQUENCE_FAMILIES = ("recurrent", "convolutional", "dan")  # of encoders that read whole words in their order
-PACKED_FAMILIES = {
-    "bert": "bert",
-    "roberta": "roberta",
-    "xlm-roberta": "roberta",
-    "camembert": "roberta",
-    "distilbert": "distilbert",
-    "mpnet": "mpnet",
-}
-"""family by model_type"""
 
 
 @dataclass(frozen=True)
@@ -34,8 +26,8 @@ class EncoderFolder:
 
     path: Path
     family: str
-    """bert, roberta, distilbert or mpnet for the packed forward pass; words for word vectors; paragraph for
-    paragraph vectors; recurrent, convolutional or dan for an encoder of that kind; otherwise other"""
+    """one of PACKED_FAMILIES for the packed forward pass; words for word vectors; paragraph for paragraph
+    vectors; recurrent, convolutional or dan for an encoder of that kind; otherwise other"""
     dim: int
     max_length: int
     pooling: tuple[str, ...]
@@ -100,6 +92,11 @@ class EncoderFolder:
     def whole_words(self) -> bool:
         """True if tokens are whole words, not pieces of words."""
         return self.family in ("words", "paragraph", *SEQUENCE_FAMILIES)
+
+    @property
+    def holds_any_text(self) -> bool:
+        """True if a forward pass may have more tokens than encode.max_tokens, for a longer text."""
+        return self.family in ("other", *ROTARY_FAMILIES.values())
 
     @property
     def normalize(self) -> bool:

@@ -17,7 +17,6 @@ from pipeline.models.folder.cross_encoder import is_cross_encoder
 from pipeline.models.folder.encoder_folder import (
     ENDS_SENTENCES,
     JOINED,
-    PACKED_FAMILIES,
     EncoderFolder,
 )
 from pipeline.models.folder.identity import TRANSFORMER_CONFIGS, with_identity
@@ -32,6 +31,7 @@ from pipeline.models.folder.pretrained import check_code
 from pipeline.models.folder.values import check_numbers
 from pipeline.models.folder.weight_files import pooling_weights_of, weights_of
 from pipeline.models.folder.word_vectors import CONVOLUTIONAL, DAN, PARAGRAPH, RECURRENT, WORDS
+from pipeline.models.layers.families import PACKED_FAMILIES, TABLE_FAMILIES, architecture_of
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.tokens import Side
 
@@ -69,7 +69,7 @@ def open_folder(settings: EncoderSettings, *, cross_encoder: bool = False) -> En
     transformer_path = path / transformer
     config = read_json(transformer_path / "config.json", required=True)
     check_code(transformer_path)
-    if config.get("model_type") in PACKED_FAMILIES:
+    if config.get("model_type") in TABLE_FAMILIES:
         check_numbers(transformer_path / "config.json", config)
     st_config = _sentence_transformers_config(transformer_path)
     folder_pooling, include_prompt = pooling_of(path, modules)
@@ -111,7 +111,7 @@ def positions_of(config: Mapping[str, Any]) -> int:
 
 def first_position(config: Mapping[str, Any]) -> int:
     """Return the position id of the first token: the padding id plus 1 in RoBERTa and MPNet, else 0."""
-    counts_from_pad = PACKED_FAMILIES.get(str(config.get("model_type"))) in ("roberta", "mpnet")
+    counts_from_pad = TABLE_FAMILIES.get(str(config.get("model_type"))) in ("roberta", "mpnet")
     return int(config.get("pad_token_id", 1)) + 1 if counts_from_pad else 0
 
 
@@ -150,13 +150,7 @@ def _family(config: dict[str, Any]) -> str:
     model_type = str(config.get("model_type"))
     if model_type in _OWN_FAMILIES:
         return _OWN_FAMILIES[model_type]
-    is_packed = (
-        config.get("position_embedding_type", "absolute") == "absolute"
-        and not config.get("is_decoder")
-        and config.get("activation", config.get("hidden_act", "gelu")) in ("gelu", "relu", "gelu_new")
-        and not config.get("quantization_config")
-    )
-    return PACKED_FAMILIES.get(model_type, "other") if is_packed else "other"
+    return PACKED_FAMILIES[model_type] if architecture_of(config) is not None else "other"
 
 
 def _max_length(folder: Path, config: dict[str, Any], st_config: dict[str, Any], wanted: int | None) -> int:

@@ -22,7 +22,7 @@ class ConvolutionalModel(Model):
     def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:
         backbone = load_convolutional(folder, checkpoint).requires_grad_(False)
         backbone.to(arithmetic.torch_device, arithmetic.torch_dtype)
-        self.width, self.layers = backbone.width, backbone.layers
+        self.width, self.layers = backbone.width, backbone.depth
         self.device, self._words = arithmetic.torch_device, backbone.word_table
         self._stack = [
             Linear(layer.weight, layer.bias, rows=arithmetic.max_tokens, activation="relu")

@@ -21,7 +21,7 @@ class DanModel(Model):
     def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:
         backbone = load_dan(folder, checkpoint).requires_grad_(False)
         self._backbone = backbone.to(arithmetic.torch_device).eval()
-        self.width, self.layers = backbone.width, backbone.layers
+        self.width, self.layers = backbone.width, backbone.depth
         self.device = arithmetic.torch_device
 
     def states(

@@ -18,7 +18,6 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.token_filter import load_filter
 from pipeline.models.inference.backbone import load_backbone
 from pipeline.models.inference.model import Model
-from pipeline.models.inference.padded import PaddedModel
 from pipeline.models.inference.windows import Counters, EncodedBatch, Window, as_strings, windows
 from pipeline.models.layers.ngrams import load_ngrams
 from pipeline.models.layers.numerics import arithmetic_of, use_threads
@@ -48,8 +47,7 @@ class Encoder:
         self.folder, self.name = folder, name or str(folder.path)
         self.dim, self.space_id, self.max_length = folder.dim, folder.space_id, folder.max_length
         self.counters = Counters()
-        # a padded batch may exceed max_tokens, a packed buffer has to hold the longest text
-        longest = 0 if folder.family == "other" else folder.max_length
+        longest = 0 if folder.holds_any_text else folder.max_length
         self.arithmetic = arithmetic_of(encode, device, longest)
         self._window_rows = encode.window_rows
         self._threads = encode.threads if device.kind == "cpu" else None
@@ -212,7 +210,7 @@ class Encoder:
 
     def _halve(self, max_tokens: int) -> int:
         """Halve max_tokens, for this and later windows. ModelError if no text of max_length would fit."""
-        if max_tokens // 2 < (_SMALLEST_BUFFER if isinstance(self._model, PaddedModel) else self.max_length):
+        if max_tokens // 2 < (_SMALLEST_BUFFER if self.folder.holds_any_text else self.max_length):
             raise ModelError(
                 str(self.arithmetic.device),
                 "memory for one text of max_length tokens",

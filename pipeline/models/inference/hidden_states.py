@@ -36,7 +36,8 @@ class HiddenStates:
         self.layers, self.width = model.layers, model.width
         self._model, self._tokenizer, self._folder = model, tokenizer, folder
         self._table_width = int(folder.config.get("embedding_size") or self.width)
-        self._max_tokens = max(min(max_tokens, _MAX_TOKENS), folder.max_length)
+        longest = 0 if folder.holds_any_text else folder.max_length
+        self._max_tokens = max(min(max_tokens, _MAX_TOKENS), longest)
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
         """Tokenize texts as the encoder does, with prompt and special tokens."""

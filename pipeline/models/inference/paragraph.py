@@ -21,7 +21,7 @@ class ParagraphModel(Model):
 
     def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:
         self._backbone = load_paragraphs(folder, checkpoint).to(arithmetic.torch_device).eval()
-        self.width, self.layers = self._backbone.width, self._backbone.layers
+        self.width, self.layers = self._backbone.width, self._backbone.depth
         self.device = arithmetic.torch_device
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:

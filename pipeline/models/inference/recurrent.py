@@ -29,7 +29,7 @@ class SteppedModel(Model):
 
     def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:
         backbone = load_recurrent(folder, checkpoint).to(arithmetic.torch_device)
-        self.width, self.layers = backbone.width, backbone.layers
+        self.width, self.layers = backbone.width, backbone.depth
         self.device = arithmetic.torch_device
         self._layers, self._directions = backbone.shape.layers, backbone.shape.directions
         self._words, self._layer_directions = backbone.word_table, backbone.layer_directions

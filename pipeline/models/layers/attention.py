@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from pipeline.models.layers.attend import Heads, Sight, attend
 
 # Texts of a block. Forward and backward pass of a layer with dropout on one thread, for 64 captions of 6 to
 # 40 tokens: 10.8 ms in 4 blocks, 12.2 in 8, 13.6 in one block per length, 25.3 in one block. For 128: 25.3 ms
@@ -25,55 +26,67 @@ class Group:
     length: int
 
 
-def attend_groups(qkv: Tensor, groups: tuple[Group, ...], heads: int, bias: Tensor | None = None) -> Tensor:
+def attend_groups(
+    heads: Heads, groups: tuple[Group, ...], sight: Sight, bias: Tensor | None = None
+) -> Tensor:
     """Attend within each text of the groups.
 
     Texts of equal length share one kernel call. The kernel works text by text, so the bits of a
     text do not depend on the others.
 
     Args:
-        qkv: (T, 3 d) queries, keys and values side by side.
+        heads: (T, heads, head width) each.
         groups: from token 0 on, without gaps.
-        heads: number of attention heads.
+        sight: tokens that a token attends to.
         bias: (heads, L, L), added to the scaled products; L is at least the longest length.
 
     Returns:
-        (T, d), zero for tokens after the last group.
+        (T, heads * head width), zero for tokens after the last group.
     """
-    width = qkv.shape[1] // 3
-    outputs = qkv.new_empty(len(qkv), width)
+    outputs = heads.queries.new_empty(len(heads.queries), heads.queries[0].numel())
     end = 0
     for group in groups:
         start, length = group.start, group.length
         end = start + group.count * length
-        q, k, v = qkv[start:end].view(group.count, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
-        mask = None if bias is None else bias[None, :, :length, :length].to(qkv.dtype)
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        outputs[start:end] = attended.transpose(1, 2).reshape(end - start, width)
+        texts = Heads(
+            *(part[start:end].unflatten(0, (group.count, length)).transpose(1, 2) for part in heads)
+        )
+        mask = None if bias is None else bias[None, :, :length, :length].to(outputs.dtype)
+        attended = attend(texts, sight, bias=mask)
+        outputs[start:end] = attended.transpose(1, 2).reshape(end - start, -1)
     outputs[end:] = 0
     return outputs
 
 
-def attend_varlen(qkv: Tensor, bounds: Tensor, longest: int, heads: int) -> Tensor:
+def attend_varlen(heads: Heads, bounds: Tensor, longest: int, sight: Sight) -> Tensor:
     """Attend within each text, on CUDA in half precision.
 
     Args:
-        qkv: (T, 3 d) queries, keys and values side by side.
+        heads: (T, heads, head width) each.
         bounds: (n + 1,) int32, 0 and the end of each text; the last one is T.
         longest: tokens of the longest text.
-        heads: number of attention heads.
+        sight: tokens that a token attends to.
 
     Returns:
-        (T, d)
+        (T, heads * head width)
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    tokens, width = qkv.shape[0], qkv.shape[1] // 3
-    q, k, v = qkv.view(tokens, 3, heads, width // heads).unbind(1)
-    # otherwise the kernel's number of splits, and with it a text's bits, depends on the other texts
-    attended = varlen_attn(q, k, v, bounds, bounds, longest, longest, num_splits=1)
+    before, after = (-1 if limit is None else limit for limit in (sight.before, sight.after))
+    attended = varlen_attn(
+        *heads,
+        bounds,
+        bounds,
+        longest,
+        longest,
+        scale=sight.scale,
+        window_size=(before, after),
+        enable_gqa=heads.queries.shape[1] != heads.keys.shape[1],
+        # otherwise the kernel's number of splits, and with it a text's bits, depends on the other texts
+        num_splits=1,
+    )
     assert isinstance(attended, Tensor)  # a tuple only if auxiliary outputs are requested
-    return attended.reshape(tokens, width)
+    return attended.flatten(1)
 
 
 @dataclass(frozen=True)
@@ -126,51 +139,45 @@ def _block(lengths: np.ndarray, stop: int, put: Callable[[np.ndarray], Tensor]) 
 
 
 def attend_blocks(
-    qkv: tuple[Tensor, Tensor, Tensor],
-    blocks: tuple[Block, ...],
-    heads: int,
-    dropout: float,
-    bias: Tensor | None = None,
+    heads: Heads, blocks: tuple[Block, ...], sight: Sight, dropout: float, bias: Tensor | None = None
 ) -> Tensor:
     """Attend within each text of the blocks; differentiable.
 
     Args:
-        qkv: queries, keys and values, (T, d) each.
+        heads: (T, heads, head width) each.
         blocks: from token 0 on, without gaps.
-        heads: number of attention heads.
+        sight: tokens that a token attends to.
         dropout: rate on the attention probabilities.
         bias: (heads, L, L), added to the scaled products; L is at least the longest length.
 
     Returns:
-        (T, d)
+        (T, heads * head width)
     """
-    return torch.cat([_attend_block(qkv, block, heads, dropout, bias) for block in blocks])
+    return torch.cat([_attend_block(heads, block, sight, dropout, bias) for block in blocks])
 
 
-def _attend_block(
-    qkv: tuple[Tensor, Tensor, Tensor], block: Block, heads: int, dropout: float, bias: Tensor | None
-) -> Tensor:
-    """Attend within each text of a block: (tokens of the block, d)."""
-    width, size = qkv[0].shape[1], block.texts * block.longest
+def _attend_block(heads: Heads, block: Block, sight: Sight, dropout: float, bias: Tensor | None) -> Tensor:
+    """Attend within each text of a block: (tokens of the block, heads * head width)."""
+    size = block.texts * block.longest
 
     def pad(x: Tensor) -> Tensor:
-        # (T, d) -> (texts, heads, longest, d / heads)
+        # (T, heads, head width) -> (texts, heads, longest, head width)
         x = x[block.start : block.stop]
-        x = x if block.positions is None else x.new_zeros(size, width).index_copy(0, block.positions, x)
-        return x.view(block.texts, block.longest, heads, width // heads).transpose(1, 2)
+        if block.positions is not None:
+            x = x.new_zeros(size, *x.shape[1:]).index_copy(0, block.positions, x)
+        return x.unflatten(0, (block.texts, block.longest)).transpose(1, 2)
 
-    q, k, v = map(pad, qkv)
-    attended = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=_attention_mask(block, bias, q.dtype), dropout_p=dropout
-    )
-    flat = attended.transpose(1, 2).reshape(size, width)
+    padded = Heads(*map(pad, heads))
+    if bias is None:
+        attended = attend(padded, sight, block.mask, dropout=dropout)
+    else:
+        attended = attend(padded, sight, bias=_with_mask(bias, block, heads.queries.dtype), dropout=dropout)
+    flat = attended.transpose(1, 2).reshape(size, -1)
     return flat if block.positions is None else flat[block.positions]
 
 
-def _attention_mask(block: Block, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Combine the padding mask and the bias into the `attn_mask` of scaled_dot_product_attention."""
-    if bias is None:
-        return block.mask
+def _with_mask(bias: Tensor, block: Block, dtype: torch.dtype) -> Tensor:
+    """Combine a bias and the padding mask of a block."""
     added = bias[None, :, : block.longest, : block.longest].to(dtype)
     return added if block.mask is None else added.masked_fill(~block.mask, -math.inf)
 

@@ -11,6 +11,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "silu": F.silu,
 }
 # by activation: the last arguments of mkldnn._linear_pointwise (operation, scalars, variant of the operation)
 _ONEDNN: dict[str | None, tuple[str, list[Any], str]] = {
@@ -18,6 +19,7 @@ _ONEDNN: dict[str | None, tuple[str, list[Any], str]] = {
     "gelu": ("gelu", [], "none"),  # the erf form
     "gelu_new": ("gelu", [], "tanh"),
     "relu": ("relu", [], ""),
+    "silu": ("swish", [], ""),
 }
 
 

@@ -1,7 +1,6 @@
 """Tensors of a model's weight files, under names without the prefix that a checkpoint adds."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -13,77 +12,9 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError
 from pipeline.models.folder.check_weights import check_finite, log_unused
 from pipeline.models.folder.encoder_folder import EncoderFolder
-
-# every encoder has this tensor; what precedes this name in a checkpoint precedes all of the encoder's tensors
-_ANCHOR = "embeddings.word_embeddings.weight"
+from pipeline.models.layers.names import NAMES
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
-
-
-@dataclass(frozen=True)
-class Names:
-    """Tensor names of layer {i} in a model family, without ".weight" and ".bias"."""
-
-    layer: str
-    query: str
-    key: str
-    value: str
-    output: str
-    output_norm: str
-    up: str
-    down: str
-    down_norm: str
-
-
-_BERT = Names(
-    "encoder.layer.{i}.",
-    "attention.self.query",
-    "attention.self.key",
-    "attention.self.value",
-    "attention.output.dense",
-    "attention.output.LayerNorm",
-    "intermediate.dense",
-    "output.dense",
-    "output.LayerNorm",
-)
-NAMES: Mapping[str, Names] = {
-    "bert": _BERT,
-    "roberta": _BERT,
-    "mpnet": Names(
-        "encoder.layer.{i}.",
-        "attention.attn.q",
-        "attention.attn.k",
-        "attention.attn.v",
-        "attention.attn.o",
-        "attention.LayerNorm",
-        "intermediate.dense",
-        "output.dense",
-        "output.LayerNorm",
-    ),
-    "distilbert": Names(
-        "transformer.layer.{i}.",
-        "attention.q_lin",
-        "attention.k_lin",
-        "attention.v_lin",
-        "attention.out_lin",
-        "sa_layer_norm",
-        "ffn.lin1",
-        "ffn.lin2",
-        "output_layer_norm",
-    ),
-}
-
-
-def tensor_names(family: str, layers: int, *, token_types: bool) -> list[str]:
-    """List the names, without prefix, of all tensors of an encoder of a packed family."""
-    tables = ["word", "position", *(["token_type"] if token_types else [])]
-    layer, *names = astuple(NAMES[family])
-    parts = [layer.format(i=number) + name for number in range(layers) for name in names]
-    return [
-        *(f"embeddings.{table}_embeddings.weight" for table in tables),
-        *(f"{part}.{kind}" for part in ("embeddings.LayerNorm", *parts) for kind in ("weight", "bias")),
-        *(["encoder.relative_attention_bias.weight"] if family == "mpnet" else []),
-    ]
 
 
 class Checkpoint:
@@ -92,14 +23,19 @@ class Checkpoint:
     Names have no prefix (bert., roberta. ...), and the old names gamma and beta are weight and bias.
     """
 
-    def __init__(self, path: str, load: Mapping[str, Callable[[], Tensor]]) -> None:
+    def __init__(
+        self, path: str, load: Mapping[str, Callable[[], Tensor]], words: str = NAMES["bert"].words
+    ) -> None:
         """Index the tensors by their names without prefix; none is read yet.
 
         Args:
             path: path of the model, for errors.
             load: function that reads a tensor, by the tensor's name in the file.
+            words: name of the word table without prefix. The characters before it in the file precede the
+                names of all of the encoder's tensors.
         """
-        prefix = next((name.removesuffix(_ANCHOR) for name in load if name.endswith(_ANCHOR)), "")
+        table = f"{words}.weight"
+        prefix = next((name.removesuffix(table) for name in load if name.endswith(table)), "")
         self._path = path
         self._load = {_current_name(name.removeprefix(prefix)): read for name, read in load.items()}
         self.names = {
@@ -176,9 +112,10 @@ class Checkpoint:
         """Read a tensor without checks, in the type in which it is stored."""
         return self._load[name]()
 
-    def linear(self, name: str, inner: int, outer: int) -> tuple[Tensor, Tensor]:
-        """Read a linear layer: weight (outer, inner) and bias (outer,)."""
-        return self.tensor(f"{name}.weight", (outer, inner)), self.tensor(f"{name}.bias", (outer,))
+    def linear(self, name: str, inner: int, outer: int, *, bias: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Read a linear layer: weight (outer, inner) and, if it has one, bias (outer,)."""
+        weight = self.tensor(f"{name}.weight", (outer, inner))
+        return weight, self.tensor(f"{name}.bias", (outer,)) if bias else None
 
 
 def open_checkpoint(folder: EncoderFolder) -> Checkpoint:
@@ -186,20 +123,22 @@ def open_checkpoint(folder: EncoderFolder) -> Checkpoint:
     return open_files(
         str(folder.path),
         (folder.file(name) for name in folder.weights if not name.endswith(".index.json")),
+        NAMES.get(folder.family, NAMES["bert"]).words,
     )
 
 
-def open_files(path: str, files: Iterable[Path]) -> Checkpoint:
+def open_files(path: str, files: Iterable[Path], words: str = NAMES["bert"].words) -> Checkpoint:
     """Open several files of weights as one checkpoint.
 
     Args:
         path: path of the model, for errors.
         files: safetensors files, or .bin files.
+        words: name of the word table; see `Checkpoint`.
     """
     readers: dict[str, Callable[[], Tensor]] = {}
     for file in files:
         readers |= _from_safetensors(file) if file.suffix == ".safetensors" else _from_pickle(file)
-    return Checkpoint(path, readers)
+    return Checkpoint(path, readers, words)
 
 
 def _from_safetensors(file: Path) -> dict[str, Callable[[], Tensor]]:

@@ -43,7 +43,7 @@ class Backbone(nn.Module):
 
     width: int
     """values of a hidden state"""
-    layers: int
+    depth: int
     """number of layers, which is also the number of the last hidden state"""
     checkpointing = False
     """compute activations again in the backward pass, with the same dropout, instead of storing them"""

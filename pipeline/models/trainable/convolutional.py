@@ -74,7 +74,7 @@ class ConvolutionalBackbone(WordBackbone):
 
     def __init__(self, shape: ConvolutionalShape, path: str) -> None:
         super().__init__(shape, path)
-        self.width, self.layers = shape.output_width, shape.layers + 1
+        self.width, self.depth = shape.output_width, shape.layers + 1
         input_sizes = [shape.word_dim, *[shape.width] * (shape.layers - 1)]
         self.convolutions = nn.ModuleList(
             TrainableLinear((2 * REACH + 1) * size, shape.width) for size in input_sizes

@@ -128,7 +128,7 @@ class DanBackbone(Backbone):
     def __init__(self, shape: DanShape, path: str) -> None:
         super().__init__()
         self.shape, self._path = shape, path
-        self.width, self.layers = shape.word_dim, 0
+        self.width, self.depth = shape.word_dim, 0
         self.embeddings = nn.ModuleDict(
             {"word_embeddings": nn.Embedding(shape.vocabulary, shape.word_dim)}
         ).requires_grad_(shape.learned)

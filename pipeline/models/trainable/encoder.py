@@ -15,8 +15,9 @@ from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.trainable.backbones import AtEmbedding, Backbone, ForwardRequest
 from pipeline.models.trainable.convolutional import load_convolutional
 from pipeline.models.trainable.dan import load_dan
+from pipeline.models.trainable.dropout_rates import rates_of
 from pipeline.models.trainable.heads import TanhHead
-from pipeline.models.trainable.packed_backbone import PackedBackbone, rates_of
+from pipeline.models.trainable.packed_backbone import PackedBackbone
 from pipeline.models.trainable.padded_backbone import PaddedBackbone
 from pipeline.models.trainable.paragraph import load_paragraphs
 from pipeline.models.trainable.recurrent import load_recurrent
@@ -91,14 +92,14 @@ class TrainableEncoder(nn.Module):
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> Tensor:
         """Compute the (n, width) pooled states, the input of the modules after the pooling."""
-        wanted = layers_of(self.folder.pooling, self.backbone.layers)
+        wanted = layers_of(self.folder.pooling, self.backbone.depth)
         states, segments = self.backbone(ForwardRequest(tokens, wanted, self._skip, positions, at_embedding))
         return torch.cat([self._pool(name, states, segments) for name in self.folder.pooling], dim=-1)
 
     def _pool(self, name: str, states: Mapping[int, Tensor], segments: Segments) -> Tensor:
         if name == NGRAMS and self.ngrams is not None:
-            return self.ngrams(states[self.backbone.layers], segments)
-        pooled = pool(name, states, self.backbone.layers, segments)
+            return self.ngrams(states[self.backbone.depth], segments)
+        pooled = pool(name, states, self.backbone.depth, segments)
         return self.mlp(pooled) if name == "cls_mlp" and self.mlp is not None else pooled
 
     def ngram_features(
@@ -110,13 +111,13 @@ class TrainableEncoder(nn.Module):
             (pooled tokens, width) features, text after text, and (n,) number of pooled tokens of each text.
         """
         assert self.ngrams is not None, "the objective checks the pooling"
-        last = self.backbone.layers
+        last = self.backbone.depth
         states, segments = self.backbone(ForwardRequest(tokens, {last}, self._skip, positions, at_embedding))
         return self.ngrams.features(states[last], segments), segments.counts
 
     def states(self, tokens: Tokens) -> Tensor:
         """Compute the last hidden states of all tokens, in their order: (tokens, width) float32."""
-        last = self.backbone.layers  # the number of layers is also that of the last hidden state
+        last = self.backbone.depth  # the number of layers is also that of the last hidden state
         # `kept` is not copied: it would leave out the tokens that are not pooled
         all_tokens = Tokens(tokens.ids, tokens.offsets, tokens.truncated)
         states, segments = self.backbone(ForwardRequest(all_tokens, {last}))

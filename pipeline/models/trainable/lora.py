@@ -11,7 +11,7 @@ from torch import nn
 
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.layers.weights import NAMES
+from pipeline.models.layers.names import NAMES
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.settings.training import TrainSettings
 from pipeline.settings.weights import LoraSettings
@@ -90,14 +90,14 @@ def merge_adapters(encoder: TrainableEncoder) -> TrainableEncoder:
 
 
 def _query_and_value(folder: EncoderFolder, layers: list[str]) -> tuple[str, ...]:
-    """Return the ends of the names of query and value projections.
+    """Return the ends of the names of query and value projections, or of the single one of all three.
 
     Raises:
         ConfigError: they are not known for the architecture.
     """
     if folder.family in NAMES:
-        names = NAMES[folder.family]
-        return names.query, names.value
+        inputs = NAMES[folder.family].attention.inputs
+        return (inputs[0], inputs[-1]) if len(inputs) > 1 else inputs
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
     model_type = str(folder.config.get("model_type"))

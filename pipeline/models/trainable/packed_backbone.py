@@ -1,155 +1,71 @@
 """Trainable backbone of the packed families, under the checkpoint's own parameter names."""
 
-import functools
-from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
-from typing import Any
+from dataclasses import astuple, replace
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.layers.attention import Block, attend_blocks, blocks_of, relative_bias
-from pipeline.models.layers.linear import ACTIVATIONS, TrainableLinear
+from pipeline.models.layers.attention import blocks_of, relative_bias
+from pipeline.models.layers.families import packed_architecture
+from pipeline.models.layers.names import NAMES
 from pipeline.models.layers.pooling import TABLE_STATE, Segments, find_segments
-from pipeline.models.layers.shape import Shape, shape_of
-from pipeline.models.layers.weights import NAMES, Checkpoint, Names
+from pipeline.models.layers.rotary import angles_of
+from pipeline.models.layers.weights import Checkpoint
 from pipeline.models.trainable.backbones import Backbone, ForwardRequest
+from pipeline.models.trainable.dropout_rates import Rates
+from pipeline.models.trainable.packed_layer import (
+    Layer,
+    PackedTexts,
+    ShiftedRMSNorm,
+    add_module,
+    new_norm,
+)
 from pipeline.text.tokens.budget import longest_first
 from pipeline.text.tokens.tokens import Tokens
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Dropout rates."""
-
-    embedding: float
-    """after the normalization of the embeddings"""
-    attention: float
-    """of the attention probabilities"""
-    output: float
-    """of the attention's output, before the residual sum; DistilBERT has no dropout there"""
-    feed_forward: float
-
-
-def rates_of(folder: EncoderFolder, dropout: float | None) -> Rates:
-    """Return the rates of config.json, or the rate `dropout` wherever the family has dropout."""
-
-    def rate(*names: str) -> float:
-        if dropout is not None:
-            return dropout
-        given = (folder.config[name] for name in names if folder.config.get(name) is not None)
-        return float(next(given, 0.1))
-
-    hidden = rate("hidden_dropout_prob", "dropout")
-    attention = rate("attention_probs_dropout_prob", "attention_dropout")
-    output = 0.0 if folder.family == "distilbert" else hidden
-    return Rates(embedding=hidden, attention=attention, output=output, feed_forward=hidden)
-
-
-class Layer(nn.Module):
-    """One post-norm Transformer layer (Vaswani et al. 2017).
-
-    Its modules have the family's names, so that LoRA can replace them.
-
-    Attributes:
-        compiled: compile the operations between the matrix products; the products have kernels of their own.
-    """
-
-    def __init__(self, shape: Shape, names: Names, rates: Rates) -> None:
-        super().__init__()
-        self.compiled, self._heads, self._names, self._rates = False, shape.heads, names, rates
-        self._activation = ACTIVATIONS[shape.activation]
-        width, inner = shape.width, shape.inner
-        for name in (names.query, names.key, names.value, names.output):
-            _add_module(self, name, TrainableLinear(width, width, device="meta"))
-        _add_module(self, names.up, TrainableLinear(width, inner, device="meta"))
-        _add_module(self, names.down, TrainableLinear(inner, width, device="meta"))
-        for name in (names.output_norm, names.down_norm):
-            _add_module(self, name, nn.LayerNorm(width, shape.epsilon, device="meta"))
-
-    def forward(self, x: Tensor, blocks: tuple[Block, ...], bias: Tensor | None) -> Tensor:
-        """Return (T, d) states for x (T, d).
-
-        Args:
-            x: states of the texts, text after text.
-            blocks: texts that attention pads together.
-            bias: see `attend_blocks`.
-        """
-        names, rates, module = self._names, self._rates, self.get_submodule
-        query, key, value = (module(name)(x) for name in (names.query, names.key, names.value))
-        rate = rates.attention if self.training else 0.0
-        attended = attend_blocks((query, key, value), blocks, self._heads, rate, bias)
-        x = self._add_and_norm(x, module(names.output)(attended), names.output_norm, rates.output)
-        inner = self._maybe_compiled(self._activation)(module(names.up)(x))
-        return self._add_and_norm(x, module(names.down)(inner), names.down_norm, rates.feed_forward)
-
-    def _add_and_norm(self, x: Tensor, update: Tensor, norm_name: str, rate: float) -> Tensor:
-        """Add the output of a sublayer, after dropout, and normalize the sum."""
-        norm: Any = self.get_submodule(norm_name)
-        weight_bias_epsilon = norm.weight, norm.bias, norm.eps
-        return self._maybe_compiled(_norm_of_sum)(
-            x, update, rate if self.training else 0.0, weight_bias_epsilon
-        )
-
-    def _maybe_compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return _compiled(function) if self.compiled else function
-
-
-def _norm_of_sum(
-    x: Tensor, update: Tensor, rate: float, weight_bias_epsilon: tuple[Tensor, Tensor, float]
-) -> Tensor:
-    """Return the layer norm of x + dropout(update)."""
-    return F.layer_norm(x + F.dropout(update, rate, rate > 0), x.shape[-1:], *weight_bias_epsilon)
-
-
-@functools.cache
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compile for any number of tokens: one kernel for all layers."""
-    return torch.compile(function, dynamic=True)
-
-
 class PackedBackbone(Backbone):
-    """BERT, RoBERTa, XLM-R, DistilBERT and MPNet on the concatenated tokens of a call.
+    """Transformer of a packed family on the concatenated tokens of a call.
 
     There is no padding outside the attention.
     """
 
     def __init__(self, folder: EncoderFolder, weights: Checkpoint, rates: Rates) -> None:
         super().__init__()
-        self.shape, names = shape_of(folder.family, folder.config), NAMES[folder.family]
-        self.width, self.layers = self.shape.width, self.shape.layers
+        self.shape, self.names = packed_architecture(folder.config), NAMES[folder.family]
+        self.width, self.depth = self.shape.width, self.shape.layers
         self._rates, self._path = rates, str(folder.path)
         self._initializer_std = float(folder.config.get("initializer_range", 0.02))
-        self._names = [names.layer.format(i=number).rstrip(".") for number in range(self.layers)]
-        self._add_embeddings()
-        for name in self._names:
-            _add_module(self, name, Layer(self.shape, names, rates))
-        self._has_relative_bias = folder.family == "mpnet"
-        if self._has_relative_bias:
+        self._layers = [self.names.layer.format(i=number).rstrip(".") for number in range(self.depth)]
+        self._add_embeddings(self.shape.pad_id if self.shape.positions else folder.config.get("pad_token_id"))
+        for number, name in enumerate(self._layers):
+            add_module(self, name, Layer(self.shape, self.names, number, rates))
+        if self.names.final_norm:
+            add_module(self, self.names.final_norm, new_norm(self.shape, self.width))
+        if self.names.relative_bias:
             buckets = int(folder.config.get("relative_attention_num_buckets", 32))
             table = nn.Embedding(buckets, self.shape.heads, device="meta")
-            _add_module(self, "encoder.relative_attention_bias", table)
+            add_module(self, self.names.relative_bias, table)
         weights.fill(self)
 
     def forward(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
         """Return hidden states (T, d) of the wanted numbers, and the rows of each text in them."""
         order = longest_first(request.tokens.lengths)
         ids, positions, all_tokens = self._arrange(request, order)
-        blocks = blocks_of(request.tokens.lengths[order], self._put)
-        words = self._embedding_module("word_embeddings")(ids)
+        words = self.get_submodule(self.names.words)(ids)
         x = self._embed(words, positions, request.tokens.of_rows(order).types)
         if request.at_embedding is not None:
             x = request.at_embedding(x, all_tokens)
-        states, bias = {TABLE_STATE: words, 0: x}, None
-        if self._has_relative_bias:
-            table: Any = self.get_submodule("encoder.relative_attention_bias")
-            bias = relative_bias(table.weight, blocks[0].longest)
-        for number, name in enumerate(self._names[: max(0, *request.wanted)], start=1):
-            x = states[number] = self._run_layer(self.get_submodule(name), x, blocks, bias)
+        states = {TABLE_STATE: words, 0: x}
+        texts = self._texts(request.tokens.lengths[order], positions)
+        for number, name in enumerate(self._layers[: max(0, *request.wanted)], start=1):
+            x = self._run_layer(self.get_submodule(name), x, texts)
+            if number == self.depth and self.names.final_norm:
+                x = self.get_submodule(self.names.final_norm)(x)
+            states[number] = x
         segments = all_tokens
         if request.skip or request.tokens.kept is not None:
             segments = self._find_segments(request.tokens, order, request.skip)
@@ -158,7 +74,7 @@ class PackedBackbone(Backbone):
     @property
     def word_table(self) -> Tensor:
         """Word embeddings (vocabulary, d)."""
-        return self._embedding_module("word_embeddings").weight
+        return self.get_parameter(f"{self.names.words}.weight")
 
     @property
     def has_dropout(self) -> bool:
@@ -168,7 +84,7 @@ class PackedBackbone(Backbone):
     @property
     def hidden_dropout(self) -> float:
         """Rate of dropout of the feed-forward layers in train()."""
-        return self._rates.feed_forward
+        return max(self._rates.inner, self._rates.feed_forward)
 
     def compile_layers(self) -> None:
         """Compile the operations between the matrix products of every layer."""
@@ -186,8 +102,8 @@ class PackedBackbone(Backbone):
                 nn.init.normal_(module.weight, std=self._initializer_std)
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 nn.init.zeros_(module.weight[module.padding_idx])
-            if isinstance(module, nn.LayerNorm):
-                nn.init.ones_(module.weight)
+            if isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.weight is not None:
+                nn.init.constant_(module.weight, 0.0 if isinstance(module, ShiftedRMSNorm) else 1.0)
             if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
@@ -210,7 +126,7 @@ class PackedBackbone(Backbone):
             indices = tokens.offsets[order][ordered.owners] + ordered.positions
             first = shape.pad_id + 1 if shape.counts_from_pad else 0
             positions = np.asarray(request.positions, np.int64)[indices] + first
-        if positions.min() < 0 or positions.max() >= shape.positions:
+        if shape.positions and (positions.min() < 0 or positions.max() >= shape.positions):
             raise ModelError(
                 self._path,
                 f"rows 0 to {shape.positions - 1} of the position table",
@@ -226,37 +142,36 @@ class PackedBackbone(Backbone):
         starts[order] = np.cumsum(lengths[order]) - lengths[order]
         return find_segments(starts, lengths, skip, self._put, tokens.kept)
 
+    def _texts(self, lengths: np.ndarray, positions: Tensor) -> PackedTexts:
+        """Arrange texts of these lengths for attention. positions: (T,) position of each token."""
+        blocks, bias = blocks_of(lengths, self._put), None
+        if self.names.relative_bias:
+            table = self.get_parameter(f"{self.names.relative_bias}.weight")
+            bias = relative_bias(table, blocks[0].longest)
+        angles = {base: angles_of(positions, base, self.shape.head_width) for base in self.shape.bases}
+        return PackedTexts(blocks, angles, bias)
+
     def _embed(self, words: Tensor, positions: Tensor, types: np.ndarray | None) -> Tensor:
         """Return the output of the embedding layer for (T, d) words, (T,) positions and (T,) token types."""
-        x = words + self._embedding_module("position_embeddings")(positions)
-        if self.shape.token_types:
-            table = self._embedding_module("token_type_embeddings").weight
+        names, shape = self.names, self.shape
+        x = words if shape.word_scale == 1 else words * shape.word_scale
+        if names.positions and shape.positions:
+            x = x + self.get_submodule(names.positions)(positions)
+        if names.token_types and shape.token_types:
+            table = self.get_parameter(f"{names.token_types}.weight")
             x = x + (table[0] if types is None else F.embedding(self._put(types), table))
-        return F.dropout(self._embedding_module("LayerNorm")(x), self._rates.embedding, self.training)
+        if names.embedding_norm:
+            x = self.get_submodule(names.embedding_norm)(x)
+        return F.dropout(x, self._rates.embedding, self.training)
 
-    def _add_embeddings(self) -> None:
-        """Add the modules of the embedding layer, without values."""
-        shape, width = self.shape, self.width
-        pad_id = shape.pad_id if shape.counts_from_pad else None
-        parts: dict[str, nn.Module] = {
-            "word_embeddings": nn.Embedding(shape.vocabulary, width, shape.pad_id, device="meta"),
-            "position_embeddings": nn.Embedding(shape.positions, width, pad_id, device="meta"),
-        }
-        if shape.token_types:
-            parts["token_type_embeddings"] = nn.Embedding(shape.token_types, width, device="meta")
-        parts["LayerNorm"] = nn.LayerNorm(width, shape.epsilon, device="meta")
-        for name, module in parts.items():
-            _add_module(self, f"embeddings.{name}", module)
-
-    def _embedding_module(self, name: str) -> Any:
-        return self.get_submodule(f"embeddings.{name}")
-
-
-def _add_module(root: nn.Module, name: str, module: nn.Module) -> None:
-    """Add the module under its dotted name; parents that do not exist become empty modules."""
-    *parents, last = name.split(".")
-    for parent in parents:
-        if parent not in root._modules:
-            root.add_module(parent, nn.Module())
-        root = root.get_submodule(parent)
-    root.add_module(last, module)
+    def _add_embeddings(self, pad_id: int | None) -> None:
+        """Add the modules of the embedding layer, without values. pad_id: row without a gradient, or None."""
+        names, shape, width = self.names, self.shape, self.width
+        add_module(self, names.words, nn.Embedding(shape.vocabulary, width, pad_id, device="meta"))
+        if names.positions and shape.positions:
+            first = shape.pad_id if shape.counts_from_pad else None
+            add_module(self, names.positions, nn.Embedding(shape.positions, width, first, device="meta"))
+        if names.token_types and shape.token_types:
+            add_module(self, names.token_types, nn.Embedding(shape.token_types, width, device="meta"))
+        if names.embedding_norm:
+            add_module(self, names.embedding_norm, new_norm(shape, width))

@@ -35,7 +35,7 @@ class ParagraphBackbone(Backbone):
         super().__init__()
         assert settings.dim is not None, "the folder has paragraph vectors"
         self._path, self.settings, self.dim = path, settings, settings.dim
-        self.width, self.layers = settings.dim * len(settings.models), 0
+        self.width, self.depth = settings.dim * len(settings.models), 0
         self.predictors = predictors_of(settings, len(noise))
         self._cumulative = np.cumsum(noise, dtype=np.float64)
 

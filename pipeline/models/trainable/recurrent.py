@@ -129,7 +129,7 @@ class RecurrentBackbone(WordBackbone):
     def __init__(self, shape: RecurrentShape, path: str) -> None:
         super().__init__(shape, path)
         self.shape = shape
-        self.width, self.layers = shape.output_width, shape.layers + bool(shape.contexts)
+        self.width, self.depth = shape.output_width, shape.layers + bool(shape.contexts)
         input_sizes, cell = [shape.word_dim, *[shape.layer_width] * (shape.layers - 1)], CELLS[shape.cell]
         self.directions = nn.ModuleList(
             nn.ModuleList(Direction(cell, size, shape.width) for _ in range(shape.directions))
@@ -142,8 +142,8 @@ class RecurrentBackbone(WordBackbone):
         for number in range(1, min(self.shape.layers, max(0, *wanted)) + 1):
             x = self.dropout(x) if states else x
             x = states[number] = self._run_layer(self._layer, number, x, steps)
-        if self.attentive is not None and self.layers in wanted:
-            states[self.layers] = self.attentive(x, self._put(tokens.lengths))
+        if self.attentive is not None and self.depth in wanted:
+            states[self.depth] = self.attentive(x, self._put(tokens.lengths))
         return states
 
     def _draw_layers(self) -> None:

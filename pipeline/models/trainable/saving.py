@@ -25,11 +25,12 @@ from pipeline.models.trainable import template_modules
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.lora import merge_adapters
 from pipeline.models.trainable.mlm_head import LanguageHead
+from pipeline.models.trainable.packed_backbone import PackedBackbone
 from pipeline.models.trainable.padded_backbone import PaddedBackbone
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.models.trainable.saved_heads import SavedHeads
 from pipeline.models.trainable.saved_modules import SavedModule, pooling_config, saved_module
-from pipeline.models.trainable.soft_prompt import WORDS_TABLE, LearnedTemplate
+from pipeline.models.trainable.soft_prompt import LearnedTemplate
 from pipeline.models.trainable.word_table import WordTable
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.templates import add_tokens, wrap_tokenizer
@@ -209,7 +210,8 @@ def _write_weights(
     checkpoint = open_checkpoint(folder)
     trained: dict[str, Tensor] = dict(encoder.backbone.named_parameters())
     if word_table is not None:
-        trained[f"{WORDS_TABLE}.weight"] = word_table
+        assert isinstance(encoder.backbone, PackedBackbone), "only templates of free vectors have a table"
+        trained[f"{encoder.backbone.names.words}.weight"] = word_table
     if encoder.mlp is not None and (name := mlp_name(checkpoint)):
         trained |= {f"{name}.{part}": value for part, value in encoder.mlp.linear.named_parameters()}
     tensors = {

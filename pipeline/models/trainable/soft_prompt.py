@@ -20,8 +20,6 @@ from pipeline.models.trainable.packed_backbone import PackedBackbone
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.text.tokens.tokens import Tokens
 
-WORDS_TABLE = "embeddings.word_embeddings"
-
 
 class LearnedWords(nn.Embedding):
     """Word table with additional rows, which start as copies of other rows."""
@@ -81,16 +79,18 @@ class LearnedTemplate(PromptedEncoder):
         before, after = self._special_counts
         indices = np.arange(len(ids))[before : len(ids) - after]
         self._free = indices[indices != self.frame.mask_index]  # of the template's words, not its mask
-        table = cast(nn.Embedding, self.backbone.get_submodule(WORDS_TABLE))
+        table = cast(nn.Embedding, self.backbone.get_submodule(self.backbone.names.words))
         if not isinstance(table, LearnedWords):
             table = LearnedWords(table, ids[self._free].tolist())
-            self.backbone.get_submodule("embeddings").word_embeddings = table
+            self.backbone.set_submodule(self.backbone.names.words, table)
         self._ids = self.template_ids(range(table.num_embeddings, table.num_embeddings + len(self._free)))
 
     @property
     def words(self) -> LearnedWords:
         """Word table with the free vectors."""
-        return cast(LearnedWords, self.backbone.get_submodule(WORDS_TABLE))
+        return cast(
+            LearnedWords, self.backbone.get_submodule(cast(PackedBackbone, self.backbone).names.words)
+        )
 
     def pool_states(
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None

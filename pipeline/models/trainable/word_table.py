@@ -18,7 +18,7 @@ class WordTable(Backbone):
     def __init__(self, path: str, table: Tensor, dropout: float) -> None:
         super().__init__()
         self._path, self._dropout = path, dropout
-        self.width, self.layers = table.shape[1], 0
+        self.width, self.depth = table.shape[1], 0
         self.embeddings = nn.ModuleDict(
             {"word_embeddings": nn.Embedding.from_pretrained(table, freeze=False)}
         )

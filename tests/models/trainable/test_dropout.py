@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModel
 
+from pipeline.models.trainable.dropout_rates import Rates, rates_of
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.packed_backbone import Rates, rates_of
 from tests.models.folders import FAMILIES, edit_json, folder_at
 from tests.models.trainable.padded import PACKED, many, mean, packed_ids, padded, tokens_of
 

@@ -1,0 +1,129 @@
+"""Load the layers of a packed model from a checkpoint of any family."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pipeline.models.inference.packed_layer import (
+    FeedForward,
+    HeadNorm,
+    Norm,
+    PackedAttention,
+    PackedLayer,
+    Residual,
+    norm_of_sum,
+)
+from pipeline.models.layers.architecture import Architecture
+from pipeline.models.layers.linear import Linear
+from pipeline.models.layers.names import Names, SublayerNames
+from pipeline.models.layers.numerics import Arithmetic
+from pipeline.models.layers.weights import Checkpoint
+
+
+class LayerLoader:
+    """Loader of the parts of a packed model."""
+
+    def __init__(
+        self, architecture: Architecture, names: Names, checkpoint: Checkpoint, arithmetic: Arithmetic
+    ) -> None:
+        self._architecture, self._names, self._checkpoint = architecture, names, checkpoint
+        self._arithmetic = arithmetic
+        self._fused: Callable[..., Tensor] | None = torch.compile(norm_of_sum) if arithmetic.fused else None
+
+    def table(self, name: str, rows: int) -> Tensor:
+        """Load a table (rows, d) as float32."""
+        return self._checkpoint.tensor(f"{name}.weight", (rows, self._architecture.width))
+
+    def norm(self, name: str | None) -> Norm | None:
+        """Load a normalization of the states; None for None."""
+        if name is None:
+            return None
+        kind, shape = self._architecture.norm, (self._architecture.width,)
+        weight = self._norm_weight(name, self._architecture.width)
+        has_bias = self._architecture.biases.norms
+        bias = self.on_device(self._checkpoint.tensor(f"{name}.bias", shape)) if has_bias else None
+        return Norm(
+            "layer" if kind == "layer" else "rms", weight, bias, self._architecture.epsilon, self._fused
+        )
+
+    def layer(self, number: int) -> PackedLayer:
+        """Load a layer."""
+        prefix = self._names.layer.format(i=number)
+        return PackedLayer(self._attention(prefix, number), self._feed_forward(prefix))
+
+    def on_device(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor to the device, in the type of the forward pass."""
+        return tensor.to(self._arithmetic.torch_device, self._arithmetic.torch_dtype)
+
+    def _attention(self, prefix: str, number: int) -> PackedAttention:
+        shape, names = self._architecture, self._names.attention_of(number)
+        inner, keys = shape.heads * shape.head_width, shape.key_heads * shape.head_width
+        maps = self._inputs(prefix, names, (inner, keys, keys), shape.biases.inputs)
+        weights, biases = zip(*maps, strict=True)
+        has_bias = shape.biases.inputs
+        return PackedAttention(
+            residual=self._residual(prefix, names, inner, shape.biases.attention),
+            inputs=self._linear(torch.cat(weights), torch.cat(biases) if has_bias else None),
+            heads=shape.heads,
+            key_heads=shape.key_heads,
+            norm=self._head_norm(prefix),
+        )
+
+    def _feed_forward(self, prefix: str) -> FeedForward:
+        shape, names = self._architecture, self._names.feed_forward
+        maps = self._inputs(prefix, names, (shape.inner,) * (1 + self._names.gated), shape.biases.inner)
+        activated, *gated = reversed(maps) if self._names.gate_second else maps
+        return FeedForward(
+            residual=self._residual(prefix, names, shape.inner, shape.biases.outer),
+            activated=self._linear(*activated, shape.activation),
+            gated=self._linear(*gated[0]) if gated else None,
+            rows=self._arithmetic.max_tokens,
+        )
+
+    def _inputs(
+        self, prefix: str, names: SublayerNames, rows: tuple[int, ...], has_bias: bool
+    ) -> list[tuple[Tensor, Tensor | None]]:
+        """Read the first maps of a sublayer, stored one by one or as one. rows: output width of each."""
+        width = self._architecture.width
+        if len(names.inputs) == len(rows):
+            return [
+                self._checkpoint.linear(prefix + name, width, outer, bias=has_bias)
+                for name, outer in zip(names.inputs, rows, strict=True)
+            ]
+        (name,) = names.inputs
+        weight, bias = self._checkpoint.linear(prefix + name, width, sum(rows), bias=has_bias)
+        biases = [None] * len(rows) if bias is None else bias.split(rows)
+        return list(zip(weight.split(rows), biases, strict=True))
+
+    def _residual(self, prefix: str, names: SublayerNames, inner: int, has_bias: bool) -> Residual:
+        stored = self._checkpoint.linear(
+            prefix + names.output, inner, self._architecture.width, bias=has_bias
+        )
+        norms = (
+            None if name is None else self.norm(prefix + name)
+            for name in (names.norm_before, names.norm_of_output, names.norm_of_sum)
+        )
+        return Residual(self._linear(*stored), *norms)
+
+    def _head_norm(self, prefix: str) -> HeadNorm | None:
+        shape, names = self._architecture, (self._names.query_norm, self._names.key_norm)
+        if None in names:
+            return None
+        weights = (
+            self._norm_weight(f"{prefix}{name}", shape.head_width).expand(count, -1)
+            for name, count in zip(names, (shape.heads, shape.key_heads), strict=True)
+        )
+        return HeadNorm(torch.cat(list(weights)), shape.epsilon)
+
+    def _norm_weight(self, name: str, width: int) -> Tensor:
+        weight = self._checkpoint.tensor(f"{name}.weight", (width,))
+        return self.on_device(weight + 1 if self._architecture.norm == "rms_around_1" else weight)
+
+    def _linear(self, weight: Tensor, bias: Tensor | None, activation: str | None = None) -> Linear:
+        return Linear(
+            self.on_device(weight),
+            None if bias is None else self.on_device(bias),
+            rows=self._arithmetic.max_tokens,
+            activation=activation,
+        )

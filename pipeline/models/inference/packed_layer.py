@@ -1,0 +1,145 @@
+"""One layer of the packed forward pass: attention, then a feed-forward layer, each added to its input."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pipeline.models.layers.attend import Heads
+from pipeline.models.layers.linear import Linear
+from pipeline.models.layers.rotary import Angles, rotate
+
+Attend = Callable[[Heads], Tensor]
+"""Attention within the texts of a buffer: (T, heads * head width) for heads of (T, heads, head width)."""
+
+
+class Norm:
+    """Layer or root mean square normalization over the last dimension, of x or of a residual sum."""
+
+    def __init__(
+        self,
+        kind: Literal["layer", "rms"],
+        weight: Tensor,
+        bias: Tensor | None,
+        epsilon: float,
+        fused: Callable[..., Tensor] | None = None,
+    ) -> None:
+        self._kind, self._fused = kind, fused
+        self._weight, self._bias, self._epsilon = weight, bias, epsilon
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalize x (T, d)."""
+        if self._kind == "rms":
+            return F.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
+        return F.layer_norm(x, self._weight.shape, self._weight, self._bias, self._epsilon)
+
+    def of_sum(self, update: Tensor, x: Tensor) -> Tensor:
+        """Normalize update + x; may overwrite `update`."""
+        if self._fused is None or self._kind == "rms":
+            return self(update.add_(x))
+        return self._fused(update, x, self._weight, self._bias, self._epsilon)
+
+
+def norm_of_sum(update: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    """Return the layer normalization of update + x, to be compiled."""
+    return F.layer_norm(update + x, weight.shape, weight, bias, epsilon)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Last map of a sublayer, and the normalizations around it."""
+
+    output: Linear
+    norm_before: Norm | None
+    norm_of_output: Norm | None
+    norm_of_sum: Norm | None
+
+    def __call__(self, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return x plus the output of the sublayer (Vaswani et al. 2017).
+
+        Args:
+            x: (T, d).
+            compute: the sublayer without its last map.
+        """
+        update = self.output(compute(x if self.norm_before is None else self.norm_before(x)))
+        if self.norm_of_output is not None:
+            update = self.norm_of_output(update)
+        return update.add_(x) if self.norm_of_sum is None else self.norm_of_sum.of_sum(update, x)
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """Root mean square normalization of each head of queries and keys."""
+
+    weights: Tensor
+    """(heads of queries and keys, head width)"""
+    epsilon: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalize x (T, heads, head width)."""
+        return F.rms_norm(x, x.shape[-1:], None, self.epsilon) * self.weights
+
+
+@dataclass(frozen=True)
+class PackedAttention:
+    """Attention of a layer: normalized heads, rotated by their positions."""
+
+    residual: Residual
+    inputs: Linear
+    """maps to queries, keys and values, side by side"""
+    heads: int
+    key_heads: int
+    norm: HeadNorm | None
+
+    def __call__(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
+        """Return (T, d) for x (T, d). angles: of the tokens' positions; None without rotation."""
+        return self.residual(x, lambda normed: attend(self._heads(self.inputs(normed), angles)))
+
+    def _heads(self, mapped: Tensor, angles: Angles | None) -> Heads:
+        count = self.heads + 2 * self.key_heads
+        by_head = mapped.unflatten(1, (count, mapped.shape[1] // count))
+        both, values = by_head.split((self.heads + self.key_heads, self.key_heads), dim=1)
+        if self.norm is not None:
+            both = self.norm(both)
+        if angles is not None:
+            both = rotate(both, angles)
+        queries, keys = both.split((self.heads, self.key_heads), dim=1)
+        return Heads(queries, keys, values)
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """Feed-forward layer, with gates (Shazeer 2020) or without."""
+
+    residual: Residual
+    activated: Linear
+    """includes the activation"""
+    gated: Linear | None
+    """its output multiplies that of `activated`"""
+    rows: int
+    """tokens that are computed at once, so that a long text does not need memory for all inner values"""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return (T, d) for x (T, d)."""
+        if len(x) <= self.rows:
+            return self.residual(x, self._inner)
+        return torch.cat([self.residual(part, self._inner) for part in x.split(self.rows)])
+
+    def _inner(self, x: Tensor) -> Tensor:
+        inner = self.activated(x)
+        return inner if self.gated is None else inner.mul_(self.gated(x))
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """One Transformer layer."""
+
+    attention: PackedAttention
+    feed_forward: FeedForward
+
+    def __call__(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
+        """Return (T, d) for x (T, d)."""
+        return self.feed_forward(self.attention(x, attend, angles))

@@ -1,0 +1,274 @@
+"""Families of the packed forward pass, and what config.json says about their models.
+
+Defaults of missing keys are those of transformers. Imports neither torch nor transformers.
+"""
+
+from collections.abc import Callable, Mapping
+
+from pipeline.models.layers.architecture import Architecture, Biases, LayerAttention
+from pipeline.models.layers.config_keys import (
+    FULL,
+    NEAR,
+    Config,
+    OtherModel,
+    activation,
+    by_kind,
+    kinds,
+    number,
+    require,
+    rotary_base,
+    rotary_bases,
+    size,
+    sizes,
+)
+
+TABLE_FAMILIES = {
+    "bert": "bert",
+    "roberta": "roberta",
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+    "distilbert": "distilbert",
+    "mpnet": "mpnet",
+}
+"""families with a table of positions, by model_type"""
+ROTARY_FAMILIES = {
+    "modernbert": "modernbert",
+    "nomic_bert": "nomic_bert",
+    "gte": "gte",
+    "llama": "llama",
+    "eurobert": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma3_text": "gemma3",
+}
+"""families with rotary positions, by model_type"""
+PACKED_FAMILIES = TABLE_FAMILIES | ROTARY_FAMILIES
+
+_NO_BIASES = Biases(inputs=False, attention=False, inner=False, outer=False, norms=False)
+# keys of the code that nomic_bert was published with, and the only values that transformers computes, too
+_NOMIC_SETTINGS: Config = {
+    "activation_function": "swiglu",
+    "causal": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "num_experts": 0,
+    "parallel_block": False,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "scale_attn_weights": True,
+    "use_rms_norm": False,
+}
+_NOMIC_SIZES = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "intermediate_size": "n_inner",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "rope_theta": "rotary_emb_base",
+}
+"""keys of that code by those of transformers"""
+
+
+def architecture_of(config: Config) -> Architecture | None:
+    """Read the architecture from config.json; None if the packed forward pass does not compute it."""
+    read = _READERS.get(str(config.get("model_type")))
+    if read is None or config.get("quantization_config"):
+        return None
+    try:
+        return read(config)
+    except OtherModel:
+        return None
+
+
+def packed_architecture(config: Config) -> Architecture:
+    """Read the architecture of a folder that has a packed family."""
+    architecture = architecture_of(config)
+    assert architecture is not None, "the folder's family would be other"
+    return architecture
+
+
+def _table_family(config: Config) -> Architecture:
+    """Read BERT, RoBERTa, DistilBERT and MPNet. DistilBERT has names of its own for the sizes."""
+    family = TABLE_FAMILIES[config["model_type"]]
+    require(
+        config.get("position_embedding_type", "absolute") == "absolute"
+        and not config.get("is_decoder")
+        and config.get("activation", config.get("hidden_act", "gelu")) in ("gelu", "relu", "gelu_new")
+    )
+
+    def first(*names: str, default: float = 0) -> float:
+        return next((float(str(config[name])) for name in names if config.get(name) is not None), default)
+
+    width, heads = int(first("hidden_size", "dim")), int(first("num_attention_heads", "n_heads"))
+    counts_from_pad = family in ("roberta", "mpnet")
+    return Architecture(
+        width=width,
+        inner=int(first("intermediate_size", "hidden_dim")),
+        heads=heads,
+        key_heads=heads,
+        head_width=width // max(1, heads),
+        vocabulary=int(first("vocab_size")),
+        attention=(LayerAttention(),) * int(first("num_hidden_layers", "n_layers")),
+        positions=int(first("max_position_embeddings")),
+        token_types=int(first("type_vocab_size", default=2)) if family in ("bert", "roberta") else 0,
+        epsilon=first("layer_norm_eps", default=1e-12),
+        activation=str(config.get("activation") or config.get("hidden_act") or "gelu"),
+        counts_from_pad=counts_from_pad,
+        pad_id=1 if family == "mpnet" else int(first("pad_token_id", default=1 if counts_from_pad else 0)),
+    )
+
+
+def _modernbert(config: Config) -> Architecture:
+    """Read ModernBERT (Warner et al. 2024), which alternates full attention and near attention."""
+    every = int(number(config, "global_attn_every_n_layers", 3))
+    reach = int(number(config, "local_attention", 128)) // 2
+    default = [NEAR if layer % every else FULL for layer in range(size(config, "num_hidden_layers"))]
+    full, near = rotary_bases(config, ("global_rope_theta", 160_000.0), ("local_rope_theta", 10_000.0))
+    has_bias, has_inner = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
+    return Architecture(
+        **sizes(config),
+        epsilon=number(config, "norm_eps", 1e-5),
+        activation=activation(config, "hidden_activation", "gelu"),
+        attention=by_kind(
+            kinds(config, default),
+            LayerAttention(base=full),
+            LayerAttention(reach, reach, near),
+        ),
+        biases=Biases(has_bias, has_bias, has_inner, has_inner, bool(config.get("norm_bias", False))),
+    )
+
+
+def _nomic(config: Config) -> Architecture:
+    """Read nomic_bert (Nussbaum et al. 2024), with the keys of transformers or of its authors' code."""
+    require(all(config.get(name, value) == value for name, value in _NOMIC_SETTINGS.items()))
+    given = {name: config[own] for name, own in _NOMIC_SIZES.items() if own in config} | dict(config)
+    attention = LayerAttention(base=rotary_base(given, 1_000.0))
+    return Architecture(
+        **sizes(given),
+        epsilon=number(given, "layer_norm_eps", 1e-12),
+        activation=activation(given, "hidden_act", "silu"),
+        attention=(attention,) * size(given, "num_hidden_layers"),
+        token_types=int(number(given, "type_vocab_size", 2)),
+        biases=_NO_BIASES._replace(norms=True),
+    )
+
+
+def _gte(config: Config) -> Architecture:
+    """Read gte (Zhang et al. 2024)."""
+    attention = LayerAttention(base=rotary_base(config, 160_000.0))
+    return Architecture(
+        **sizes(config),
+        epsilon=number(config, "layer_norm_eps", 1e-12),
+        activation=activation(config, "hidden_act", "gelu"),
+        attention=(attention,) * size(config, "num_hidden_layers"),
+        token_types=int(number(config, "type_vocab_size", 1)),
+        biases=Biases(inner=False),
+    )
+
+
+def _llama(config: Config) -> Architecture:
+    """Read Llama."""
+    has_bias, has_inner = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
+    full, _ = _decoder_attention(config, window=None)
+    layers = size(config, "num_hidden_layers")
+    return _decoder(config, (full,) * layers, Biases(has_bias, has_bias, has_inner, has_inner, norms=False))
+
+
+def _eurobert(config: Config) -> Architecture:
+    """Read EuroBERT (Boizard et al. 2025): Llama with attention in both directions."""
+    return _llama({"rms_norm_eps": 1e-5, **config, "is_causal": False})
+
+
+def _mistral(config: Config) -> Architecture:
+    """Read Mistral, which may have a window in all layers."""
+    require("num_key_value_heads" in config)
+    window = config.get("sliding_window", 4_096)
+    _, near = _decoder_attention(config, window=None if window is None else size(config, "sliding_window"))
+    return _decoder(config, (near,) * size(config, "num_hidden_layers"), _NO_BIASES)
+
+
+def _qwen(config: Config) -> Architecture:
+    """Read Qwen2 and Qwen3, which may have a window in some layers."""
+    is_second = config["model_type"] == "qwen2"
+    require("num_key_value_heads" in config and (is_second or "head_dim" in config))
+    has_window = bool(config.get("use_sliding_window", False)) and config.get("sliding_window") is not None
+    first = number(config, "max_window_layers", 28) if has_window else float("inf")
+    default = [NEAR if layer >= first else FULL for layer in range(size(config, "num_hidden_layers"))]
+    found = kinds(config, default)
+    require(has_window or NEAR not in found)
+    has_bias = is_second or bool(config.get("attention_bias", False))
+    biases = _NO_BIASES._replace(inputs=has_bias, attention=has_bias and not is_second)
+    window = size(config, "sliding_window") if has_window else None
+    return _decoder(config, by_kind(found, *_decoder_attention(config, window)), biases)
+
+
+def _decoder_attention(config: Config, window: int | None) -> tuple[LayerAttention, LayerAttention]:
+    """Return full attention, and attention within a window, of Llama and its descendants.
+
+    Args:
+        config: config.json.
+        window: tokens that a token sees, itself included, if attention is causal; None for all. If it is not
+            causal, transformers lets a token see so many on either side, and itself.
+    """
+    is_causal, base = config.get("is_causal", True), rotary_base(config, 10_000.0)
+    require(isinstance(is_causal, bool))
+    full = LayerAttention(after=0 if is_causal else None, base=base)
+    if window is None:
+        return full, full
+    return full, LayerAttention(window - 1, 0, base) if is_causal else LayerAttention(window, window, base)
+
+
+def _decoder(config: Config, attention: tuple[LayerAttention, ...], biases: Biases) -> Architecture:
+    return Architecture(
+        **sizes(config),
+        epsilon=number(config, "rms_norm_eps", 1e-6),
+        activation=activation(config, "hidden_act", "silu"),
+        attention=attention,
+        norm="rms",
+        biases=biases,
+    )
+
+
+def _gemma3(config: Config) -> Architecture:
+    """Read Gemma 3 for text (Gemma team 2025) and EmbeddingGemma, whose attention is not causal."""
+    require(config.get("attn_logit_softcapping") is None and config.get("is_causal", True) is True)
+    require({"num_key_value_heads", "head_dim"} <= config.keys())
+    every = int(number(config, "sliding_window_pattern", 6))
+    default = [NEAR if (layer + 1) % every else FULL for layer in range(size(config, "num_hidden_layers"))]
+    full, near = rotary_bases(config, ("rope_theta", 1e6), ("rope_local_base_freq", 1e4))
+    window, has_bias = size(config, "sliding_window"), bool(config.get("attention_bias", False))
+    is_causal = not config.get("use_bidirectional_attention", False)
+    before, after = (window - 1, 0) if is_causal else (window // 2, window // 2)
+    return Architecture(
+        **sizes(config),
+        epsilon=number(config, "rms_norm_eps", 1e-6),
+        activation=activation(config, "hidden_activation", "gelu_pytorch_tanh"),
+        attention=by_kind(
+            kinds(config, default),
+            LayerAttention(after=0 if is_causal else None, base=full),
+            LayerAttention(before, after, near),
+        ),
+        norm="rms_around_1",
+        biases=_NO_BIASES._replace(inputs=has_bias, attention=has_bias),
+        score_scale=number(config, "query_pre_attn_scalar", 256) ** -0.5,
+        word_scale=size(config, "hidden_size") ** 0.5,
+    )
+
+
+_READERS: Mapping[str, Callable[[Config], Architecture]] = dict.fromkeys(TABLE_FAMILIES, _table_family) | {
+    "modernbert": _modernbert,
+    "nomic_bert": _nomic,
+    "gte": _gte,
+    "llama": _llama,
+    "eurobert": _eurobert,
+    "mistral": _mistral,
+    "qwen2": _qwen,
+    "qwen3": _qwen,
+    "gemma3_text": _gemma3,
+}
+"""by model_type"""
