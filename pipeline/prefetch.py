@@ -38,8 +38,8 @@ def prefetch(values: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
         thread.start()
     except RuntimeError as error:  # a caller that encodes would take a RuntimeError for an error of a text
         raise TransientError(
-            "encode",
-            "a thread that tokenizes ahead",
+            "prefetching",
+            "a thread that reads and tokenizes in advance",
             str(error),
             "end other programs, use fewer workers (cluster.workers), or raise the limit (ulimit -u, "
             "pids.max); then run again",

@@ -99,7 +99,8 @@ def fill(index: Any, batches: Batches, truth: ExactTopK | None = None, *, on_gpu
     Raises:
         DataError: vectors have NaN, infinity or another dimension, or are zero.
     """
-    rows, best = 0, truth.empty() if truth else None
+    rows = 0
+    best = truth.empty() if truth else None
     probes: list[tuple[int, np.ndarray]] = []
     adder = RowAdder(index, on_gpu=on_gpu)
     for addresses, vectors in batches:

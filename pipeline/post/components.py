@@ -77,7 +77,8 @@ class Components(TensorFile):
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about the removed directions, for reports."""
-        count, plural = len(self.directions), "s" if len(self.directions) != 1 else ""
+        count = len(self.directions)
+        plural = "s" if count != 1 else ""
         kind, measure = ("principal", "variance") if self.centred else ("singular", "mean square length")
         removed = f"{count} {kind} direction{plural} removed, with {self.share:.1%} of the {measure}"
         return (removed, self.shortage) if self.shortage else (removed,)

@@ -27,7 +27,8 @@ class Histogram:
     @classmethod
     def of(cls, values: np.ndarray, edges: np.ndarray) -> "Histogram":
         """Count values (n,) by ascending edges; the mean of no values is 0."""
-        counts, mean = np.histogram(values, edges)[0], values.mean() if len(values) else 0.0
+        counts = np.histogram(values, edges)[0]
+        mean = values.mean() if len(values) else 0.0
         return cls(tuple(edges.tolist()), tuple(counts.tolist()), float(mean))
 
 

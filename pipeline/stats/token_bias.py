@@ -83,7 +83,7 @@ class EncoderTokenBias(Stored):
 
 
 class NamedTokenBias(Settings):
-    """Bias of the tables of the encoder of candidates of that name."""
+    """Bias of the tables of one encoder, with the name of the candidates that have the encoder."""
 
     name: str
     bias: EncoderTokenBias

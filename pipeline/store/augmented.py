@@ -75,7 +75,7 @@ class Series:
             DataError: the manifest is damaged.
         """
         number = max(self.numbers(), default=0)
-        return number, self.get(number) if number else None
+        return number, (self.get(number) if number else None)
 
     def get(self, number: int) -> Augmented:
         """Return manifest `number`. Raises DataError if it is damaged."""

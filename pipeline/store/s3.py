@@ -55,7 +55,8 @@ class S3Store(ObjectStore):
         match = _BUCKET.fullmatch(self._prefix)
         if match is None:
             raise ConfigError(uri, "s3://bucket or s3://bucket/prefix", "no bucket", "correct the URI")
-        self._bucket, self._key_prefix = match[1], f"{match[2]}/" if match[2] else ""
+        self._bucket = match[1]
+        self._key_prefix = f"{match[2]}/" if match[2] else ""
 
     @property
     def _fs(self) -> Any:

@@ -11,7 +11,8 @@ from pipeline.models.trainable.backbones import Backbone
 from pipeline.settings.training import TrainSettings
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_INITIAL_SCALE, _MAX_SCALE = 2.0**16, 2.0**24  # the largest float16 is 65,504
+_INITIAL_SCALE = 2.0**16  # about the largest float16, 65,504
+_MAX_SCALE = 2.0**24
 _GROWTH_INTERVAL = 2_000  # steps without an overflow, as in Micikevicius et al. 2018
 
 

@@ -61,7 +61,8 @@ class PredictedRows:
             DataError: the file is missing or not Parquet, a column is missing or of another type, or a label
                 or score is invalid.
         """
-        term, values = settings.objective[0], settings.data[0].values if settings.data else Values()
+        term = settings.objective[0]
+        values = settings.data[0].values if settings.data else Values()
         objective = OBJECTIVES[term.name]
         has_two_labels = len(values.labels) == 2
         if file is settings.dev and settings.dev.measure == "f1" and not has_two_labels:

@@ -110,7 +110,7 @@ def main(data: Path, count: int, rounds: int, threads: int) -> None:
     print_table(
         f"{len(texts):,} sentences of STS-B, {threads} threads, {rounds} rounds in turn; {machine()}",
         rows,
-        ("encoder", "sentences/s", "speed by that of the order of the file"),
+        ("encoder", "sentences/s", "speed relative to batches in the order of the file"),
     )
     print(f"\nlargest difference of the Transformer's vectors: {difference:.1e}")
 

@@ -194,7 +194,8 @@ class Campaign:
     def _night(self, night: int, ray: bool, shots: Sequence[Shot], given_up: bool) -> None:
         folder, report = self.work / f"night-{night:03d}", self.report
         folder.mkdir()
-        before, peace = self._releases(), contextlib.nullcontext() if given_up else self._in_peace(folder)
+        before = self._releases()
+        peace = contextlib.nullcontext() if given_up else self._in_peace(folder)
         fire = NightUnderFire(
             self._arguments(self.disturbed),
             self.environment,

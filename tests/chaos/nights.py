@@ -199,7 +199,8 @@ class NightUnderFire:
             self._start(number, ray, calm)
             for _ in range(2 if not calm and self.rng.random() < self.fire.twice else 1)
         ]
-        began, pauses = time.monotonic(), [] if calm else self._moments(self.tally.lasts[ray])
+        began = time.monotonic()
+        pauses = [] if calm else self._moments(self.tally.lasts[ray])
         while any(driver.process.poll() is None for driver in drivers):
             spent = time.monotonic() - began
             if pauses and spent > pauses[0] and self._shoot():

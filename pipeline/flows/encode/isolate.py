@@ -179,7 +179,7 @@ class IsolatedEncoder:
     def _progress(self) -> tuple[bool, int]:
         """Return whether the encoder is loaded, and the time at which the child last reported progress."""
         alive = self.scratch / _ALIVE
-        return (self.scratch / _READY).exists(), alive.stat().st_mtime_ns if alive.exists() else 0
+        return (self.scratch / _READY).exists(), (alive.stat().st_mtime_ns if alive.exists() else 0)
 
     def _rows_done(self) -> int:
         return sum(stop - start for start, stop in map(_rows_of, self.scratch.glob("done-*.npz")))

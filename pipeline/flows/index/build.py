@@ -37,9 +37,9 @@ Record = TypeVar("Record", bound=Stored)
 _SMALL_TRAINING = 1 << 36
 
 
-# Least rows of a shard for each list, since every shard has a copy of the lists' centroids, and least values.
+# A shard has at least this many rows for each list, because every shard has a copy of the lists' centroids.
 _SHARD_ROWS_PER_LIST = 32
-_SHARD_VALUES = 1 << 24
+_SHARD_VALUES = 1 << 24  # least number of vector components in a shard
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ GROUPED_PRODUCTS_PER_S = 2.06e10
 # Building a graph of 16,384 centroids; with more, a centroid takes longer by the logarithm of their number
 # (Malkov and Yashunin 2018, 4.2).
 GRAPH_BUILD_NS_PER_VALUE, GRAPH_LISTS = 1_189.0, 16_384
-MEAN_NS_PER_VALUE = 0.81  # of the rows of a list
+MEAN_NS_PER_VALUE = 0.81  # computing a centroid, the mean of the rows of a list
 CODE_NS_PER_VALUE, RABITQ_NS_PER_VALUE = 6.0, 17.0
 MERGE_NS_PER_BYTE = 8.2
 CHECK_NS_PER_ROW = 110.0

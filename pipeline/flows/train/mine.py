@@ -246,7 +246,8 @@ def _unit(texts: pa.Array, role: str, first: int, store: Store) -> CorpusUnit:
     texts, rows = clean_sentences(texts), pa.array(np.arange(first, first + len(texts)), pa.int64())
     keeps_text = role == "positive"
     schema = corpus_schema(pa.int64(), (_KEPT_TEXT,) if keeps_text else ())
-    kept, files = (texts,) if keeps_text else (), pa.repeat(pa.scalar(role), len(texts))
+    kept = (texts,) if keeps_text else ()
+    files = pa.repeat(pa.scalar(role), len(texts))
     columns = [rows, texts, text_keys(texts), *kept, files, rows]
     stored = store_table_by_content(
         store, pa.Table.from_arrays(columns, schema=schema), "units/pairs/unit", **writer_options(schema)

@@ -115,7 +115,7 @@ def _open_source(settings: TrainSettings) -> tuple[TrainingRows, type[NeighbourO
     rows = open_training_rows(settings.data[0], required.columns, required.optional)
     if required.order == "adjacent":
         rows = with_adjacent(rows, adjacent_roles(settings), settings.order.seed)
-    return rows, NeighbourOrder if required.order == "contiguous" else ShuffledOrder
+    return rows, (NeighbourOrder if required.order == "contiguous" else ShuffledOrder)
 
 
 def open_dev(settings: TrainSettings) -> "DevFile | None":

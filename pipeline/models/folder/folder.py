@@ -142,7 +142,9 @@ def _prompts(settings: EncoderSettings, path: Path) -> tuple[str, str]:
     prompt = next((prompts[name] for name in names if prompts.get(name)), "")
     if settings.prompt is not None:
         prompt, query_prompt = settings.prompt, None
-    return prompt, (query_prompt or prompt) if settings.query_prompt is None else settings.query_prompt
+    if settings.query_prompt is not None:
+        return prompt, settings.query_prompt
+    return prompt, query_prompt or prompt
 
 
 def _family(config: dict[str, Any]) -> str:

@@ -65,10 +65,13 @@ class DenseModule(nn.Module):
 def _product(layer: nn.Linear, x: Tensor) -> Tensor:
     """Return (n, out), the layer applied to x (n, in).
 
-    Of a narrow product whose inner width is no multiple of 4, a row's bits would depend on its position.
+    x is padded to a multiple of 4 columns: otherwise, if the output is narrow, a row's bits would depend on
+    the row's position.
     """
-    missing = (0, -layer.in_features % 4)
-    return F.linear(F.pad(x, missing), F.pad(layer.weight, missing), layer.bias) if missing[1] else layer(x)
+    missing = -layer.in_features % 4
+    if not missing:
+        return layer(x)
+    return F.linear(F.pad(x, (0, missing)), F.pad(layer.weight, (0, missing)), layer.bias)
 
 
 class Normalize(nn.Module):

@@ -1,4 +1,7 @@
-"""Write folders of new paragraph vectors: a vocabulary of the training texts, and models that predict it."""
+"""Write folders of new paragraph vectors: a vocabulary of the training texts, and models that predict it.
+
+A model predicts words of the vocabulary from the vector of their paragraph.
+"""
 
 from collections import Counter
 from pathlib import Path

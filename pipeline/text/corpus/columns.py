@@ -187,7 +187,7 @@ def _agree_on_id(
         return pa.string(), refused
     has_large_ids = any(pa.types.is_uint64(file_columns.types[corpus.id]) for file_columns in fitting)
     has_negative_ids = any(file_columns.negative_ids for file_columns in fitting)
-    return pa.uint64() if has_large_ids and not has_negative_ids else pa.int64(), refused
+    return (pa.uint64() if has_large_ids and not has_negative_ids else pa.int64()), refused
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:

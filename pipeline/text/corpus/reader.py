@@ -17,8 +17,8 @@ from pipeline.text.corpus.sources import Format, SourceFile
 from pipeline.text.corpus.task_map import TaskMap, map_here
 
 _FORMATS: dict[Format, ModuleType] = {"parquet": parquet, "jsonl": jsonl}
-# Limits of the files that one task inspects, sixteen at a time: it reads JSON lines as a whole if columns are
-# kept.
+# Limits of the files that one task inspects, sixteen at a time. If columns are kept, it reads files of JSON
+# lines as a whole.
 _INSPECTED_FILES = 1_600
 _INSPECTED_BYTES = 1 << 30
 

@@ -100,7 +100,7 @@ class Table:
 
 
 def first_is_above(column: str, *names: str) -> tuple[Claim, ...]:
-    """Return the claims that the first of the rows is above each other one."""
+    """Return the claims that the first of the rows is above every other row."""
     return tuple(Claim(names[0], other, column) for other in names[1:])
 
 

@@ -96,7 +96,8 @@ def test_steps_grow_again_after_a_row_group_of_large_rows(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("large", [True, False])
 def test_dictionaries_with_nulls_are_read(large: bool, tmp_path: Path):
-    rows, kind = 3_000, pa.large_string() if large else pa.string()
+    rows = 3_000
+    kind = pa.large_string() if large else pa.string()
     indices = pa.array([None if row % 7 == 0 else row % 3 for row in range(rows)], pa.int8())
     kept = pa.DictionaryArray.from_arrays(indices, pa.array(["x", "longer", ""], kind))
     empty = pa.DictionaryArray.from_arrays(pa.nulls(rows, pa.int32()), pa.array([], kind))
