@@ -9,7 +9,7 @@ from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.objectives.batch import Peers
 
 _MAX_SEED = (1 << 63) - 1  # torch draws int64
-_POWER = 0.75  # of the words' probabilities in drawing negatives, as in Mikolov et al. 2013
+_POWER = 0.75  # exponent of the words' probabilities by which negatives are drawn (Mikolov et al. 2013)
 
 
 def numpy_generator() -> np.random.Generator:

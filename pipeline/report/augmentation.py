@@ -11,10 +11,10 @@ from pipeline.report.formats import MAX_VARIANT, join_alternatives, mark_changes
 from pipeline.report.page import Filters, render_template
 
 # Limits of proportions; beyond them the page shows a warning.
-_MIN_KEPT = 0.5  # of a label's variants
-_MAX_REJECTED = 0.2  # of a label's variants, for one reason
-_MAX_TOO_LONG = 0.02  # of the texts, for a model's limit
-_MIN_WITH_VARIANT = 0.9  # of the texts
+_MIN_KEPT = 0.5  # variants of a label that are kept
+_MAX_REJECTED = 0.2  # variants of a label that are rejected for one reason
+_MAX_TOO_LONG = 0.02  # texts that are longer than a model reads
+_MIN_WITH_VARIANT = 0.9  # texts that have a variant
 _TIMES = {1: "once", 2: "twice"}
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pipeline.models.inference.windows import EncodedBatch
 
 CHUNK = 512  # texts; nine halvings isolate one
-MAX_DEATHS = 3  # of a child with one text alone
+MAX_DEATHS = 3  # a text is at fault if so many child processes died while they encoded it alone
 _POLL_S = 0.5  # time between two checks of the child's progress
 # If more texts of a unit than this, and more than 1 %, are rejected, the encoder is at fault, not the texts.
 _MAX_REJECTED = 16
@@ -90,7 +90,7 @@ class IsolatedEncoder:
     def _encode_all(self, count: int, on_rows: Callable[[int], None]) -> None:
         """Encode all texts into files of chunks, with a new child each time that one ends."""
         pending = deque((start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
-        deaths: Counter[int] = Counter()  # of a child with one text alone, by row
+        deaths: Counter[int] = Counter()  # by row: child processes that died while they encoded it alone
         while pending:
             end = self._run_child(list(pending), _max_rejected(count), on_rows)
             for row, error in _load_errors(self.scratch).items():

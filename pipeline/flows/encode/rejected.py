@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 # Reasons for which the encode stage quarantines a row.
 _REASONS = ("unusable_vector", "encoder_error", "kills_worker")
-_WARN_PROPORTION = 0.02  # of the rows, above which there is a warning
+_WARN_PROPORTION = 0.02  # proportion of the rows above which there is a warning
 
 
 def rejected_warnings(counts: Mapping[str, int], rows: int) -> list[str]:

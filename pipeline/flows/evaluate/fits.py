@@ -41,7 +41,7 @@ _TEXT_ROLES = (
 )
 _SPLITS = ("train", "dev", "trial", "test")
 _WITH_SPLIT = re.compile(rf"(?P<base>.+)-({'|'.join(_SPLITS)})")
-_HELD_OUT = 0.05  # of the sentences, on which a flow is measured instead of trained
+_HELD_OUT = 0.05  # proportion of the sentences on which a flow is measured and not trained
 _MAX_HELD_OUT = 256
 
 

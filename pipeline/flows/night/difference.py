@@ -21,7 +21,7 @@ from pipeline.store.units import Corpus, TableBucket
 from pipeline.text.corpus.table_buckets import read_key_bucket
 
 _HITS = 10  # compared for each query
-_COLUMNS = ("id", "text_key", "carried", "address")  # of a key table, that a comparison reads
+_COLUMNS = ("id", "text_key", "carried", "address")  # columns of a key table that a comparison reads
 
 
 class Example(NamedTuple):

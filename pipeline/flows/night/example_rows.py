@@ -17,7 +17,7 @@ from pipeline.text.corpus.quarantine import corpus_rows, unit_rows
 _PER_REASON = 3  # quarantined rows shown for each reason
 # Limits of the search for quarantined rows.
 _MAX_CORPUS_TABLES = 2
-_MAX_UNITS = 20  # of vectors
+_MAX_UNITS = 20  # units whose quarantined rows are read
 _MAX_TABLE_ROWS = 16_384
 
 

@@ -13,7 +13,7 @@ from pipeline.store.arrays import plain_type
 from pipeline.store.store import store_of
 from pipeline.store.units import Corpus
 
-MIN_TEXTS = 10  # for a comparison
+MIN_TEXTS = 10  # least number of texts for a comparison
 _MIN_CHARACTERS = 2 * MIN_WORDS - 1  # of a text of MIN_WORDS words, which have at least one letter each
 
 

@@ -25,7 +25,7 @@ from pipeline.store.once import store_by_content
 from pipeline.store.schema import vectors_at
 from pipeline.store.stored import FileRef
 
-_MIN_ROWS = 10  # of which some are held out
+_MIN_ROWS = 10  # least number of rows, including those that are held out
 # Limit of the rows to hold out, beside a fifth of all. The standard error of their mean log-likelihood is a
 # hundredth of its standard deviation.
 _MAX_HELD_OUT = 10_000

@@ -16,7 +16,7 @@ from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS, ST_NAMES
 
 OWN_MODULES = "template_modules"  # name of the Python file in a folder that has modules of this project
 _OWN_KINDS = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Denoising"}
-_KINDS = ("Dense", "Normalize", "Pooling", "Transformer")  # of sentence-transformers
+_KINDS = ("Dense", "Normalize", "Pooling", "Transformer")  # supported modules of sentence-transformers
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pipeline.models.trainable.paragraph import ParagraphBackbone
 from pipeline.models.trainable.saving import write_json
 from pipeline.settings.weights import ParagraphSettings
 
-_POWER = 0.75  # of the words' probabilities in drawing negatives, as in Mikolov et al. 2013
+_POWER = 0.75  # exponent of the words' probabilities by which negatives are drawn (Mikolov et al. 2013)
 
 
 def write_paragraph_folder(
