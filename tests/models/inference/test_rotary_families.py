@@ -55,7 +55,7 @@ def test_vectors_equal_those_of_sentence_transformers(rotary, name, pooling, sid
     assert isinstance(encoder._model, PackedModel)
     assert 800 < encoder.count_tokens(texts).lengths.max() <= 1_600
     peer = peer_of(rotary[name], pooling, side)
-    # transformers counts padding on the left in positions, and a float32 angle of 1,500 is rounded by up to 6e-5
+    # transformers counts padding on the left in positions; a float32 angle of 1,500 is rounded by up to 6e-5
     tolerance = 1e-5 if side == "right" else 6e-5
     found = encoder.encode(texts)
     np.testing.assert_allclose(found, peer.encode(texts, batch_size=5), atol=tolerance, rtol=0)
