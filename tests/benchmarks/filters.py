@@ -8,10 +8,12 @@ averaged, and a release for each kind of index. Times are of one query at a time
 """
 
 import argparse
+import functools
 import re
 import time
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +22,10 @@ import pyarrow.parquet as pq
 from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
 from pipeline.index.search import OpenRelease, open_release
+from pipeline.index.search_parameters import ivf_parameters
+from pipeline.index.structure import unwrap
 from pipeline.index.threads import faiss_threads
+from pipeline.index.where import parse_where
 from pipeline.log import Stages
 from pipeline.settings import Job
 from tests.benchmarks.machine import machine, print_table
@@ -57,6 +62,10 @@ def main() -> None:
             rows,
             ["filter", "passing", "first, ms", "p50, ms", "p99, ms", "recall@10"],
         )
+        if kind.startswith("ivf") and "refine" not in kind:
+            with faiss_threads(1):
+                rows = [_selectors(release, queries, where) for where in FILTERS]
+            print_table(f"{kind}: selectors", rows, ["filter", "nprobe", "bitmap, ms", "hash set, ms"])
 
 
 def _write_corpus(root: Path, rows: int) -> list[str]:
@@ -115,22 +124,41 @@ def _measure(release: OpenRelease, queries: np.ndarray, where: str | None) -> li
 
 def _exact(release: OpenRelease, queries: np.ndarray, where: str | None) -> list[list[str]]:
     """Return the ids of the ten nearest passing rows, compared by numpy."""
-    root = Path(release._releases.store.uri.removeprefix("file://"))
-    table = pa.concat_tables(
-        [
-            pq.read_table(root / unit.path, columns=["id", "vector", "price", "animal"])
-            for unit in release.manifest.units
-        ]
-    )
+    ids, vectors, prices, animals = _rows(Path(release._releases.store.uri.removeprefix("file://")))
+    is_passing = np.ones(len(ids), dtype=bool)
     if where is not None:
         number = re.sub(r"\D", "", where)
-        is_passing = pc.less(table["price"], int(number)) if number else table["animal"]
-        table = table.filter(pc.invert(is_passing) if where.startswith("not") else is_passing)
+        is_passing = prices < int(number) if number else animals ^ where.startswith("not")
+    names, scores = ids[is_passing], queries @ vectors[is_passing].T
+    best = np.argpartition(-scores, min(10, len(names) - 1), axis=1)[:, :10]
+    return [names[row].tolist() for row in best]
+
+
+@functools.cache
+def _rows(root: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return ids, normalized vectors, prices and animals of all rows; every release has the same."""
+    units = open_release(root).manifest.units
+    names = ["id", "vector", "price", "animal"]
+    table = pa.concat_tables([pq.read_table(root / unit.path, columns=names) for unit in units])
     vectors = table["vector"].combine_chunks().flatten().to_numpy().reshape(-1, DIM)
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    ids = np.array(table["id"].to_pylist())
-    scores = queries @ vectors.T
-    return [ids[np.argsort(-row, kind="stable")[:10]].tolist() for row in scores]
+    columns = (np.array(table[name].to_pylist()) for name in ("id", "price", "animal"))
+    ids, prices, animals = columns
+    return ids, vectors, prices, animals
+
+
+def _selectors(release: OpenRelease, queries: np.ndarray, where: str) -> list[str]:
+    """Return the times of inverted lists with the bitmap of addresses and with faiss's hash set."""
+    part, members = release._files._parts.base, release._files.filters.select(where).members
+    ids = release._files.ids
+    passing = np.concatenate(list(ids.matching(parse_where(where, ids.schema))))
+    nprobe = min(unwrap(part).nlist, unwrap(part).nprobe * len(release) // len(passing))
+    times = []
+    for selector in (members.selector(), faiss.IDSelectorBatch(passing)):
+        start = time.perf_counter()
+        part.search(queries, 10, params=ivf_parameters(part, nprobe, selector))
+        times.append(1e3 * (time.perf_counter() - start) / len(queries))
+    return [f"`{where}`", f"{nprobe:,}", *(f"{each:.2f}" for each in times)]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A filtered search finds the nearest passing rows, however many pass and wherever they are."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import faiss
@@ -143,6 +144,17 @@ def test_more_answers_than_rows_are_all_rows(no_units, tmp_path, search_index):
     rows = LIVE[::40]
     _, addresses = search_selected(parts, selected(parts, rows, no_units), QUERIES, 500)
     assert (np.sort(addresses, axis=1) == POOL.addresses[rows]).all()
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf_flat", "ivf_rabitq_refine", "hnsw"])
+def test_threads_with_different_filters_do_not_disturb_each_other(kind, no_units, tmp_path, search_index):
+    parts = in_two_parts(kind, tmp_path)
+    filters = [selected(parts, np.arange(step, 2_000, step), no_units) for step in (2, 3, 5, 7)]
+    expected = [search_selected(parts, each, QUERIES, 10)[1] for each in filters]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda each: search_selected(parts, each, QUERIES, 10)[1], 5 * filters))
+    for number, addresses in enumerate(found):
+        np.testing.assert_array_equal(addresses, expected[number % 4])
 
 
 def test_a_set_of_addresses_equals_a_python_set():
