@@ -82,9 +82,13 @@ def test_the_product_accepts_the_candidates_and_the_columns(table: Table):
         assert row.layer is None or measured.metric is not None
 
 
-def test_a_name_chooses_the_tables_that_begin_with_it():
-    assert {table.key for table in chosen(["simcse-d", "layers"])} == {"simcse-dropout", "layers"}
-    assert sorted(table.key for table in chosen([""])) == sorted(table.key for table in TABLES)
+def test_names_choose_the_tables_that_begin_with_them_in_their_order():
+    assert [table.key for table in chosen(["simcse-d", "layers"])] == ["simcse-dropout", "layers"]
+    every = chosen([""])
+    assert sorted(table.key for table in every) == sorted(table.key for table in TABLES)
+    assert [table.cost for table in every] == sorted(table.cost for table in TABLES)
+    assert chosen(["layers", ""])[0].key == "layers"
+    assert chosen(["no such table"]) == []
 
 
 @given(values, values, intervals)
@@ -131,22 +135,30 @@ def test_a_training_comes_after_the_one_that_it_starts_from():
 
 
 def test_values_are_read_from_the_answer_of_an_evaluation():
-    difference = {"low": 1.0, "high": 2.0}
+    scores = {"a": {"CR": 70, "TREC": 60, "MRPC": 80}, "b": {"CR": 1, "TREC": 2, "MRPC": 3}}
+    space = {"name": "a, mean", "space": {"metrics": {"alignment": {"value": 0.25}}}}
+    other = {"name": "b", "space": {"metrics": {"alignment": {"value": 0.5}}}}
     facts = {
         "results": [
-            {"task": name, "value": value} for name, value in (("CR", 70), ("TREC", 60), ("MRPC", 80))
+            {"candidate": candidate, "task": task, "value": value}
+            for candidate, of_tasks in scores.items()
+            for task, value in of_tasks.items()
         ],
-        "differences": [{"task": "CR", **difference}],
-        "average_differences": [{"low": -1.0, "high": 3.0}],
+        "differences": [
+            {"task": "CR", "candidate": name, "low": low, "high": 9.0}
+            for name, low in zip("bc", (1.0, 2.0), strict=True)
+        ],
+        "average_differences": [{"candidate": "b", "low": -1.0, "high": 3.0}],
         "geometry": {
-            "series": [{"space": {"metrics": {"alignment": {"value": 0.25}}}}],
-            "depths": [{"levels": [{"number": 2, "metrics": {"word_cosine": {"value": 0.5}}}]}],
+            "series": [space, other],
+            "depths": [{"name": "c", "levels": [{"number": 2, "metrics": {"word_cosine": {"value": 0.75}}}]}],
         },
     }
-    assert Column.of("transfer").value(facts, None) == 70
-    assert Column.of("transfer").interval(facts) == (-1.0, 3.0)
-    assert Column.of("CR").value(facts, None) == 70
-    assert Column.of("CR").interval(facts) == (1.0, 2.0)
-    assert Column.of("alignment").value(facts, None) == 0.25
-    assert Column.of("word cosine").value(facts, 2) == 0.5
-    assert Column.of("word cosine").interval(facts) is None
+    assert Column.of("transfer").value(facts, "a", None) == 70
+    assert Column.of("transfer").value(facts, "b", None) == 2
+    assert Column.of("transfer").interval(facts, "b") == (-1.0, 3.0)
+    assert Column.of("CR").value(facts, "b", None) == 1
+    assert Column.of("CR").interval(facts, "c") == (2.0, 9.0)
+    assert Column.of("alignment").value(facts, "a, mean", None) == 0.25
+    assert Column.of("alignment").value(facts, "b", None) == 0.5
+    assert Column.of("word cosine").value(facts, "layer 2", 2) == 0.75

@@ -6,7 +6,8 @@ Learns a vocabulary of pieces of words from the running text, the Wikipedia sent
 (about 420,000 sentences), writes a BERT with random weights, and trains it by `manta train` with the
 objective masked_lm alone. Prints the perplexity of held-out sentences over the steps. Takes hours on two
 cores; the same command continues where a killed one stopped. The trained encoder is
-pretrained/trainings/pretrain/encoder.
+pretrained/trainings/pretrain/encoder. With --export, writes the encoder of the last checkpoint of a training
+that has not ended, and ends.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +28,17 @@ import torch
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
+from pipeline.config import validated
+from pipeline.flows.train.run_folder import CHECKPOINTS
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.encoder import load_trainable
+from pipeline.models.trainable.saved_heads import SavedHeads
+from pipeline.models.trainable.saving import save_folder
+from pipeline.objectives.build import build_objective
+from pipeline.settings import EncoderSettings
+from pipeline.settings.training import CheckpointSettings, TrainSettings
 from pipeline.store.store import open_store
+from pipeline.train.checkpoint import Checkpoints, load_state
 from pipeline.train.metrics import read_metrics
 from tests.benchmarks.machine import machine, print_table
 
@@ -113,6 +125,22 @@ def train(folder: Path, given: argparse.Namespace) -> None:
     subprocess.run([sys.executable, "-m", "jobs.train", *arguments], check=True)
 
 
+def export(folder: Path, target: Path) -> None:
+    """Write the encoder of the last checkpoint, with its language model head, and print its step."""
+    with closing(
+        Checkpoints(open_store(f"{folder}/trainings/pretrain"), CHECKPOINTS, CheckpointSettings())
+    ) as saved:
+        file = saved.last() or sys.exit(f"{folder} has no checkpoint yet")
+        state = load_state(file)
+    settings = validated(TrainSettings, {"objective": "masked_lm"}, "pretrain")
+    start = EncoderSettings(path=f"{folder}/start", pooling="mean")
+    objective = build_objective(settings, load_trainable(open_folder(start)))
+    objective.load_state_dict(state["objective"])
+    model = objective.trained_model()
+    save_folder(model.encoder, model.encoder.folder, target, SavedHeads(language_head=model.language_head))
+    print(f"{target} has the weights of step {state['step']:,}")
+
+
 def measured(folder: Path) -> Iterator[tuple[int, float]]:
     """Yield (step, log likelihood) of each measurement on held-out sentences."""
     for line in read_metrics(open_store(f"{folder}/trainings/pretrain")):
@@ -155,5 +183,8 @@ if __name__ == "__main__":
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--steps", type=int, default=500, help="steps between two measurements")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--export", type=Path, metavar="FOLDER")
     given = parser.parse_args()
+    if given.export is not None:
+        sys.exit(export(given.folder.resolve(), given.export))
     main(given.folder.resolve(), given)

@@ -4,10 +4,11 @@
     MANTA_EVAL_DATA=... python -m tests.benchmarks.papers results \\
         --start pretrained/trainings/pretrain/encoder --steps 200 --seeds 0 1 2 --minutes 60
 
-Rows are run by the functions that `manta train` and `manta evaluate` call, on one local Ray, tables without
-trainings first. Results are kept in the folder: the same command continues where a killed one stopped. Rows
-that do not fit into --minutes are listed as not run. A trained row has the weights after its last step:
-nothing is chosen on dev, so that a collapse is not hidden.
+Rows are run by the functions that `manta train` and `manta evaluate` call, in this process and one child,
+without Ray; tables in the order of --only, and those with fewest trainings first. Results are kept in the
+folder: the same command continues where a killed one stopped. Rows that do not fit into --minutes are listed
+as not run. A trained row has the weights after its last step: nothing is chosen on dev, so that a collapse is
+not hidden.
 
 A measured reason for an ordering that does not show is a sentence in results/reasons.json, by the name of the
 claim: {"simcse-dropout: 0.1 > 0 (STSB-dev)": "..."}.
@@ -21,7 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.cluster import connect, local_workers
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import ClusterSettings, EncoderSettings
@@ -41,9 +42,13 @@ TABLES: tuple[Table, ...] = tuple(
 
 
 def chosen(names: Sequence[str]) -> list[Table]:
-    """Return the tables whose keys are or begin with one of the names, those with fewest trainings first."""
-    found = [table for table in TABLES if any(table.key.startswith(name) for name in names)]
-    return sorted(found or TABLES, key=lambda table: table.cost)
+    """Return the tables whose keys begin with one of the names, in the order of the names.
+
+    Of several that begin with a name, those with fewest trainings come first.
+    """
+    by_cost = sorted(TABLES, key=lambda table: table.cost)
+    found = {table.key: table for name in names for table in by_cost if table.key.startswith(name)}
+    return list(found.values())
 
 
 def main(folder: Path, given: argparse.Namespace) -> None:
@@ -63,13 +68,18 @@ def main(folder: Path, given: argparse.Namespace) -> None:
         given.seeds,
         time.monotonic() + 60 * given.minutes,
     )
-    with connect(ClusterSettings(), Stages()):
+    print(f"{given.steps} steps of most trainings, seeds {given.seeds}; {machine()}\n\n{RULE}")
+    verdicts = Counter[str]()
+    cluster = ClusterSettings()
+    with (
+        local_workers(True, cluster.patience_s) as local,
+        connect(cluster, Stages(), local=local),
+    ):
         for table in tables:
-            for row in table.rows:
-                progress(f"{table.key}: {row.name}")
-                runner.run(table, row)
-        print(f"{given.steps} steps of most trainings, seeds {given.seeds}; {machine()}\n\n{RULE}")
-        verdicts = Counter(verdict for table in tables for verdict in print_results(runner, table, reasons))
+            progress(table.key)
+            runner.run(table)
+            verdicts.update(print_results(runner, table, reasons))
+            sys.stdout.flush()
     print("\n" + ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()))
     for row, reason in runner.skipped.items():
         print(f"not run: {row} ({reason})")

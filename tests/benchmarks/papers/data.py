@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,12 +45,16 @@ def open_sources(made: Path, start: str) -> Sources:
     return Sources(Path(os.environ["MANTA_EVAL_DATA"]), Path(models) if models else None, made, start)
 
 
+@cache
 def read_of(name: str, sources: Sources) -> Read:
     """Return the settings to read these rows by, after making them."""
     return SOURCES[name](sources)
 
 
 def _table(file: Path, columns: dict[str, Sequence[Any]]) -> Read:
+    """Write a table, unless an earlier run did."""
+    if file.exists():
+        return {"uri": str(file)}
     part = file.with_suffix(".part")
     pq.write_table(pa.table(columns), part, row_group_size=8_192)
     part.rename(file)
@@ -89,6 +94,7 @@ def sts_texts(sources: Sources) -> Read:
     )
 
 
+@cache
 def token_counts(sources: Sources) -> str:
     """Count the tokens of the STS sentences by the tokenizer of the common start; return the file."""
     settings = {
@@ -172,11 +178,11 @@ def _augmenter(sources: Sources, method: str, options: dict[str, Any]) -> dict[s
         legs = [
             {
                 "path": str(sources.models / f"translation-{pair}"),
-                "decoding": {"method": "sample", "top_k": 10},
+                "decoding": options,
             }
             for pair in ("en-de", "de-en")
         ]
-        options = {**options, "legs": legs}
+        options = {"legs": legs}
     return {"method": method, "options": options}
 
 

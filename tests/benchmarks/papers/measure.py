@@ -1,6 +1,6 @@
 """Columns of the tables: how the value of a row is read from the answer of `manta evaluate`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
@@ -44,30 +44,28 @@ class Column:
         task, _, aggregation = name.partition(" ")
         return cls((task,), aggregation or "all")
 
-    def value(self, facts: Mapping[str, Any], layer: int | None) -> float:
-        """Read the value of the only candidate of an evaluation.
+    def value(self, facts: Mapping[str, Any], candidate: str, layer: int | None) -> float:
+        """Read the value of a candidate of an evaluation.
 
         Args:
             facts: answer of `manta evaluate`.
+            candidate: name of the candidate.
             layer: number of the layer that a metric is of; None for the sentence vectors.
         """
         if self.metric is None:
-            return mean(self._score(facts["results"], task) for task in self.tasks)
+            found = {
+                each["task"]: each["value"] for each in facts["results"] if each["candidate"] == candidate
+            }
+            return mean(float(found[task]) for task in self.tasks)
         geometry = facts["geometry"]
-        measured = geometry["series"][0]["space"] if layer is None else _level(geometry, layer)
+        named = geometry["series"] if layer is None else geometry["depths"]
+        (one,) = [each for each in named if each["name"] == candidate] or named  # layers share their encoder
+        levels = {each["number"]: each for each in one.get("levels", ())}
+        measured = one["space"] if layer is None else levels[layer]
         return float(measured["metrics"][self.metric]["value"])
 
-    def _score(self, results: Sequence[Mapping[str, Any]], task: str) -> float:
-        return float(next(each["value"] for each in results if each["task"] == task))
-
-    def interval(self, facts: Mapping[str, Any]) -> tuple[float, float] | None:
-        """Return the interval of the difference of two candidates; None for a column without a bootstrap."""
-        if self.metric is not None:
-            return None
-        (found,) = facts["differences"] if len(self.tasks) == 1 else facts["average_differences"]
+    def interval(self, facts: Mapping[str, Any], candidate: str) -> tuple[float, float]:
+        """Return the interval of the difference of a candidate from the first one."""
+        differences = facts["differences"] if len(self.tasks) == 1 else facts["average_differences"]
+        (found,) = (each for each in differences if each["candidate"] == candidate)
         return found["low"], found["high"]
-
-
-def _level(geometry: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
-    (levels,) = (each["levels"] for each in geometry["depths"])
-    return next(level for level in levels if level["number"] == layer)

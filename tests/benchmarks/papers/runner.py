@@ -5,16 +5,23 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from jobs.command import named_configs
 from pipeline.config import digest_of, load_settings
+from pipeline.errors import PipelineError
 from pipeline.flows.evaluate.evaluate import evaluate
 from pipeline.flows.evaluate.report import facts_of
-from pipeline.flows.train.train import train
+from pipeline.flows.train.plan import open_dev, plan_of
+from pipeline.flows.train.rank import TrainRank
+from pipeline.flows.train.run_folder import ResultRecord, RunFolder
+from pipeline.flows.train.train import open_training, record_start
 from pipeline.log import Stages
+from pipeline.models.layers.numerics import use_threads
 from pipeline.settings import Job
+from pipeline.text.rows.batches import RankSlice
 from tests.benchmarks.papers.claim import Claim, Row, Table, Training
 from tests.benchmarks.papers.data import COUNTS, NLI_TEXTS, Sources, nli_texts, read_of, token_counts
 from tests.benchmarks.papers.measure import Column
@@ -22,19 +29,10 @@ from tests.benchmarks.papers.verdict import Comparison
 
 _GEOMETRY = {"evaluate.geometry.sentences": 2_000, "evaluate.geometry.mev": "published"}
 _FOLDS = 5  # of the transfer tasks: half of the published number, for time
-_MEASURED = ("start_loss", "end_loss", "start_uniformity", "end_uniformity", "dev")
 
 
 class NotRun(Exception):
     """Raised for a row that cannot be run here; the message is the reason."""
-
-
-@dataclass(frozen=True)
-class Values:
-    """Results of a row: values of columns by seed, and what its trainings measured by seed."""
-
-    columns: dict[str, dict[int, float]]
-    training: dict[int, dict[str, float]]
 
 
 @dataclass
@@ -60,71 +58,97 @@ class Runner:
     deadline: float
     skipped: dict[str, str] = field(default_factory=dict)
     """reasons of rows that were not run, by table and row"""
+    facts: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
+    """answers of evaluations by their arguments, because several metrics are read from one answer"""
 
-    def run(self, table: Table, row: Row) -> None:
-        """Train and measure a row with every seed; record a reason if that is not possible."""
-        for seed in self.seeds:
+    def run(self, table: Table) -> None:
+        """Train the rows of a table with every seed, then measure all of them together.
+
+        A row that cannot be run, or for which no time is left, has its reason in `skipped`.
+        """
+        for row in table.rows:
             try:
-                self._check(row)
-                for column in table.columns:
-                    self.value(row, column, seed)
-            except NotRun as reason:
-                self.skipped[f"{table.key}: {row.name}"] = str(reason)
-                return
+                for seed in self.seeds:
+                    self._check(table, row, seed)
+                    self.candidate(row, seed)
+            except (NotRun, PipelineError) as reason:
+                self.skipped[f"{table.key}: {row.name}"] = " ".join(str(reason).split())
+        for seed, name in product(self.seeds, table.columns):
+            self._measure(table, name, seed)
 
-    def _check(self, row: Row) -> None:
-        """Raise NotRun if the start of a row is missing, or if no time is left."""
+    def rows(self, table: Table) -> list[Row]:
+        """Return the rows of the table that were run."""
+        return [row for row in table.rows if f"{table.key}: {row.name}" not in self.skipped]
+
+    def _check(self, table: Table, row: Row, seed: int) -> None:
+        """Raise NotRun if the start of a row is missing, or if no time is left to begin it."""
         if row.start not in (*self.starts, "new"):
             raise NotRun(f"no {row.start} start was given")
-        if time.monotonic() > self.deadline:
+        began = row.training is not None and self._training_file(row.training, seed).exists()
+        measured = all(self._place(row, name, seed).exists() for name in table.columns)
+        if time.monotonic() > self.deadline and not began and not measured:
             raise NotRun("out of time")
 
-    def value(self, row: Row, name: str, seed: int) -> float:
-        """Return the value of a column, from the results of an earlier run if it has one."""
-        column, candidate = Column.of(name), self.candidate(row, seed)
-        sample = seed if column.metric else None  # the seed of a sample; tasks have none
-        file = self._file([candidate, name, row.layer, sample])
-        if not file.exists():
-            facts = self._evaluate([candidate], column, seed, row)
-            _write(file, {"row": row.name, "column": name, "value": column.value(facts, row.layer)})
-        return float(_read(file)["value"])
+    def _measure(self, table: Table, name: str, seed: int) -> None:
+        """Evaluate the rows of a table on a column together, and store the values that are missing."""
+        column = Column.of(name)
+        rows = [row for row in self.rows(table) if not self._place(row, name, seed).exists()]
+        if not rows:
+            return
+        others = [each for each in map(Column.of, table.columns) if each.aggregation == column.aggregation]
+        tasks = column.tasks and tuple(dict.fromkeys(task for each in others for task in each.tasks))
+        named = [self.candidate(row, seed) | {"name": row.name} for row in rows]
+        facts = self._evaluate(named, column, seed, tasks)
+        for row in rows:
+            value = column.value(facts, row.name, row.layer)
+            _write(self._place(row, name, seed), {"row": row.name, "column": name, "value": value})
 
-    def interval(self, table: Table, claim: Claim, seed: int) -> tuple[float, float] | None:
-        """Return the interval of the paired bootstrap of a claim's difference; None for other columns."""
+    def _place(self, row: Row, name: str, seed: int) -> Path:
+        """Return the file of a value."""
+        sample = seed if Column.of(name).metric else None  # the seed of a sample; tasks have none
+        space = self.identities["english"] if row.training is None else self._identity(row.training, seed)
+        return self._file([[space, row.encoder, row.fit], name, row.layer, sample])
+
+    def value(self, row: Row, name: str, seed: int) -> float:
+        """Return the value of a column, which was measured before."""
+        return float(_read(self._place(row, name, seed))["value"])
+
+    def _interval(self, table: Table, claim: Claim, seed: int) -> tuple[float, float] | None:
+        """Return the interval of the paired bootstrap of a claim's difference; None without a bootstrap."""
         column = Column.of(claim.column)
         if column.metric is not None:
             return None
-        rows = [table.row(name) for name in (claim.below, claim.above)]
-        pair = [self.candidate(row, seed) | {"name": name} for row, name in zip(rows, "ba", strict=True)]
-        if pair[0]["id"] == pair[1]["id"]:
-            return 0.0, 0.0
-        file = self._file([pair, claim.column])
-        if not file.exists():
-            found = column.interval(self._evaluate(pair, column, seed, rows[0]))
-            _write(file, {"above": claim.above, "below": claim.below, "interval": found})
-        low, high = _read(file)["interval"]
-        return low, high
+        run = {row.name for row in self.rows(table)}
+        below = dict.fromkeys(
+            each.below
+            for each in table.claims
+            if (each.above, each.column) == (claim.above, claim.column) and each.below in run
+        )
+        rows = [table.row(name) for name in (claim.above, *below)]
+        named = [self.candidate(row, seed) | {"name": row.name} for row in rows]
+        low, high = column.interval(self._evaluate(named, column, seed, column.tasks), claim.below)
+        return -high, -low  # the evaluation has the differences of the others from the first
 
     def compare(self, table: Table, claim: Claim) -> Comparison:
         """Compare the rows of a claim; without values if a row was not run."""
         rows = [table.row(name) for name in (claim.above, claim.below)]
-        if any(f"{table.key}: {row.name}" in self.skipped for row in rows):
+        if any(row not in self.rows(table) for row in rows):
             return Comparison((), ())
         above, below = ([self.value(row, claim.column, seed) for seed in self.seeds] for row in rows)
-        trained = any(row.training is not None for row in rows) or Column.of(claim.column).metric
-        seeds = self.seeds if trained else self.seeds[:1]
-        found = [self.interval(table, claim, seed) for seed in seeds]
-        return Comparison(above, below, [each for each in found if each is not None])
+        trained = any(row.training is not None for row in rows)
+        intervals = [
+            self._interval(table, claim, seed) for seed in (self.seeds if trained else self.seeds[:1])
+        ]
+        return Comparison(above, below, [each for each in intervals if each is not None])
 
     def candidate(self, row: Row, seed: int) -> dict[str, Any]:
-        """Train what the row needs; return a candidate of `manta evaluate`, with an `id` for results."""
+        """Train what the row needs; return it as a candidate of `manta evaluate`."""
         path = self.starts["english"] if row.training is None else self.product(row.training, seed)
         encoder = {name: self._resolved(value) for name, value in row.encoder.items()}
-        space = self.identities["english"] if row.training is None else path
-        made = {"id": [space, row.encoder, row.fit], "encoder": {"path": path, **encoder}}
         if row.fit is None:
-            return made
-        return made | {"fit": {**row.fit, "on": self._resolved(row.fit.get("on", "target"))}}
+            return {"encoder": {"path": path, **encoder}}
+        fit = {**row.fit, "on": self._resolved(row.fit.get("on", "target"))}
+        return {"encoder": {"path": path, **encoder}, "fit": fit}
 
     def _resolved(self, value: Any) -> Any:
         """Replace the name of a file that is made here by its path."""
@@ -134,24 +158,19 @@ class Runner:
 
     def product(self, training: Training, seed: int) -> str:
         """Return the path of the trained encoder, after training it unless an earlier run did."""
-        settings = self._settings(training, seed)
-        file = self._training_file(training, settings)
+        file = self._training_file(training, seed)
         if not file.exists():
-            began = time.monotonic()
+            settings, began = self._settings(training, seed), time.monotonic()
             job = load_settings(Job, named_configs()[f"train/{training.config}"], arguments(settings))
-            ended = train(job, Stages())
-            seconds = time.monotonic() - began
-            facts = {"encoder": ended.run.encoder, "seconds": seconds, "steps": ended.result.steps}
-            _write(file, facts | {"metrics": dict(ended.result.metrics), "settings": settings})
+            run, result = _train(job)
+            facts = {"encoder": run.encoder, "seconds": time.monotonic() - began, "steps": result.steps}
+            _write(file, facts | {"metrics": dict(result.metrics), "settings": settings})
         return str(_read(file)["encoder"]).removeprefix("file://")
 
-    def measured(self, row: Row, seed: int) -> dict[str, float]:
-        """Return what the training of a row measured of itself, such as its loss before and after."""
-        if row.training is None:
-            return {}
-        settings = self._settings(row.training, seed)
-        metrics = _read(self._training_file(row.training, settings))["metrics"]
-        return {name: metrics[name] for name in _MEASURED if name in metrics}
+    def measured(self, training: Training, seed: int) -> dict[str, float]:
+        """Return what a training measured of itself, such as the loss of the same rows before and after."""
+        metrics = _read(self._training_file(training, seed))["metrics"]
+        return {name: float(value) for name, value in metrics.items()}
 
     def _settings(self, training: Training, seed: int) -> dict[str, Any]:
         """Return the settings of a training, after making its rows and its start."""
@@ -162,29 +181,50 @@ class Runner:
         return places | training_settings(training, path, steps=self.steps, seed=seed)
 
     def _evaluate(
-        self, candidates: Sequence[Mapping[str, Any]], column: Column, seed: int, row: Row
+        self, candidates: Sequence[Mapping[str, Any]], column: Column, seed: int, tasks: Sequence[str]
     ) -> dict[str, Any]:
-        """Evaluate candidates on the tasks of a column, or their geometry."""
-        named = [{key: value for key, value in each.items() if key != "id"} for each in candidates]
+        """Evaluate candidates on tasks, or their geometry if the column has a metric."""
         settings: dict[str, Any] = {
             "evaluate.tasks": str(self.sources.data),
-            "evaluate.names": list(column.tasks or ("STSB-dev",)),
+            "evaluate.names": list(tasks or ("STSB-dev",)),
             "evaluate.aggregation": column.aggregation,
-            "evaluate.candidates": named,
+            "evaluate.candidates": list(candidates),
             "evaluate.folds": _FOLDS,
             "evaluate.root": str(self.folder),
             "release.root": str(self.folder / "releases"),
         }
         if column.metric:
             settings |= _GEOMETRY | {"evaluate.geometry.seed": seed, "evaluate.bootstrap": 0}
-        job = load_settings(Job, None, arguments(settings))
-        return facts_of(evaluate(job, Stages(), geometry=column.metric is not None))
+        given = arguments(settings)
+        if given not in self.facts:
+            job = load_settings(Job, None, given)
+            self.facts[given] = facts_of(evaluate(job, Stages(), geometry=column.metric is not None))
+        return self.facts[given]
 
-    def _training_file(self, training: Training, settings: Mapping[str, Any]) -> Path:
-        return self._file([training.config, settings, self.identities.get(training.start)])
+    def _training_file(self, training: Training, seed: int) -> Path:
+        return self._file(self._identity(training, seed))
+
+    def _identity(self, training: Training, seed: int) -> Any:
+        """Return what a training depends on, without its paths, so that nothing has to be made to know it."""
+        start = self.identities.get(training.start)
+        first = start if training.after is None else self._identity(training.after, seed)
+        settings = training_settings(training, None, steps=self.steps, seed=seed)
+        return [training.config, training.data, settings, first]
 
     def _file(self, identity: Any) -> Path:
         return self.folder / "results" / f"{digest_of(identity)[:24]}.json"
+
+
+def _train(job: Job) -> tuple[RunFolder, ResultRecord]:
+    """Train as `manta train` with one worker does, to the same bits, but in this process, without Ray."""
+    job, run = open_training(job)
+    if run.result() is None:
+        plan = plan_of(job.train)
+        done = record_start(run, plan, job.encoder.path)
+        rank = TrainRank(run, job.encoder, job.train, plan, open_dev(job.train), done)
+        with use_threads(job.train.threads):
+            rank(RankSlice(), "cpu", lambda *_: None)
+    return run, run.final_result()
 
 
 def training_settings(training: Training, start: str | None, *, steps: int, seed: int) -> dict[str, Any]:

@@ -28,15 +28,15 @@ def _variants(data: str, dropout: float = 0.1) -> Training:
 
 UNSUPERVISED, SUPERVISED = _unsupervised(), _supervised()
 
-_RATES = {0.1: 82.5, 0.0: 71.1, 0.01: 72.6, 0.05: 81.1, 0.15: 81.4, 0.2: 80.5, 0.5: 71.0}
+_RATES = {0.1: 82.5, 0.0: 71.1, 0.5: 71.0, 0.01: 72.6, 0.05: 81.1, 0.15: 81.4, 0.2: 80.5}
 DROPOUT = Table(
     "simcse-dropout",
     _PAPER,
     "table 3: dropout of unsupervised SimCSE, STS-B dev",
     (_DEV,),
     (
-        *(Row(f"{rate:g}", (value,), _unsupervised(dropout=rate)) for rate, value in _RATES.items()),
         Row("0.1, one mask", (43.6,), _unsupervised(masks="shared")),
+        *(Row(f"{rate:g}", (value,), _unsupervised(dropout=rate)) for rate, value in _RATES.items()),
     ),
     (
         *first_is_above(_DEV, *(f"{rate:g}" for rate in _RATES), "0.1, one mask"),
@@ -111,10 +111,10 @@ HARD_NEGATIVES = Table(
     (_DEV,),
     (
         Row("1", (86.2,), SUPERVISED),
-        Row("0.5", (86.1,), _supervised(hard_negative_weight=0.5)),
-        Row("2", (86.2,), _supervised(hard_negative_weight=2.0)),
         Row("none", (84.9,), _supervised("pairs of triples")),
         Row("1, and neutrals", (85.3,), _supervised("triples with neutrals")),
+        Row("0.5", (86.1,), _supervised(hard_negative_weight=0.5)),
+        Row("2", (86.2,), _supervised(hard_negative_weight=2.0)),
     ),
     first_is_above(_DEV, "1", "none", "1, and neutrals"),
 )

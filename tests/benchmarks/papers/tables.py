@@ -3,9 +3,10 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 
 from tests.benchmarks.machine import print_table
-from tests.benchmarks.papers.claim import Claim, Row, Table
+from tests.benchmarks.papers.claim import Claim, Row, Table, Training
 from tests.benchmarks.papers.runner import Runner
 from tests.benchmarks.papers.verdict import Comparison
 
@@ -35,7 +36,8 @@ def load_reasons(folder: Path, tables: Sequence[Table]) -> dict[str, str]:
 
 def print_results(runner: Runner, table: Table, reasons: Mapping[str, str]) -> list[str]:
     """Print the rows and the claims of a table; return the verdicts."""
-    header = ("row", *(name for column in table.columns for name in (f"{column}, published", "ours")))
+    columns = (name for column in table.columns for name in (f"{column}, published", "ours"))
+    header = ("row", *columns, *(["loss before, after"] if table.cost else []))
     rows = [(row.name, *_cells(runner, table, row)) for row in table.rows]
     print_table(f"### {table.key}\n\n{table.paper}; {table.source}", rows, header)
     compared = [(claim, runner.compare(table, claim)) for claim in table.claims]
@@ -54,16 +56,23 @@ def print_results(runner: Runner, table: Table, reasons: Mapping[str, str]) -> l
 
 
 def _cells(runner: Runner, table: Table, row: Row) -> Iterator[str]:
-    """Yield the published value and ours, for each column."""
+    """Yield the published value and ours, for each column, then the losses of the training."""
     skipped = runner.skipped.get(f"{table.key}: {row.name}")
     for number, column in enumerate(table.columns):
         published = row.published[number] if number < len(row.published) else None
         yield "" if published is None else f"{published:.2f}"
-        yield (
-            f"not run: {skipped}"
-            if skipped
-            else _range([runner.value(row, column, seed) for seed in runner.seeds])
-        )
+        yield "not run" if skipped else _range([runner.value(row, column, seed) for seed in runner.seeds])
+    if table.cost:
+        yield "" if skipped or row.training is None else _losses(runner, row.training)
+
+
+def _losses(runner: Runner, training: Training) -> str:
+    """Return the mean loss over the seeds, of the same rows before the first step and after the last."""
+    measured = [runner.measured(training, seed) for seed in runner.seeds]
+    if any("end_loss" not in each for each in measured):
+        return ""
+    start, end = (mean(each[name] for each in measured) for name in ("start_loss", "end_loss"))
+    return f"{start:.3f}, {end:.3f}"
 
 
 def _range(values: Sequence[float]) -> str:
