@@ -1,6 +1,6 @@
 """Names of the tensors of each packed family, as its checkpoints are published, without ".weight"."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pipeline.models.layers.architecture import Architecture
@@ -170,20 +170,21 @@ def tensor_names(names: Names, architecture: Architecture) -> list[str]:
 
 
 def _of_layer(names: Names, architecture: Architecture, number: int) -> Iterator[str]:
+    """Yield the names of the tensors of a layer."""
     attention, feed_forward, biases = names.attention_of(number), names.feed_forward, architecture.biases
     parts = [
-        *_parts(iter(attention.inputs), biases.inputs),
+        *_parts(attention.inputs, biases.inputs),
         *_parts(filter(None, [names.query_norm, names.key_norm]), False),
-        *_parts(iter([attention.output]), biases.attention),
-        *_parts(iter(attention.norms), biases.norms),
-        *_parts(iter(feed_forward.inputs), biases.inner),
-        *_parts(iter([feed_forward.output]), biases.outer),
-        *_parts(iter(feed_forward.norms), biases.norms),
+        *_parts([attention.output], biases.attention),
+        *_parts(attention.norms, biases.norms),
+        *_parts(feed_forward.inputs, biases.inner),
+        *_parts([feed_forward.output], biases.outer),
+        *_parts(feed_forward.norms, biases.norms),
     ]
     prefix = names.layer.format(i=number)
     return (prefix + part for part in parts)
 
 
-def _parts(names: Iterator[str], has_bias: bool) -> Iterator[str]:
-    """Yield the tensors of linear maps or normalizations."""
+def _parts(names: Iterable[str], has_bias: bool) -> Iterator[str]:
+    """Yield the names of the tensors of linear maps or normalizations."""
     return (f"{name}.{part}" for name in names for part in ("weight", "bias")[: 1 + has_bias])
