@@ -36,9 +36,10 @@ def nightly(run: CommandRun, verify: Verify = False) -> Answer:
     from pipeline.flows.night.nightly import nightly as night
 
     outcome = night(run.job, run.stages, verbose=run.verbose, verify=verify)
-    release = f"release {outcome.release} with {counted(outcome.rows, 'row')}"
+    rows = _count_texts(outcome.facts["counts"], outcome.rows)
+    release = f"release {outcome.release} with {rows}"
     first = {
-        "published": f"published release {outcome.release}: {counted(outcome.rows, 'row')}"
+        "published": f"published release {outcome.release}: {rows}"
         + _describe_rows(outcome.facts["counts"], outcome.rows),
         "unchanged": f"{outcome.facts.get('why', '')}: {release} stays current",
         "held": f"not published: {release} is held; the candidate passed every gate",
@@ -52,6 +53,13 @@ def nightly(run: CommandRun, verify: Verify = False) -> Answer:
         f"  search  {search_command(run.job)}",
     ]
     return Answer(outcome.facts | {"seconds": run.stages.seconds()}, "\n".join(lines))
+
+
+def _count_texts(counts: dict[str, int], rows: int) -> str:
+    """Describe how many rows a release has; if they are chunks, also of how many documents."""
+    if "documents" not in counts:
+        return counted(rows, "row")
+    return f"{counted(rows, 'chunk')} of {counted(counts['documents'], 'document')}"
 
 
 def _describe_rows(counts: dict[str, int], rows: int) -> str:

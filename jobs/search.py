@@ -71,6 +71,13 @@ class SearchOptions:
         int | None,
         typer.Option("--release", metavar="N", help="An older release; default: the current one."),
     ] = None
+    group: Annotated[
+        bool,
+        typer.Option(
+            "--group",
+            help="Answer with documents (corpus.chunk): of the chunks of each, only the best one.",
+        ),
+    ] = False
     texts: Annotated[
         bool | None,
         typer.Option(
@@ -115,7 +122,7 @@ def _search(options: SearchOptions, width: int | None, say: Say) -> None:
     # Texts are read from the corpus, and programs often need the ids alone.
     by_default = not options.as_json and corpus.get("text") not in corpus.get("keep", ())
     texts = by_default if options.texts is None else options.texts
-    searcher = _Searcher(release, options.k, texts, options.where)
+    searcher = _Searcher(release, options.k, texts, options.where, options.group)
     is_one_query = queries.file is None and len(queries.texts) == 1
     for batch in queries.batches():
         for query, answers in zip(batch, searcher.search(batch), strict=True):
@@ -151,6 +158,8 @@ class _Searcher:
     texts: bool
     """whether answers come with their texts"""
     where: str | None = None
+    group: bool = False
+    """whether an answer is the best chunk of a document"""
     _has_explained: bool = field(default=False, init=False)
 
     def search(self, batch: list[Query]) -> list[list[dict[str, Any]]]:
@@ -166,11 +175,11 @@ class _Searcher:
         from pipeline.index.texts import MissingTexts
 
         try:
-            return self.release.search(texts, self.k, texts=self.texts, where=self.where)
+            return self.release.search(texts, self.k, texts=self.texts, where=self.where, group=self.group)
         except MissingTexts as missing:
             log.say(f"answers come without their texts: {missing}")
             self.texts = False
-            return self.release.search(texts, self.k, where=self.where)
+            return self.release.search(texts, self.k, where=self.where, group=self.group)
 
     @property
     def without_answers(self) -> str:
@@ -185,8 +194,13 @@ class _Searcher:
             return
         self._has_explained = True
         available = len(self.release) if self.where is None else self.release.count(self.where)
+        noun, number = "row", self.release.number
+        if self.group and self.where is None:
+            available, noun = self.release.manifest.counts["documents"], "document"
+        elif self.group:  # a filtered search finds every row
+            available, noun = min(available, fewest), "document"
         if available < self.k:
-            rows, number = log.counted(available, "row"), self.release.number
+            rows = log.counted(available, noun)
             found = f"release {number} has {rows}"
             if self.where is not None:
                 found = f"the filter lets {rows} of release {number} pass"

@@ -3,11 +3,16 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
+from pipeline.errors import ConfigError
 from pipeline.log import Stages, counted
-from pipeline.settings import CorpusSettings, Job
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.locate import with_absolute_paths
+from pipeline.settings import ChunkSettings, CorpusSettings, EncoderSettings, Job
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
+from pipeline.text.chunks.cut import TextCutter
+from pipeline.text.corpus.chunking import ChunkedCorpus, Cutter, CutTexts
 from pipeline.text.corpus.docstrings import harvest_docstrings
 from pipeline.text.corpus.reader import CorpusSurvey, read_batches
 from pipeline.text.corpus.sift import SourceBatch
@@ -19,6 +24,49 @@ def open_releases(job: Job) -> Releases:
     """Open the releases below release.root, with their commits at release.commits_root."""
     root, commits = job.release.root, job.release.commits_root
     return Releases(open_store(root), open_store(commits) if commits else None)
+
+
+class EncoderCutter(Cutter):
+    """Cuts texts into chunks that fit an encoder, with its tokenizer."""
+
+    chunk: ChunkSettings
+    encoder: EncoderSettings
+
+    def start(self) -> CutTexts:
+        """Load the tokenizer, and return the function that cuts texts."""
+        return TextCutter(self.chunk, open_folder(self.encoder).tokenizer())
+
+
+def corpus_of(job: Job, encoder: EncoderSettings | None = None) -> CorpusSettings:
+    """Return the settings of the job's corpus, with corpus.chunk also what cuts it for the job's encoder.
+
+    Args:
+        encoder: settings of the job's encoder with a path that workers can read; None: the job's own.
+
+    Raises:
+        ConfigError: corpus.chunk.max_tokens is more than the encoder takes.
+    """
+    chunk = job.corpus.chunk
+    if chunk.by is None:
+        return job.corpus
+    folder = open_folder(job.encoder)
+    if chunk.max_tokens is not None and chunk.max_tokens > folder.max_length:
+        raise ConfigError(
+            "corpus.chunk.max_tokens",
+            f"at most {folder.max_length:,} tokens, which the encoder takes (encoder.max_length)",
+            f"{chunk.max_tokens:,}",
+            "lower it, leave it out, or raise encoder.max_length where the encoder takes more",
+        )
+    encoder = encoder or with_absolute_paths(job.encoder)
+    cutter = EncoderCutter(space_id=folder.space_id, chunk=chunk, encoder=encoder)
+    return ChunkedCorpus(**dict(job.corpus), cutter=cutter)
+
+
+def describe_live(corpus: Corpus) -> str:
+    """Describe the number of live rows; of chunks, also the number of their documents."""
+    if not corpus.is_chunked:
+        return counted(corpus.rows, "live row")
+    return f"{counted(corpus.rows, 'live chunk')} of {counted(corpus.counts['good'], 'document')}"
 
 
 def harvest_corpus(job: Job, stages: Stages) -> None:
@@ -46,7 +94,7 @@ def read_corpus(ingestion: Callable[[OnProgress], Corpus], stages: Stages) -> Co
     with stages("ingest") as bar:
         corpus = ingestion(lambda rows, _: bar.reach(rows))
         bar.stage.note = (
-            f"{counted(corpus.rows, 'live row')} in {counted(len(corpus.units), 'unit')}, "
+            f"{describe_live(corpus)} in {counted(len(corpus.units), 'unit')}, "
             f"{corpus.counts['quarantined']:,} quarantined"
         )
     return corpus

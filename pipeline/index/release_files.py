@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import ConfigError, DataError
 from pipeline.index.filtered_search import search_selected
 from pipeline.index.filters import Filters
+from pipeline.index.grouped import search_grouped
 from pipeline.index.ids import Ids
 from pipeline.index.parts import open_parts
 from pipeline.index.query_encoder import load_query_encoder, local_file
@@ -19,7 +20,7 @@ from pipeline.index.texts import Texts
 from pipeline.index.truth import NO_NEIGHBOUR
 from pipeline.index.unit_vectors import UnitVectors
 from pipeline.store.address import ordinal_of
-from pipeline.store.arrays import arrow_of, strings_of
+from pipeline.store.arrays import arrow_of, one_chunk, strings_of
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.text.corpus.normalize import normalize, replace_surrogates
@@ -95,9 +96,21 @@ class ReleaseFiles:
             self._encoder = load_query_encoder(self._options.store, self.manifest, self._options.device)
         return self._encoder.encode(cleaned, query=True)
 
-    def search(self, vectors: np.ndarray, k: int, texts: bool, where: str | None = None) -> pa.Table:
-        """Search for the k nearest rows; see `OpenRelease.search`."""
-        scores, addresses = self._nearest(self._valid_vectors(vectors), k, where)
+    def search(
+        self,
+        vectors: np.ndarray,
+        k: int,
+        *,
+        texts: bool = False,
+        where: str | None = None,
+        group: bool = False,
+    ) -> pa.Table:
+        """Search for the k nearest rows, or documents; see `OpenRelease.search`."""
+        vectors = self._valid_vectors(vectors)
+        if group:
+            scores, addresses = self._nearest_documents(vectors, k, where)
+        else:
+            scores, addresses = self._nearest(vectors, k, where)
         query, rank = np.nonzero(addresses != NO_NEIGHBOUR)
         rows = self.ids.take(addresses[query, rank])
         columns = {
@@ -116,6 +129,25 @@ class ReleaseFiles:
         if where is None:
             return self._parts.search_until_k(vectors, k)
         return search_selected(self._parts, self.filters.select(where), vectors, k)
+
+    def _nearest_documents(
+        self, vectors: np.ndarray, k: int, where: str | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return scores and addresses (q, k) of the best chunks of the nearest documents, as `_nearest`."""
+        if "chunks" not in self.manifest.counts:
+            raise ConfigError(
+                "search: group",
+                "a release of documents that are cut into chunks (corpus.chunk)",
+                f"release {self.manifest.release}, whose rows are whole texts",
+                "search without it",
+            )
+        return search_grouped(
+            lambda vectors, k: self._nearest(vectors, k, where),
+            lambda addresses: one_chunk(self.ids.take(addresses)["parent"]),
+            vectors,
+            k,
+            len(self),
+        )
 
     def _valid_vectors(self, vectors: np.ndarray) -> np.ndarray:
         dim = self._parts.d

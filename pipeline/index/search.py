@@ -5,6 +5,7 @@ Queries are encoded with its encoder. An open release can follow newer releases 
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +47,14 @@ def open_release(
     options = OpenOptions(releases.store, None if parts is None else frozenset(parts), verify, device)
     manifest = releases.get_or_current(number)
     return OpenRelease(releases, ReleaseFiles(manifest, options), follows=number is None)
+
+
+class AnswerOptions(TypedDict, total=False):
+    """Options of a search; see `OpenRelease.search`."""
+
+    texts: bool
+    where: str | None
+    group: bool
 
 
 class OpenRelease:
@@ -113,8 +122,7 @@ class OpenRelease:
         k: int = 10,
         *,
         space_id: str | None = None,
-        texts: bool = False,
-        where: str | None = None,
+        **options: Unpack[AnswerOptions],
     ) -> pa.Table:
         """Search for the k nearest rows of each query.
 
@@ -125,25 +133,28 @@ class OpenRelease:
         Args:
             queries: texts, or raw vectors (q, d) of the release's encoder.
             space_id: space of the query vectors; if it is given and is not the release's, they are refused.
+            options: any of the arguments texts, where and group.
             texts: add a column text, read from the corpus units. If corpus.keep names text, the ids files
-                have the column already.
+                have the column already. Default: False.
             where: a filter on the id and the columns that corpus.keep names, such as
                 "price < 10 and lang in ('de', 'en')". As in SQL, a comparison with null is not true. A query
                 has k answers if k rows pass. The rows of the latest 16 filters are kept.
+            group: search for the k nearest documents of a release with corpus.chunk, and return of each the
+                chunk nearest to the query. Default: False.
 
         Returns:
             Columns query (int32, from 0), rank (int32, from 1), id, score (float32, cosine), and those that
             corpus.keep names; the best answer of each query first.
 
         Raises:
-            ConfigError: the filter is invalid.
+            ConfigError: the filter is invalid, or the release has no chunks to group.
             DataError: vectors have another dimension, NaN or infinity, or are zero; also MissingTexts for
                 a missing corpus unit.
         """
         if k < 1:
             raise ConfigError("search: k", "at least 1", str(k), "ask for one answer or more")
         files = self._files
-        if where is not None:
+        if (where := options.get("where")) is not None:
             files.filters.select(where)  # before an encoder is loaded for the queries
         if space_id is not None and space_id != files.manifest.space_id:
             raise SpaceMismatch(
@@ -153,7 +164,7 @@ class OpenRelease:
                 "encode the queries with the release's encoder",
             )
         if isinstance(queries, np.ndarray):
-            return files.search(queries, k, texts, where)
+            return files.search(queries, k, **options)
         query_texts = [queries] if isinstance(queries, str) else queries
         vectors = files.encode(query_texts)
         # Encoders of word vectors give zero for a text without a word of their vocabulary.
@@ -164,7 +175,7 @@ class OpenRelease:
                 repr(query_texts[unknown[0]][:80]),
                 "use other words",
             )
-        return files.search(vectors, k, texts, where)
+        return files.search(vectors, k, **options)
 
     def refresh(self, *, verify: bool = True) -> bool:
         """Swap to the current release if it has changed; return whether it has.

@@ -45,6 +45,8 @@ class NightCounts:
     truncated: int = 0
     duplicate_texts: int = 0
     """live rows with the text of another row, which is encoded once"""
+    documents: int | None = None
+    """documents of which the live rows are chunks; None if rows are not cut"""
 
 
 @dataclass(frozen=True)

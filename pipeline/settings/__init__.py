@@ -9,7 +9,7 @@ from pipeline.config import Settings
 from pipeline.settings.augment import AugmentSettings
 from pipeline.settings.build import BuildSettings
 from pipeline.settings.cluster import ClusterSettings, NodesSettings, WorkerSettings
-from pipeline.settings.corpus import CorpusSettings
+from pipeline.settings.corpus import CHUNK_COLUMNS, ChunkSettings, CorpusSettings
 from pipeline.settings.encode import Dtype, EncoderSettings, EncodeSettings
 from pipeline.settings.evaluate import (
     CandidateSettings,
@@ -26,9 +26,11 @@ from pipeline.settings.training import TrainSettings
 from pipeline.settings.transform import FlowSettings, WhitenSettings
 
 __all__ = [
+    "CHUNK_COLUMNS",
     "AugmentSettings",
     "BuildSettings",
     "CandidateSettings",
+    "ChunkSettings",
     "ClusterSettings",
     "CorpusSettings",
     "Dtype",
@@ -81,6 +83,12 @@ class Job(Settings):
             raise ValueError(
                 "corpus.id and corpus.keep to name each column once, not "
                 f"{', '.join((self.corpus.id, *kept))}"
+            )
+        taken = set(CHUNK_COLUMNS) & {self.corpus.id, *kept}
+        if self.corpus.chunk.by is not None and taken:
+            raise ValueError(
+                f"corpus.id and corpus.keep to leave out {', '.join(sorted(taken))}: with corpus.chunk, "
+                "chunks have columns of that name; rename the column"
             )
         if reserved:
             raise ValueError(

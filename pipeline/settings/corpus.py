@@ -1,13 +1,50 @@
 """Settings of the corpus: its files, and the columns that are read."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipeline.config import Settings
 
 # Not empty, because an empty path would be the working directory.
 Uri = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+
+
+CHUNK_COLUMNS = ("parent", "start", "end")
+"""Columns that every chunk has besides those that corpus.keep names."""
+SMALLEST_CHUNK = 32
+"""Tokens of text that a chunk must have room for: more than any single character has."""
+
+
+class ChunkSettings(Settings):
+    """Rules by which the text of a row, a document, is cut into chunks, each with a vector of its own."""
+
+    by: Literal["tokens", "sentences", "headings"] | None = None
+    """null: a row has one vector. Otherwise its text is cut: tokens: at white space, into chunks as long as
+    max_tokens allows; sentences: at the ends of sentences, as many in a chunk as fit; headings: before every
+    heading of Markdown, and a section that does not fit at the ends of sentences"""
+    max_tokens: Annotated[int, Field(ge=SMALLEST_CHUNK + 2)] | None = None
+    """largest number of tokens of a chunk, with prompt and special tokens; null: as many as the encoder takes
+    (encoder.max_length). A chunk is never truncated"""
+    max_characters: Annotated[int, Field(ge=16)] | None = None
+    """largest number of characters of a chunk; max_tokens applies besides"""
+    overlap: Annotated[int, Field(ge=0)] = 0
+    """largest number of tokens that a chunk repeats from the end of the chunk before, at most half of
+    max_tokens: whole words, or whole sentences if the chunk before ends with one. Sections of headings do not
+    overlap"""
+
+    @model_validator(mode="after")
+    def _cuts_with_every_setting(self) -> Self:
+        set_here = [name for name in ("max_tokens", "max_characters", "overlap") if getattr(self, name)]
+        if self.by is None and set_here:
+            raise ValueError(
+                f"`by` to be tokens, sentences or headings, as {set_here[0]} has no effect without it"
+            )
+        if self.max_tokens is not None and 2 * self.overlap > self.max_tokens:
+            raise ValueError(
+                f"an overlap of at most half of max_tokens, {self.max_tokens // 2}, not {self.overlap}"
+            )
+        return self
 
 
 class CorpusSettings(Settings):
@@ -25,6 +62,8 @@ class CorpusSettings(Settings):
     """column of the text: string, or binary with UTF-8"""
     keep: tuple[str, ...] = ()
     """further columns to copy to the vectors and to search results"""
+    chunk: ChunkSettings = ChunkSettings()
+    """how long texts are cut into chunks; by default they are not"""
     harvest: Literal["docstrings"] | None = None
     """first write a corpus to `uri`. docstrings: the docstrings of the Python packages installed here (id =
     dotted name, text = first paragraph); null: the corpus exists"""

@@ -12,6 +12,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from pipeline.config import Settings, digest_of
 from pipeline.store.stored import FileRef, Stored
 
+CHUNKS_READ = "chunks_read"
+"""Name of the count of chunks into which the good rows of a file are cut."""
+
 
 class UnitRecord(Stored):
     """The record of a finished unit. Each is created once."""
@@ -57,7 +60,7 @@ class InputFile(Settings):
     """One input file of the corpus and the counts of its rows: rows = good + quarantined.
 
     Of several rows with one id only one is live; the others count as good too, because the live one may be in
-    another file.
+    another file. A row that is cut into chunks counts once.
     """
 
     name: str
@@ -69,6 +72,11 @@ class InputFile(Settings):
     skipped: int = 0
     notes: dict[str, int] = {}
     """counts by name: quarantined_<reason>, control_characters, surrogates_replaced, bad_files ..."""
+
+    @property
+    def good_lines(self) -> int:
+        """Number of good rows, or of their chunks."""
+        return self.notes.get(CHUNKS_READ, self.good)
 
 
 class CorpusUnit(UnitRecord):
@@ -158,7 +166,8 @@ class Corpus(Stored):
     """number of files read for this corpus; the others are unchanged since the parent"""
     changes: Changes = Changes()
     counts: dict[str, int] = {}
-    """counts of all files by name: rows, good, quarantined, quarantined_<reason>, skipped ..."""
+    """counts of all files by name: rows, good, quarantined, quarantined_<reason>, skipped ... If rows are cut
+    into chunks, these count the rows of the files, and `chunks` counts the live chunks"""
     id_type: str = "string"
 
     @property
@@ -170,6 +179,11 @@ class Corpus(Stored):
     def has_same_rows(self) -> bool:
         """True if its live rows, and their addresses, are those of the parent."""
         return not self.rebuild_reason and not self.changes.any
+
+    @property
+    def is_chunked(self) -> bool:
+        """True if the rows of the units are chunks."""
+        return "chunks" in self.counts
 
     @property
     def next_ordinal(self) -> int:

@@ -25,6 +25,7 @@ def check_augmenters(job: Job) -> tuple[NamedAugmenter, ...]:
             "none",
             "name one, such as augment.variants.crop=crop, or give a config of jobs/configs/augment",
         )
+    _refuse_chunks(job)
     labels = [label for each in augmenters for label in each.labels]
     if repeated := sorted(label for label, count in Counter(labels).items() if count > 1):
         raise ConfigError(
@@ -52,6 +53,16 @@ def check_augmenters(job: Job) -> tuple[NamedAugmenter, ...]:
     if needs_encoder(augmenters):
         open_folder(job.encoder)
     return augmenters
+
+
+def _refuse_chunks(job: Job) -> None:
+    if job.corpus.chunk.by is not None:
+        raise ConfigError(
+            "corpus.chunk.by",
+            "null: variants are made of whole texts",
+            job.corpus.chunk.by,
+            "leave it out; a night over the variants may cut them",
+        )
 
 
 def needs_encoder(augmenters: Sequence[NamedAugmenter]) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.evaluate.sts import StsTask
 from pipeline.evaluate.tasks import task_of_file
-from pipeline.flows.corpus import open_releases
+from pipeline.flows.corpus import corpus_of, open_releases
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.encode.probe import SampleTexts, sample_texts
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
@@ -114,7 +114,7 @@ def _sample_corpus(job: Job, workers: Workers) -> Sample:
             corpus, source = live.corpus, f"the corpus of release {live.release.release}"
         else:
             parent, source = ParentCorpus(next_ordinal=releases.next_ordinal()), job.corpus.uri
-            corpus = ingest(job.corpus, job.encode.unit_rows, releases.store, parent)
+            corpus = ingest(corpus_of(job), job.encode.unit_rows, releases.store, parent)
     except DataError as error:
         return Sample(reason=str(error))
     sample = SampleTexts(releases.store, job.evaluate.geometry.sentences, 1, corpus.dead)

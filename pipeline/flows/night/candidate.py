@@ -189,6 +189,9 @@ def _release_unit(
 def count_rows(corpus: Corpus, live: LiveUnits, previous: PreviousRelease, store: Store) -> dict[str, int]:
     """Count the rows of the night: total = live rows + quarantined rows.
 
+    With corpus.chunk a live row is a chunk, and a document that was quarantined when it was read is one row;
+    documents_read = documents (live ones) + such quarantined ones.
+
     new, changed and deleted rows are found by id, by comparison with the previous release. encoded are live
     rows that were encoded for this release; other live rows are reused. truncated, tokens and text_tokens
     (tokens that are not special) are counted in tonight's units, script_... in all units.
@@ -210,6 +213,10 @@ def count_rows(corpus: Corpus, live: LiveUnits, previous: PreviousRelease, store
         "truncated": tonight.get("truncated", 0),
         "tokens": tonight.get("tokens", 0),
     }
+    if corpus.is_chunked:
+        documents, chunks = corpus.counts["good"], corpus.counts["chunks"]
+        counts |= {"documents_read": counts["total"], "documents": documents, "chunks": chunks}
+        counts["total"] += chunks - documents
     counts |= token_counts(
         [placed.unit.counts for placed in live.placed], [unit.counts for unit in new_units]
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.device import Device, resolve
 from pipeline.errors import ConfigError, DataError
-from pipeline.flows.corpus import open_releases, sample_files
+from pipeline.flows.corpus import corpus_of, open_releases, sample_files
 from pipeline.flows.night.cost import NightSize, predict_cost
 from pipeline.flows.night.planned_nodes import planned_nodes
 from pipeline.flows.night.previous import changed_files, load_previous
@@ -18,6 +18,7 @@ from pipeline.flows.workers.nodes import Node
 from pipeline.index.plan import IndexPlan, plan_extension, plan_index
 from pipeline.log import RunningStage, Stages
 from pipeline.settings import CorpusSettings, Job
+from pipeline.text.corpus.chunking import row_cutter
 from pipeline.text.corpus.corpus_record import reading_digest
 from pipeline.text.corpus.docstrings import harvest_docstrings
 from pipeline.text.corpus.listing import local_path
@@ -147,7 +148,7 @@ def plan(
 
     nodes = planned_nodes(job.cluster, stages, verbose=verbose)
     with tempfile.TemporaryDirectory(prefix="manta-plan-") as directory:
-        corpus = job.corpus
+        corpus = corpus_of(job)
         if corpus.harvest is not None:
             harvest_docstrings(directory, corpus.max_rows)
             corpus = corpus.model_copy(update={"uri": directory, "harvest": None})
@@ -222,15 +223,15 @@ def _measuring_device(job: Job, assumed: Assumptions) -> Device:
 
 def _sample(files: list[SourceFile], corpus: CorpusSettings) -> _Sample:
     """Read texts from the beginnings of a few files, and estimate the rows of the others by their size."""
-    survey = survey_files(files, corpus)
-    texts: list[str] = []
-    read_bytes = 0
+    survey, cut_rows = survey_files(files, corpus), row_cutter(corpus)
+    texts, read_bytes, read_rows = list[str](), 0, 0
     sampled = sample_files(files, survey, corpus, _SAMPLED_FILES, batches=1)
     for batches in sampled:
         for batch in batches:
-            taken = batch.good["text"].to_pylist()[: _SAMPLED_ROWS // len(sampled)]
-            texts += taken
-            read_bytes += int(batch.position * len(taken) / max(1, batch.good.num_rows))
+            taken = batch.good.slice(0, _SAMPLED_ROWS // len(sampled))
+            texts += cut_rows(taken)["text"].to_pylist()
+            read_rows += taken.num_rows
+            read_bytes += int(batch.position * taken.num_rows / max(1, batch.good.num_rows))
     if not texts:
         raise DataError(
             corpus.uri,
@@ -242,8 +243,10 @@ def _sample(files: list[SourceFile], corpus: CorpusSettings) -> _Sample:
     rows = sum(count or 0 for count in survey.rows.values())
     if not exact:
         unknown = sum(file.size for file in files if survey.rows.get(file.name) is None)
-        rows += int(unknown * len(texts) / max(1, read_bytes))
-    return _Sample(texts, max(1, min(rows, corpus.max_rows or rows)), exact)
+        rows += int(unknown * read_rows / max(1, read_bytes))
+    rows = max(1, min(rows, corpus.max_rows or rows))
+    chunks_per_row = len(texts) / read_rows  # 1 if rows are not cut
+    return _Sample(texts, round(rows * chunks_per_row), exact and corpus.chunk.by is None)
 
 
 def _measure(

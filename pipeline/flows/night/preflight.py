@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pipeline.device import resolve
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.flows.corpus import sample_files
+from pipeline.flows.corpus import corpus_of, sample_files
 from pipeline.flows.night.disk_space import check_disk_space, estimate_space
 from pipeline.flows.night.stages import check_index_and_transform
 from pipeline.flows.workers.nodes import describe_resources
@@ -18,6 +18,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.store.probe import check_store
 from pipeline.store.store import open_store
+from pipeline.text.corpus.chunking import row_cutter
 from pipeline.text.corpus.keys import id_hashes
 from pipeline.text.corpus.reader import CorpusSurvey, survey_files
 from pipeline.text.corpus.sources import SourceFile, list_files
@@ -76,6 +77,7 @@ class _Checks:
     def __init__(self, job: Job, stages: Stages, verbose: bool) -> None:
         self.job, self.stages, self.verbose = job, stages, verbose
         self.texts = list[str]()
+        self.texts_per_row = 1.0  # above 1 if rows are cut into chunks
         self.row_bytes = 1  # the largest mean size of a row in a sampled file
 
     def all(self) -> Iterator[tuple[str, Callable[[], str | Check]]]:
@@ -131,8 +133,8 @@ class _Checks:
 
     def corpus(self) -> str:
         """Sample rows of a few files, and check their columns and ids. Later checks use some of the texts."""
-        corpus = self.job.corpus
-        rows, hash_batches = 0, [np.zeros(0, np.uint64)]
+        corpus = corpus_of(self.job)
+        rows, drawn_rows, cut_rows, hash_batches = 0, 0, row_cutter(corpus), [np.zeros(0, np.uint64)]
         self.files = list_files(corpus)
         self.survey = survey_files(self.files, corpus)
         for batches in sample_files(self.files, self.survey, corpus, _SAMPLED_FILES, _SAMPLED_BATCHES):
@@ -141,9 +143,12 @@ class _Checks:
                 file_rows += batch.rows
                 read_bytes = batch.position
                 hash_batches.append(id_hashes(batch.good))  # 8 bytes a row, whatever the ids' lengths
-                self.texts += _draw_texts(batch.good["text"])
+                drawn = _draw_rows(batch.good)
+                drawn_rows += drawn.num_rows
+                self.texts += cut_rows(drawn)["text"].to_pylist()
             self.row_bytes = max(self.row_bytes, read_bytes // max(file_rows, 1))
             rows += file_rows
+        self.texts_per_row = len(self.texts) / max(drawn_rows, 1)
         hashes = np.concatenate(hash_batches)
         valid = len(hashes)
         repeated = valid - len(np.unique(hashes))
@@ -200,8 +205,13 @@ class _Checks:
         store, counts = open_store(root), dict[SourceFile, int]()
         for file in self.files:
             count = known.get(file.name)
-            counts[file] = file.size // self.row_bytes if count is None else count
-        return check_disk_space(estimate_space(self.job, store, counts), store, root)
+            rows = file.size // self.row_bytes if count is None else count
+            counts[file] = round(rows * self.texts_per_row)
+        corpus = self.job.corpus
+        if corpus.max_rows is not None:
+            corpus = corpus.model_copy(update={"max_rows": round(corpus.max_rows * self.texts_per_row)})
+        job = self.job.model_copy(update={"corpus": corpus})
+        return check_disk_space(estimate_space(job, store, counts), store, root)
 
     def cluster(self) -> str:
         """Check that workers can be started."""
@@ -212,7 +222,7 @@ class _Checks:
             return f"{describe_resources(workers.cpus, workers.gpus)}: {counted(size, 'encode worker')}"
 
 
-def _draw_texts(texts: pa.ChunkedArray) -> list[str]:
-    """Draw at most 256 texts at random; every k-th could be of one language in a file that alternates."""
-    chosen = np.random.default_rng(0).permutation(len(texts))[:_SAMPLED_TEXTS]
-    return texts.take(pa.array(np.sort(chosen))).to_pylist()
+def _draw_rows(rows: pa.Table) -> pa.Table:
+    """Draw at most 256 rows at random; every k-th could be of one language in a file that alternates."""
+    chosen = np.random.default_rng(0).permutation(len(rows))[:_SAMPLED_TEXTS]
+    return rows.take(pa.array(np.sort(chosen)))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import DataError
+from pipeline.flows.corpus import corpus_of
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, Job
@@ -143,7 +144,7 @@ def same_release(job: Job, previous: PreviousRelease, encoder_path: str) -> Rele
 def has_same_files(job: Job, previous: PreviousRelease) -> bool:
     """Return whether the listing of the corpus is that of the current release. Opens no file."""
     corpus = previous.corpus
-    return corpus is not None and corpus.digest == corpus_digest(job.corpus, list_files(job.corpus))
+    return corpus is not None and corpus.digest == corpus_digest(corpus_of(job), list_files(job.corpus))
 
 
 def changed_files(files: Iterable[SourceFile], corpus: Corpus | None) -> list[SourceFile]:

@@ -140,6 +140,7 @@ def _row_counts(candidate: Candidate) -> NightCounts:
         deleted=counts["deleted"],
         truncated=counts["truncated"],
         duplicate_texts=candidate.encode_stats.repeats,
+        documents=counts.get("documents"),
     )
 
 

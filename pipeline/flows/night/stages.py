@@ -1,7 +1,8 @@
 """Parts of a night: its checks, its ingestion, and the decision to extend or to build the index."""
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.flows.corpus import read_corpus
+from pipeline.flows.corpus import corpus_of, read_corpus
+from pipeline.flows.encode.encoder_copy import keep_encoder
 from pipeline.flows.index import rules
 from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.index.extend import extend_index
@@ -19,6 +20,7 @@ from pipeline.store.manifest import Choice, ReleaseManifest
 from pipeline.store.probe import check_store
 from pipeline.store.release import Releases
 from pipeline.store.units import Corpus
+from pipeline.text.corpus.chunking import row_cutter
 from pipeline.text.corpus.ingest import ingest
 from pipeline.text.corpus.task_map import TaskMap, TaskRunner, map_here
 
@@ -33,10 +35,15 @@ def ingest_corpus(
     map_tasks: TaskMap = map_here,
 ) -> Corpus:
     """Read tonight's corpus into units. Only changed files are read; rows of all others keep their units."""
-    parent = previous.parent_corpus(job, releases.next_ordinal())
+    parent, store = previous.parent_corpus(job, releases.next_ordinal()), releases.store
+    encoder = None
+    if job.corpus.chunk.by is not None and map_tasks is not map_here and store.shared:
+        copy = store.uri_of(keep_encoder(open_folder(job.encoder), store).path)
+        encoder = job.encoder.model_copy(update={"path": copy})  # workers on other nodes read it there
+    settings = corpus_of(job, encoder)
     corpus = read_corpus(
         lambda on_progress: ingest(
-            job.corpus, job.encode.unit_rows, releases.store, parent, TaskRunner(map_tasks, on_progress)
+            settings, job.encode.unit_rows, store, parent, TaskRunner(map_tasks, on_progress)
         ),
         stages,
     )
@@ -85,6 +92,7 @@ def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease
     """Find errors that would stop the night later; log whether the root is held or rolled back."""
     check_store(releases.commits.store, creates_once=True)  # without it two nights could both publish
     check_index_and_transform(job, previous.release)
+    row_cutter(corpus_of(job))  # raises for chunks that have no room beside the prompt
     read_user_queries(job.gates)  # raises for an unreadable file
     if held := releases.commits.hold():
         then = "tonight's candidate is made and judged, but not published"

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import DataError
-from pipeline.settings import CorpusSettings
+from pipeline.settings import CHUNK_COLUMNS, CorpusSettings
 from pipeline.store.arrays import is_text, plain_type
 from pipeline.store.schema import corpus_schema
 from pipeline.text.corpus.sources import SourceFile
@@ -28,11 +28,17 @@ class Columns:
     kept: tuple[pa.Field, ...] = ()
     leaves_out_keys: bool = False
     """whether a nested type lacks keys of the files, because there are too many"""
+    chunked: bool = False
+    """whether the rows of units are chunks"""
 
     @property
     def schema(self) -> pa.Schema:
         """Schema of the corpus's units."""
-        return corpus_schema(self.id, self.kept)
+        if not self.chunked:
+            return corpus_schema(self.id, self.kept)
+        types = (self.id, pa.int64(), pa.int64())
+        of_chunks = (pa.field(name, kind) for name, kind in zip(CHUNK_COLUMNS, types, strict=True))
+        return corpus_schema(pa.string(), (*self.kept, *of_chunks))
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,8 @@ def agree_on_columns(
             else:
                 leaves_out_keys = True
         kept.append(pa.field(name, pa.string() if pa.types.is_null(kind) else kind))
-    return Columns(id_column_type, tuple(kept), leaves_out_keys), refused
+    chunked = corpus.chunk.by is not None
+    return Columns(id_column_type, tuple(kept), leaves_out_keys, chunked), refused
 
 
 def _agree_on_id(

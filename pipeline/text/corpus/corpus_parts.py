@@ -151,26 +151,43 @@ def make_record(tonight: TonightsFiles, outcome: IngestOutcome, duplicates: int)
         files=files,
         read_files=len(files) - len(tonight.unchanged),
         changes=sum((bucket.changes for bucket in outcome.buckets), Changes(deleted=lost)),
-        counts=_count_rows(files, outcome.units, duplicates, tonight.corpus.uri),
+        counts=_count_rows(tonight, files, outcome, duplicates),
         id_type=str(tonight.id_type),
     )
 
 
 def _count_rows(
-    files: Iterable[InputFile], units: Iterable[CorpusUnit], duplicates: int, uri: str
+    tonight: TonightsFiles, files: Iterable[InputFile], outcome: IngestOutcome, duplicates: int
 ) -> dict[str, int]:
     """Sum the counts of the files, and check that every row is good or quarantined."""
     names = ("rows", "skipped", "quarantined")
     counts = sum_counts({name: getattr(file, name) for name in names} | file.notes for file in files)
-    counts["good"] = sum(unit.rows - unit.dead for unit in units)
+    counts["good"] = sum(unit.rows - unit.dead for unit in outcome.units)
+    if tonight.is_chunked:
+        _check_chunks(tonight, outcome, counts["good"])
+        counts["chunks"] = counts["good"]
+        counts["good"] = sum(bucket.live_rows for bucket in outcome.buckets)
     counts["quarantined"] += duplicates
     if duplicates:
         counts["quarantined_duplicate_id"] = duplicates
     if counts["rows"] != counts["good"] + counts["quarantined"]:
         raise Defect(
-            uri,
+            tonight.corpus.uri,
             f"{counts['rows']} rows = good + quarantined",
             f"{counts['good']} + {counts['quarantined']}",
             "report this with the corpus",
         )
     return dict(sorted(counts.items()))
+
+
+def _check_chunks(tonight: TonightsFiles, outcome: IngestOutcome, chunks: int) -> None:
+    """Raise Defect unless the units have as many live chunks as the key table."""
+    changes = [bucket.changes for bucket in outcome.buckets]
+    expected = sum(change.new + change.changed + change.unchanged for change in changes)
+    if chunks != expected:
+        raise Defect(
+            tonight.corpus.uri,
+            f"{expected} live chunks, as in the key table",
+            f"{chunks} in units",
+            "report this with the corpus",
+        )

@@ -6,6 +6,7 @@ from pipeline.settings import CorpusSettings
 from pipeline.store.base import Store
 from pipeline.store.listed import ListedFiles
 from pipeline.store.units import Corpus, counts_under
+from pipeline.text.corpus.chunking import ChunkedCorpus
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION
 from pipeline.text.corpus.sources import SourceFile
 
@@ -19,6 +20,8 @@ def reading_digest(corpus: CorpusSettings) -> str:
     If it changes, unchanged files have to be read again.
     """
     settings = corpus.model_dump(mode="json", include={"id", "text", "keep", "max_rows", "bad_files"})
+    if isinstance(corpus, ChunkedCorpus):
+        settings |= {"chunk": corpus.chunk.model_dump(mode="json"), "space_id": corpus.cutter.space_id}
     return digest_of({"corpus": settings, "normalizer": NORMALIZER_VERSION})
 
 

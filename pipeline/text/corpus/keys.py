@@ -12,6 +12,7 @@ from pipeline.store.arrays import one_chunk
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.schema import KEY, writer_options
 from pipeline.store.stored import FileRef
+from pipeline.text.corpus.line_numbers import parents_of
 from pipeline.text.corpus.normalize import blake2b_digests
 
 BUCKET_ROWS = 1 << 18  # largest average number of rows of a bucket: some 25 MB with short string ids
@@ -30,7 +31,7 @@ def keys_schema(id_type: pa.DataType) -> pa.Schema:
     """Return the schema of the rows by id, sorted by (id, file, row) within a bucket.
 
     Column `carried` is a digest of the kept columns. `address` is the row's address in a unit; it is null if
-    an earlier row has the same id.
+    an earlier row has the same id. `row` is the number of a line; see `line_numbers`.
     """
     return pa.schema(
         [
@@ -53,8 +54,13 @@ def line_identities(files: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def id_hashes(lines: pa.Table) -> np.ndarray:
-    """Return (n,) uint64: blake2b-64 of each id as a string."""
-    digests = blake2b_digests(one_chunk(lines["id"]).cast(pa.string()), 8)
+    """Return (n,) uint64: blake2b-64 of each id as a string; of chunks, of the ids of their rows.
+
+    Args:
+        lines: lines with the columns id and row.
+    """
+    ids = parents_of(lines["id"], lines["row"].to_numpy())
+    digests = blake2b_digests(one_chunk(ids).cast(pa.string()), 8)
     return np.frombuffer(digests.buffers()[1], dtype=">u8", count=len(digests)).astype(np.uint64)
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pipeline.store.schema import KEY
 from pipeline.store.stored import FileRef, Stored
 from pipeline.text.corpus.keys import carried_keys
+from pipeline.text.corpus.line_numbers import rows_of_lines
 from pipeline.text.corpus.normalize import text_keys
 from pipeline.text.corpus.partitions import PartitionReader
 
@@ -51,7 +52,7 @@ class ReadRows(NamedTuple):
         """Divide good rows of one file.
 
         Args:
-            good: rows as `SourceBatch.good` has them.
+            good: rows as `SourceBatch.good` has them, or their chunks.
             file: index of the file in tonight's listing.
             units: schema of the corpus's units.
         """
@@ -72,11 +73,10 @@ class ReadRows(NamedTuple):
 
     def unit_rows(self, files: pa.Array, units: pa.Schema) -> pa.Table:
         """Return the rows as rows of units; `files` are the names of the files in tonight's listing."""
-        names = files.take(self.lines["file"].combine_chunks())
-        columns = [
-            names if name == "file" else (self.lines if name in _IN_LINES else self.contents)[name]
-            for name in units.names
-        ]
+        of_lines = {name: self.lines[name] for name in self.lines.column_names}
+        of_lines["file"] = files.take(self.lines["file"].combine_chunks())
+        of_lines["row"] = pa.array(rows_of_lines(self.lines["row"].to_numpy()))
+        columns = [of_lines[name] if name in _IN_LINES else self.contents[name] for name in units.names]
         return pa.Table.from_arrays(columns, schema=units)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from pipeline.errors import DataError, Defect
 from pipeline.settings import CorpusSettings
 from pipeline.store.stored import FileRef, Stored
-from pipeline.store.units import InputFile
+from pipeline.store.units import CHUNKS_READ, InputFile
+from pipeline.text.corpus.chunking import CutRows, row_cutter
 from pipeline.text.corpus.columns import Columns, RowGroups
 from pipeline.text.corpus.lines import ReadPart, ReadRows
 from pipeline.text.corpus.normalize import count_control_characters
@@ -129,10 +130,11 @@ class ReadFiles:
 
     def start(self) -> Callable[[FilesToRead], ReadRecord]:
         """Return the function that reads an item."""
+        cut_rows = row_cutter(self.corpus)
         return lambda item: self.work.load_or_make(
             f"read-{item.number:06d}",
             ReadRecord,
-            lambda scratch: _Reading(self, item, scratch).run(),
+            lambda scratch: _Reading(self, item, scratch, cut_rows).run(),
         )
 
 
@@ -143,6 +145,7 @@ class _Reading:
     task: ReadFiles
     item: FilesToRead
     scratch: Path
+    cut_rows: CutRows
     rows: int = 0
     bytes_before: int = 0
     inputs: list[InputFile] = field(default_factory=list)
@@ -254,13 +257,15 @@ class _Reading:
 
     def _add(self, batch: SourceBatch, file_to_read: FileToRead) -> None:
         """Record the good rows of a batch, the bad rows and the counts."""
-        rows = ReadRows.of(batch.good, file_to_read.index, self.task.columns.schema)
-        self.writer.add(rows)
+        good = self.cut_rows(batch.good)
+        self.writer.add(ReadRows.of(good, file_to_read.index, self.task.columns.schema))
         self.quarantine_file.add(batch.bad)
         self.rows += batch.rows
         self.notes.update(
-            control_characters=sum(map(count_control_characters, rows.contents["text"].chunks)),
+            control_characters=sum(map(count_control_characters, batch.good["text"].chunks)),
             surrogates_replaced=len(batch.surrogates),
             kept_values_dropped=len(batch.nulled),
         )
+        if self.task.columns.chunked:
+            self.notes[CHUNKS_READ] += good.num_rows
         self.notes.update(f"quarantined_{reason}" for reason in batch.bad["reason"].to_pylist())

@@ -124,9 +124,8 @@ def _columns_of_units(unit_schema: pa.Schema, corpus: CorpusSettings) -> FileCol
     """Return the columns of the unchanged files, which are already in units, as those of one file."""
     stored = dict(zip(unit_schema.names, unit_schema.types, strict=True))
     types = {name: stored.get(stored_name(name), pa.null()) for name in corpus.keep}
-    return FileColumns(
-        SourceFile("the unchanged files", corpus.uri, 0, "", "parquet"), types | {corpus.id: stored["id"]}
-    )
+    types[corpus.id] = stored["id" if corpus.chunk.by is None else "parent"]
+    return FileColumns(SourceFile("the unchanged files", corpus.uri, 0, "", "parquet"), types)
 
 
 def _inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns | DataError:

@@ -47,6 +47,8 @@ class BucketRecord(Stored):
     rows_written: int
     """number of rows, read tonight or revived, that have to be written to a new unit"""
     changes: Changes
+    live_rows: int = 0
+    """number of live input rows, of which chunks are a part"""
     revived: FileRef | None = None
     """`REVIVED`, in the order of (file, row)"""
     dead: FileRef | None = None
@@ -130,6 +132,7 @@ class ResolveBucket:
             rows_read=lines_read.num_rows,
             rows_written=len(resolved.to_write),
             changes=resolved.changes,
+            live_rows=resolved.live_rows,
             revived=store_rows(revived, "revived"),
             dead=store_ranges(dead, dead_ranges, len(self.unit_ranges), "dead"),
             duplicates=store_ranges(duplicates, duplicate_ranges, len(self.row_ranges), "duplicates"),

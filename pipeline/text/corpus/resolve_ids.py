@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 from pipeline.store.arrays import one_chunk
 from pipeline.store.schema import KEY, QUARANTINE
 from pipeline.store.units import Changes
-from pipeline.text.corpus.keys import text_hashes
+from pipeline.text.corpus.keys import line_identities, text_hashes
+from pipeline.text.corpus.line_numbers import are_chunks, are_first, parents_of, rows_of_lines
 
 _NO_KEY = pa.scalar(b"\0" * 16, KEY)
 ABSENT = -1  # stands for a missing file index, position or address
@@ -18,7 +19,7 @@ EXAMPLES = 5  # rows of each kind of change that the report shows
 
 
 def line_schema(id_type: pa.DataType) -> pa.Schema:
-    """Return the schema of lines. A line stands for one good row of the input while ids are resolved.
+    """Return the schema of lines. While ids are resolved, a line stands for a good input row, or for a chunk.
 
     Its column `carried` is a digest of the kept columns. `file` is the file's index in tonight's listing,
     ABSENT if the file is gone or was read again. `position` is the row's index among the rows of its bucket
@@ -82,15 +83,26 @@ class ResolvedIds:
     dead: np.ndarray
     """addresses that are no longer live"""
     winners: np.ndarray
-    """for each line, the index of the first line with its id"""
+    """for each line, the index of the first line with its id; of chunks, only for the first one of a row"""
     changes: Changes
     examples: tuple[list[LineChange], ...]
     """`choose_examples` of the new, the changed and the deleted rows"""
 
+    @property
+    def live_rows(self) -> int:
+        """Number of input rows that are live. A row that is cut into chunks counts once."""
+        is_live = ~self.lines["duplicate"].to_numpy()
+        return int(np.count_nonzero(is_live & are_first(self.lines["row"].to_numpy())))
+
     def duplicates(self) -> pa.Table:
-        """Return the duplicate rows (id, file, row), each with winner_file and winner_row of its id."""
-        indices = np.flatnonzero(self.lines["duplicate"].to_numpy())
-        rows = self.lines.select(["id", "file", "row"])
+        """Return the duplicate rows (id, file, row), each with winner_file and winner_row of its id.
+
+        A row that is cut into chunks is one duplicate.
+        """
+        lines = self.lines["row"].to_numpy()
+        indices = np.flatnonzero(self.lines["duplicate"].to_numpy() & are_first(lines))
+        ids = parents_of(self.lines["id"], lines)
+        rows = pa.table({"id": ids, "file": self.lines["file"], "row": rows_of_lines(lines)})
         duplicates, winners = rows.take(pa.array(indices)), rows.take(pa.array(self.winners[indices]))
         duplicates = duplicates.append_column("winner_file", winners["file"])
         return duplicates.append_column("winner_row", winners["row"])
@@ -138,7 +150,8 @@ class _Comparison:
 def resolve_ids(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedIds:
     """Resolve the ids of one bucket.
 
-    If several rows share an id, the first by (file, row) wins, regardless of the previous night. A winner
+    If several rows share an id, the first by (file, row) wins, regardless of the previous night; of rows that
+    are cut into chunks, with all of its chunks. A winner
     whose id was live with the same text and kept columns keeps that row's address, even if it moved to
     another file.
 
@@ -152,6 +165,9 @@ def resolve_ids(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedIds:
     ids = one_chunk(lines["id"])
     differs = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
     is_winner = np.append(True, differs)[: len(ids)]  # the slice is for a table without rows
+    if are_chunks(numbers := lines["row"].to_numpy()):
+        rows = line_identities(lines["file"].to_numpy(), rows_of_lines(numbers))
+        is_winner = np.isin(rows, rows[is_winner & are_first(numbers)])
     live = before.filter(before["address"].is_valid()).combine_chunks()
     winners = lines.filter(pa.array(is_winner)).combine_chunks()
     comparison = _Comparison(winners, np.flatnonzero(is_winner), live)

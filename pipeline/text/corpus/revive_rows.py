@@ -12,7 +12,9 @@ from pipeline.settings import CorpusSettings
 from pipeline.store.base import Store
 from pipeline.store.stored import FileRef
 from pipeline.text.corpus import parquet
+from pipeline.text.corpus.chunking import CutRows, row_cutter
 from pipeline.text.corpus.columns import Columns
+from pipeline.text.corpus.line_numbers import rows_of_lines
 from pipeline.text.corpus.lines import ReadRows
 from pipeline.text.corpus.part_writer import PartWriter
 from pipeline.text.corpus.partitions import read_from_all
@@ -57,13 +59,14 @@ class ReviveRows:
 
     def start(self) -> Callable[[FilesToRead], ReadRecord]:
         """Return the function that reads an item."""
+        cut_rows = row_cutter(self.corpus)
         return lambda item: self.work.load_or_make(
             f"revived-{item.number:06d}",
             ReadRecord,
-            lambda scratch: self._read(item),
+            lambda scratch: self._read(item, cut_rows),
         )
 
-    def _read(self, item: FilesToRead) -> ReadRecord:
+    def _read(self, item: FilesToRead, cut_rows: CutRows) -> ReadRecord:
         stem = f"{self.work.path}/revived-{item.number:06d}"
         writer = PartWriter(self.work.store, self.partitions, stem)
         files = pa.array([file_to_read.index for file_to_read in item.files], pa.int32())
@@ -74,12 +77,15 @@ class ReviveRows:
         for file_to_read in item.files:
             of_file = wanted.filter(pc.equal(wanted["file"], file_to_read.index)).sort_by("row")
             if of_file.num_rows:
-                writer.add(self._rows(file_to_read, of_file))
+                writer.add(self._rows(file_to_read, of_file, cut_rows))
         return ReadRecord(parts=writer.close(), inputs=(), quarantine=None)
 
-    def _rows(self, file_to_read: FileToRead, wanted: pa.Table) -> ReadRows:
-        """Read the wanted rows of a file; raise TransientError if their texts have changed."""
-        rows = read_rows(file_to_read.file, wanted["row"].to_numpy(), self.corpus, self.columns)
+    def _rows(self, file_to_read: FileToRead, wanted: pa.Table, cut_rows: CutRows) -> ReadRows:
+        """Read the wanted rows of a file, or chunks; raise TransientError if their texts have changed."""
+        lines = wanted["row"].to_numpy()
+        numbers = np.unique(rows_of_lines(lines))
+        rows = cut_rows(read_rows(file_to_read.file, numbers, self.corpus, self.columns))
+        rows = rows.filter(pa.array(np.isin(rows["row"].to_numpy(), lines)))
         current_rows = ReadRows.of(rows, file_to_read.index, self.columns.schema)
         if current_rows.lines["text_key"] != wanted["text_key"]:
             uri = file_to_read.file.uri

@@ -18,6 +18,7 @@ from pipeline.store.base import Store, in_threads
 from pipeline.store.stored import FileRef
 from pipeline.store.units import TableBucket
 from pipeline.text.corpus.keys import id_hashes, line_identities, text_hashes
+from pipeline.text.corpus.line_numbers import dense_numbers
 
 # A bucket with fewer lines is always compacted: it is written in about the time of one request.
 SMALL_ROWS = 1 << 15
@@ -86,8 +87,8 @@ def find_changed_lines(stored: pa.Table, listed: pa.Array, lines: pa.Table) -> t
     if not stored.num_rows:
         return np.ones(lines.num_rows, dtype=bool), np.zeros(0, dtype=bool)
     files = pc.fill_null(pc.index_in(stored["file"], value_set=listed), -1).to_numpy()
-    before = line_identities(files, stored["row"].to_numpy())
-    now = line_identities(lines["file"].to_numpy(), lines["row"].to_numpy())
+    stored_rows, rows = dense_numbers(stored["row"].to_numpy(), lines["row"].to_numpy())
+    before, now = line_identities(files, stored_rows), line_identities(lines["file"].to_numpy(), rows)
     order = np.argsort(before)
     positions = np.minimum(np.searchsorted(before[order], now), len(before) - 1)
     nearest = order[positions]  # the stored line with the same identity, if there is one
@@ -122,11 +123,14 @@ def read_key_bucket(
     if not buckets:
         return None
     bucket = buckets[part * len(buckets) // parts]
-    names = [*dict.fromkeys((*columns, *_IDENTITY, _MARK))] if columns and bucket.deltas else columns
+    names = columns
+    if columns and (bucket.deltas or len(buckets) != parts):
+        names = [*dict.fromkeys((*columns, *_IDENTITY, *([_MARK] if bucket.deltas else ())))]
     tables = _read_files(store, bucket, names)
     lines = tables[0].combine_chunks() if len(tables) == 1 else _merge(tables)
-    lines = lines.select(columns or lines.column_names)
-    return lines if len(buckets) == parts else _select_part(lines, part, parts, id_hashes)
+    if len(buckets) != parts:
+        lines = _select_part(lines, part, parts, id_hashes)
+    return lines.select(columns or lines.column_names)
 
 
 def read_text_bucket(
@@ -158,7 +162,7 @@ def _merge(tables: Sequence[pa.Table]) -> pa.Table:
     schema = tables[0].schema  # in deltas, _MARK is nullable
     lines = pa.concat_tables([tables[0].cast(tables[-1].schema), *tables[1:]]).combine_chunks()
     files = one_chunk(lines["file"]).dictionary_encode().indices.to_numpy()
-    identities = line_identities(files, lines["row"].to_numpy())
+    identities = line_identities(files, *dense_numbers(lines["row"].to_numpy()))
     order = np.argsort(identities, kind="stable")
     is_last = np.append(identities[order[1:]] != identities[order[:-1]], True)
     remaining = lines.take(pa.array(np.sort(order[is_last])))

@@ -16,6 +16,9 @@ from pipeline.text.corpus.reader import CorpusSurvey, survey_files
 from pipeline.text.corpus.sources import SourceFile
 from pipeline.text.corpus.task_map import TaskMap
 
+# Bytes of a compressed file for a chunk, for an estimate that decides the number of partitions only.
+_CHUNK_BYTES = 256
+
 
 @dataclass(frozen=True)
 class ParentCorpus:
@@ -54,6 +57,11 @@ class TonightsFiles:
         return tuple(file.name for file in self.files)
 
     @property
+    def is_chunked(self) -> bool:
+        """True if the rows of units are chunks."""
+        return self.survey.columns.chunked
+
+    @property
     def schema(self) -> pa.Schema:
         """Schema of units."""
         return self.survey.columns.schema
@@ -65,9 +73,11 @@ class TonightsFiles:
 
     @cached_property
     def keys(self) -> tuple[TableBucket, ...]:
-        """The parent's key table; empty if its ids are of another type, so that no row can be found again."""
+        """The parent's key table; empty if its ids are of another kind, so that no row can be found again."""
         parent = self.parent
-        return parent.keys if parent is not None and parent.id_type == str(self.id_type) else ()
+        if parent is None or parent.id_type != str(self.id_type) or parent.is_chunked != self.is_chunked:
+            return ()
+        return parent.keys
 
     @cached_property
     def to_read(self) -> list[FileToRead]:
@@ -81,8 +91,8 @@ class TonightsFiles:
 
     @property
     def unchanged_rows(self) -> int:
-        """Number of good rows of the unchanged files."""
-        return sum(file.good for file in self.unchanged.values())
+        """Number of good rows, or of chunks, of the unchanged files."""
+        return sum(file.good_lines for file in self.unchanged.values())
 
     @cached_property
     def partitions(self) -> int:
@@ -90,6 +100,8 @@ class TonightsFiles:
         rows = sum(file.estimated_rows for file in self.to_read)
         if self.corpus.max_rows is not None:
             rows = min(rows, self.corpus.max_rows)
+        if self.is_chunked:
+            rows = max(rows, sum(file.size for file in self.to_read) // _CHUNK_BYTES)
         return max(bucket_count(rows + self.unchanged_rows), len(self.keys))
 
     def count_buckets(self, rows_read: int) -> int:
@@ -108,6 +120,8 @@ def inspect_files(
         DataError: a file is unusable and corpus.bad_files is error.
     """
     before, rebuild_reason = None, parent.rebuild_reason
+    if parent.corpus is not None and parent.corpus.is_chunked != (corpus.chunk.by is not None):
+        rebuild_reason = rebuild_reason or "corpus.chunk was set or removed"
     if parent.corpus is not None and not rebuild_reason:
         before = pq.ParquetFile(parent.corpus.units[0].file.open(store)).schema_arrow.remove_metadata()
     unchanged = {} if before is None else _unchanged_files(corpus, files, parent.corpus)

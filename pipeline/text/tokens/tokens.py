@@ -201,6 +201,13 @@ class Tokenizer:
         """Token ids of each text, without prompt, truncation and special tokens."""
         return self._tokenize(texts)[0]
 
+    def full_lengths(self, texts: Sequence[str]) -> np.ndarray:
+        """(n,) int64: tokens of each text with prompt and special tokens, of which none is truncated."""
+        sentences = map(end_sentence, texts) if self.ends_sentences else texts
+        batches = _batches([self.prompt + text for text in sentences])
+        contents = [len(ids) for batch in batches for ids in self.text_ids(batch)]
+        return np.array(contents, dtype=np.int64) + len(self.prefix) + len(self.suffix)
+
     def counts(self, tokens: Tokens) -> "TokenCounts":
         """Token counts of the texts that were tokenized to `tokens`."""
         fixed = [*self.prefix, *self._prompt_ids, *self.suffix]  # the tokens that every text has

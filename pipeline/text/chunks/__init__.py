@@ -1,0 +1,1 @@
+"""Cut long texts into chunks that fit an encoder."""

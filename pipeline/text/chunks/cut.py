@@ -1,0 +1,221 @@
+"""Cut texts into chunks of limited length, by the tokens of an encoder."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.errors import ConfigError
+from pipeline.settings import ChunkSettings
+from pipeline.settings.corpus import SMALLEST_CHUNK
+from pipeline.text.chunks.pieces import Pieces
+from pipeline.text.tokens.tokens import Tokenizer
+
+_TOGETHER = (
+    1 << 22
+)  # characters of the texts that are cut together, so that their chunks are counted together
+_MAX_WORDS = 1 << 20  # words whose numbers of tokens are remembered
+_LONG_WORD = 64  # characters; the tokens of longer words are not remembered
+
+
+class Room(NamedTuple):
+    """Room in a chunk for text."""
+
+    tokens: int
+    """without prompt and special tokens"""
+    characters: int
+
+
+@dataclass
+class TextCutter:
+    """Cut texts into chunks that fit an encoder.
+
+    A text is cut between its words, whose tokens are counted one by one. As a tokenizer may combine words,
+    the tokens of each chunk are counted too, and a chunk that has too many is made shorter. How a text is cut
+    depends on this text alone.
+
+    Raises:
+        ConfigError: prompt and special tokens leave too little room for a text, or for the overlap.
+    """
+
+    settings: ChunkSettings
+    tokenizer: Tokenizer
+    most: int = field(init=False)
+    """largest number of tokens of a chunk, with prompt and special tokens"""
+    room: Room = field(init=False)
+    _word_tokens: dict[str, int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.most = self.settings.max_tokens or self.tokenizer.max_length
+        fixed = int(self.tokenizer.full_lengths([""])[0]) + self.tokenizer.ends_sentences
+        self.room = Room(self.most - fixed, self.settings.max_characters or 1 << 62)
+        least = max(SMALLEST_CHUNK, 2 * self.settings.overlap)
+        if self.room.tokens < least:
+            raise ConfigError(
+                "corpus.chunk",
+                f"room for {least} tokens of text in a chunk (and for two times corpus.chunk.overlap)",
+                f"{self.room.tokens}: of {self.most} tokens, {fixed} are of the prompt or special",
+                "raise corpus.chunk.max_tokens or encoder.max_length, lower corpus.chunk.overlap, or shorten "
+                "encoder.prompt",
+            )
+
+    def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return for each text the (start, end) of its chunks, (n, 2) int64, in order.
+
+        Chunks begin and end with a character that is not white space. All such characters of the text are in
+        a chunk.
+        """
+        spans: list[np.ndarray] = []
+        group, size = list[str](), 0
+        for text in texts:
+            if group and size + len(text) > _TOGETHER:
+                spans += self._cut(group)
+                group, size = [], 0
+            group.append(text)
+            size += len(text)
+        return spans + self._cut(group)
+
+    def count_words(self, words: Sequence[str]) -> np.ndarray:
+        """Return the number of tokens of each word by itself, (n,) int64."""
+        counts = self._word_tokens
+        if len(counts) > _MAX_WORDS:
+            counts.clear()
+        new = list(dict.fromkeys(word for word in words if word not in counts))
+        counts.update(zip(new, map(len, self.tokenizer.text_ids(new)) if new else (), strict=True))
+        found = np.fromiter(map(counts.__getitem__, words), dtype=np.int64, count=len(words))
+        for word in (word for word in new if len(word) > _LONG_WORD):
+            del counts[word]
+        return found
+
+    def _cut(self, texts: Sequence[str]) -> list[np.ndarray]:
+        documents = [_Document(self, text) for text in texts]
+        pending = documents
+        while pending:
+            planned = [list(document.plan()) for document in pending]
+            chunks = [
+                document.text[start:end]
+                for document, plan in zip(pending, planned, strict=True)
+                for start, end in map(document.span, plan)
+            ]
+            lengths = iter(self.tokenizer.full_lengths(chunks).tolist())
+            for document, plan in zip(pending, planned, strict=True):
+                document.accept(plan, [next(lengths) for _ in plan])
+            pending = [document for document in pending if not document.is_cut]
+        return [np.array(document.spans, dtype=np.int64).reshape(-1, 2) for document in documents]
+
+
+class _Planned(NamedTuple):
+    """A chunk: pieces from `first` to before `stop`, of which those before `new` repeat the chunk before."""
+
+    first: int
+    new: int
+    stop: int
+
+
+class _Document:
+    """A text that is being cut.
+
+    Attributes:
+        spans: (start, end) of each finished chunk.
+        next: first piece of the next chunk, and first piece that is in no finished chunk.
+        surplus: tokens by which the next chunk was too long when its tokens were counted.
+    """
+
+    def __init__(self, cutter: TextCutter, text: str) -> None:
+        self.cutter, self.text = cutter, text
+        self.spans: list[tuple[int, int]] = []
+        self.next, self.surplus = (0, 0), 0
+        self._set(Pieces.of(text, by_headings=cutter.settings.by == "headings"))
+
+    def _set(self, pieces: Pieces) -> None:
+        self.pieces = pieces
+        tokens = self.cutter.count_words(pieces.words(self.text))
+        self.tokens_before = np.append(0, np.cumsum(tokens))  # (pieces + 1,)
+        self.section_stops = np.flatnonzero(pieces.ends_section) + 1
+        self.sentence_stops = np.flatnonzero(pieces.ends_sentence) + 1
+
+    @property
+    def is_cut(self) -> bool:
+        """True if all pieces are in finished chunks."""
+        return self.next[1] == len(self.pieces.starts)
+
+    def span(self, planned: _Planned) -> tuple[int, int]:
+        """Return the (start, end) of a planned chunk in the text."""
+        return int(self.pieces.starts[planned.first]), int(self.pieces.ends[planned.stop - 1])
+
+    def plan(self) -> Iterator[_Planned]:
+        """Yield the chunks that the rest of the text is cut into, by the tokens of its words."""
+        (first, new), room = self.next, self.cutter.room
+        room = room._replace(tokens=room.tokens - self.surplus)
+        while new < len(self.pieces.starts):
+            stop = self._stop(first, new, room)
+            if stop is None and first < new:
+                first = new  # the repeated pieces leave no room for a new one
+                continue
+            if stop is None:
+                self._divide(new, room)
+                continue
+            yield _Planned(first, new, stop)
+            first, new, room = self._first_after(first, stop), stop, self.cutter.room
+
+    def accept(self, plan: Sequence[_Planned], lengths: Sequence[int]) -> None:
+        """Finish the planned chunks up to the first one whose number of tokens is too large."""
+        for planned, length in zip(plan, lengths, strict=True):
+            start, end = self.span(planned)
+            if length > self.cutter.most and end - start > 1:
+                self.next = planned.first, planned.new
+                self.surplus += length - self.cutter.most
+                return
+            self.spans.append((start, end))
+            self.surplus = 0
+        self.next = len(self.pieces.starts), len(self.pieces.starts)
+
+    def _divide(self, index: int, room: Room) -> None:
+        """Divide a piece that is too long into pieces of about half of the room."""
+        tokens = self.tokens_before[index + 1] - self.tokens_before[index]
+        characters = self.pieces.ends[index] - self.pieces.starts[index]
+        parts = max(2, -(-2 * tokens // max(room.tokens, 1)), -(-2 * characters // room.characters))
+        self._set(self.pieces.divided(index, int(min(parts, characters))))
+
+    def _stop(self, first: int, new: int, room: Room) -> int | None:
+        """Return where a chunk that begins with piece `first` stops; None if it has no room for piece `new`.
+
+        It has as many sentences as fit, or if none does, or if sentences do not matter, as many pieces.
+        """
+        starts, ends = self.pieces.starts, self.pieces.ends
+        section_stop = self.section_stops[np.searchsorted(self.section_stops, first, side="right")]
+        limit = self.tokens_before[first] + room.tokens
+        by_tokens = np.searchsorted(self.tokens_before, limit, side="right") - 1
+        by_characters = np.searchsorted(ends, starts[first] + room.characters, side="right")
+        stop = int(min(by_tokens, by_characters, section_stop))
+        if stop <= new:
+            return new + 1 if first == new and ends[new] - starts[new] == 1 else None
+        if self.cutter.settings.by != "tokens":
+            sentence = np.searchsorted(self.sentence_stops, stop, side="right") - 1
+            if sentence >= 0 and self.sentence_stops[sentence] > new:
+                return int(self.sentence_stops[sentence])
+        return stop
+
+    def _first_after(self, first: int, stop: int) -> int:
+        """Return the first piece of the chunk after the pieces from `first` to before `stop`.
+
+        It is the earliest one from which the repeated tokens are at most those of the overlap, and the next
+        piece, or sentence, still fits.
+        """
+        overlap, room = self.cutter.settings.overlap, self.cutter.room
+        if not overlap or self.pieces.ends_section[stop - 1]:
+            return stop
+        by_sentences = self.cutter.settings.by != "tokens" and self.pieces.ends_sentence[stop - 1]
+        following = stop + 1
+        if by_sentences:
+            following = self.sentence_stops[np.searchsorted(self.sentence_stops, stop, side="right")]
+        tokens, starts = self.tokens_before, self.pieces.starts
+        earliest = max(
+            first + 1,
+            np.searchsorted(tokens, max(tokens[stop] - overlap, tokens[following] - room.tokens)),
+            np.searchsorted(starts, self.pieces.ends[following - 1] - room.characters),
+        )
+        if by_sentences:
+            earliest = self.sentence_stops[np.searchsorted(self.sentence_stops, min(earliest, stop))]
+        return int(min(earliest, stop))

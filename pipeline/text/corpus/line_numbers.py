@@ -1,0 +1,52 @@
+"""Numbers of the lines of a key table: that of a row in its file; or, for a chunk, of row and chunk together.
+
+The number of a chunk has bit 62 set, which no number of a row has, then 38 bits for the row and 24 for the
+chunk. So the numbers of a file are in the order of its rows, and of the chunks of each row.
+"""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_IS_CHUNK = np.int64(1) << np.int64(62)
+_CHUNK_BITS = 24
+MAX_CHUNKS = 1 << _CHUNK_BITS
+"""Chunks that a row may have."""
+
+
+def chunk_lines(rows: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+    """Return (n,) int64: the line numbers of chunks, from the numbers of their rows and their own numbers."""
+    return _IS_CHUNK | rows.astype(np.int64) << _CHUNK_BITS | chunks
+
+
+def are_chunks(lines: np.ndarray) -> bool:
+    """Return whether the numbers (n,) are those of chunks; a table has lines of one kind only."""
+    return bool(len(lines)) and bool(lines[0] & _IS_CHUNK)
+
+
+def rows_of_lines(lines: np.ndarray) -> np.ndarray:
+    """Return (n,) int64: the number of the row that each line stands for, or whose chunk it stands for."""
+    return (lines ^ _IS_CHUNK) >> _CHUNK_BITS if are_chunks(lines) else lines
+
+
+def are_first(lines: np.ndarray) -> np.ndarray:
+    """Return (n,) bool: True for the first chunk of each row, and for rows that are not cut."""
+    if not are_chunks(lines):
+        return np.ones(len(lines), dtype=bool)
+    return (lines & (MAX_CHUNKS - 1)) == 0
+
+
+def parents_of(ids: pa.ChunkedArray, lines: np.ndarray) -> pa.ChunkedArray:
+    """Return the id of each line's row: that of a chunk without # and the number of the chunk."""
+    return pc.replace_substring_regex(ids, "#[0-9]+$", "") if are_chunks(lines) else ids
+
+
+def dense_numbers(*numbers: np.ndarray) -> list[np.ndarray]:
+    """Return small numbers in place of those of chunks, equal for equal ones; other numbers stay as they are.
+
+    `line_identities` has no room for the numbers of chunks.
+    """
+    if not any(map(are_chunks, numbers)):
+        return list(numbers)
+    _, dense = np.unique(np.concatenate(numbers), return_inverse=True)
+    return np.split(dense.astype(np.int64), np.cumsum([len(each) for each in numbers])[:-1])
