@@ -27,7 +27,7 @@ Found = tuple[np.ndarray, np.ndarray]  # scores and addresses (q, k)
 # Answers that a graph is searched for, as a multiple of those among which k selected rows are expected.
 _SPARE = 1.5
 # A row that a graph visits costs as much as this many rows that are scored one after the other: its
-# neighbours are scored, too, in random order.
+# neighbours are scored, too, in random order. The number is an estimate.
 _GRAPH_COST = 16
 
 
