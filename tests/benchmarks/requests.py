@@ -4,18 +4,22 @@ python -m tests.benchmarks.requests --rows 100000 1000000
 
 The root is on a server that speaks S3, behind a proxy that answers every request after 25 milliseconds. A
 chain is a sequence of requests in which each begins after the previous one has ended: its length times the
-latency is the least time that the stage can take, however many workers there are.
+latency is the least time that the stage can take with as many workers as this machine has. A worker encodes
+one unit after the other, so the chain of encoding is at most that of one unit, times the units of one worker;
+both are printed, with the largest number of units that were in work at the same time.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -25,6 +29,8 @@ from tests.faults import Faults, FaultyProxy, Request
 from tests.server import s3_server
 
 _LATENCY_S = 0.025
+_UNIT = re.compile(r"/([0-9a-f]{24})[-./]")  # in the names of all files of a unit
+_ENCODING = "encode"  # the stage whose requests are counted for each unit
 
 
 def stages_of_night(arguments: Sequence[str], log: list[Request]) -> dict[str, list[Request]]:
@@ -58,6 +64,29 @@ def chain(requests: Iterable[Request]) -> int:
         if request.began_s >= ended_s:
             length, ended_s = length + 1, request.ended_s
     return length
+
+
+def requests_by_unit(requests: Iterable[Request]) -> list[list[Request]]:
+    """Return the requests for the files of each unit."""
+    units = defaultdict(list)
+    for request in requests:
+        if found := _UNIT.search(unquote(request.path)):
+            units[found[1]].append(request)
+    return list(units.values())
+
+
+def most_at_once(units: Sequence[Sequence[Request]]) -> int:
+    """Return the largest number of units between whose first and last request there is a common moment."""
+    changes = [(min(each.began_s for each in unit), 1) for unit in units]
+    changes += [(max(each.ended_s for each in unit), -1) for unit in units]
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
+
+
+def units_note(requests: Iterable[Request]) -> str:
+    """Return the longest chain of a unit, the number of units, and how many were in work at once."""
+    units = requests_by_unit(requests)
+    longest = max(map(chain, units), default=0)
+    return f"{longest} a unit, {len(units)} units, {most_at_once(units)} at once"
 
 
 def kind_of(request: Request) -> str:
@@ -98,8 +127,10 @@ def _print(title: str, stages: dict[str, list[Request]]) -> None:
         kinds = Counter(map(kind_of, requests)).most_common(3)
         size = f"{sum(request.bytes for request in requests) / 1e6:,.1f}"
         most = ", ".join(f"{kind} {count}" for kind, count in kinds)
-        lines.append((name, f"{len(requests):,}", size, f"{chain(requests):,}", most))
-    print_table(f"{title}; {machine()}", lines, ("stage", "requests", "MB", "longest chain", "most frequent"))
+        note = units_note(requests) if name == _ENCODING else ""
+        lines.append((name, f"{len(requests):,}", size, f"{chain(requests):,}", note, most))
+    header = ("stage", "requests", "MB", "longest chain", "chains of units", "most frequent")
+    print_table(f"{title}; {machine()}", lines, header)
 
 
 if __name__ == "__main__":

@@ -227,8 +227,11 @@ class _UnitEncoding:
         """
         store, space_id, source = self.task.store, self.task.space_id, self.unit.sha256
         name, rows = f"{space_id[:16]}/{source[:24]}", result.moments.count
-        with ThreadPoolExecutor(1) as thread:  # rows are sampled while the file is hashed and uploaded
-            sampling = thread.submit(sample_unit, store, pq.ParquetFile(file), name)
+        with ThreadPoolExecutor(2) as threads:  # other files are made while this one is uploaded
+            sampling = threads.submit(sample_unit, store, pq.ParquetFile(file), name)
+            moments = threads.submit(
+                store_by_content, store, result.moments.to_bytes(), f"moments/{name}", ".safetensors", rows
+            )
             vectors = put_by_content(store, file, f"units/vectors/{name}", rows, digits=12)
         quarantine = None
         if result.quarantined:
@@ -243,9 +246,7 @@ class _UnitEncoding:
             copied=result.copied,
             source=source,
             dropped=tuple(result.dropped),
-            moments=store_by_content(
-                store, result.moments.to_bytes(), f"moments/{name}", ".safetensors", rows
-            ),
+            moments=moments.result(),
             quarantine=quarantine,
             sample=sampling.result(),
         )
