@@ -18,6 +18,7 @@ from pipeline.index.graph import KMEANS_ROUNDS, train_with_graph
 from pipeline.index.library import faiss, prints_to_stderr
 from pipeline.index.plan import IndexPlan
 from pipeline.index.refine import index_refine_of, remove_from_refined
+from pipeline.index.reserve import reserve_rows
 from pipeline.index.structure import (
     graph_of,
     has_lists_on_disk,
@@ -88,18 +89,22 @@ def train(
     return index
 
 
-def fill(index: Any, batches: Batches, truth: ExactTopK | None = None, *, on_gpu: bool = False) -> FillResult:
+def fill(
+    index: Any, batches: Batches, truth: ExactTopK | None = None, *, rows: int = 0, on_gpu: bool = False
+) -> FillResult:
     """Add all batches to a trained index, and find the exact neighbours of the queries of `truth` among them.
 
     Rows are added in the given order, so equal batches give equal bytes on one thread.
 
     Args:
+        rows: number of rows in all batches, if it is known: memory for them is reserved.
         on_gpu: find the lists of rows on GPUs. A row between two lists may come into the other one.
 
     Raises:
         DataError: vectors have NaN, infinity or another dimension, or are zero.
     """
-    rows = 0
+    reserve_rows(index, rows)
+    added = 0
     best = truth.empty() if truth else None
     probes: list[tuple[int, np.ndarray]] = []
     adder = RowAdder(index, on_gpu=on_gpu)
@@ -112,10 +117,10 @@ def fill(index: Any, batches: Batches, truth: ExactTopK | None = None, *, on_gpu
         probes += [(int(addresses[row]), vectors[row].copy()) for row in np.unique(probe_rows)]
         while len(probes) >= 2 * _MAX_PROBES:
             probes = probes[::2]  # every other one, so that they remain spread over all rows
-        rows += len(addresses)
+        added += len(addresses)
     adder.finish()
     return FillResult(
-        rows,
+        added,
         best,
         np.array([address for address, _ in probes], dtype=np.int64),
         np.array([vector for _, vector in probes], dtype=np.float32).reshape(-1, index.d),

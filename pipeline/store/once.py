@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.errors import DataError
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.stored import FileRef, Stored
 
@@ -21,6 +22,20 @@ def load_or_make(store: Store, path: str, kind: type[Record], make: Callable[[],
         DataError: the stored record is damaged.
     """
     return kind.load_complete(store, path) or create_record(store, path, make())
+
+
+def load_or_make_racing(store: Store, path: str, kind: type[Record], make: Callable[[], Record]) -> Record:
+    """Load or make a record while concurrent runs may make the same.
+
+    `make` fails if another run has stored its record and deleted the temporary files of both. Then the record
+    of that run is returned.
+    """
+    try:
+        return load_or_make(store, path, kind, make)
+    except (FileNotFoundError, DataError):
+        if record := kind.load_complete(store, path):
+            return record
+        raise
 
 
 def create_record(store: Store, path: str, record: Record) -> Record:

@@ -4,15 +4,13 @@ An index has one part, which is one file, or several parts of at most index.part
 shards, which are filled in parallel.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
-from typing import TypeVar
 
 import numpy as np
 
 from pipeline.config import digest_of
-from pipeline.errors import DataError
 from pipeline.flows.index.finish_tasks import Finish, MergeShards, finish_parts
 from pipeline.flows.index.pilot import measure_kinds
 from pipeline.flows.index.records import BuiltIndex, FilledPart, Shard, TrainedIndex
@@ -26,11 +24,8 @@ from pipeline.log import packages
 from pipeline.post import Transform
 from pipeline.settings import IndexSettings, Job
 from pipeline.store.base import Store, in_threads
-from pipeline.store.once import load_or_make
-from pipeline.store.stored import FileRef, Stored
-
-Record = TypeVar("Record", bound=Stored)
-
+from pipeline.store.once import load_or_make_racing
+from pipeline.store.stored import FileRef
 
 # Training rows x lists x dimensions up to which one thread is enough: k-means takes about 20 times as many
 # operations, half a minute of one core.
@@ -225,20 +220,6 @@ def fill_parts(run: Run, task: FillShard, units: tuple[PlacedUnit, ...], rows: i
         )
         for number, of_part in enumerate(shards_of_parts)
     )
-
-
-def load_or_make_racing(store: Store, path: str, kind: type[Record], make: Callable[[], Record]) -> Record:
-    """Load or make a record while concurrent runs may make the same.
-
-    `make` fails if another run has finished the same index and deleted its shards. Then the
-    record of that run is returned.
-    """
-    try:
-        return load_or_make(store, path, kind, make)
-    except (FileNotFoundError, DataError):
-        if record := kind.load_complete(store, path):
-            return record
-        raise
 
 
 def delete_shards(store: Store, parts: Sequence[FilledPart]) -> None:

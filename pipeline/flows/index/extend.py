@@ -11,7 +11,6 @@ from pipeline.flows.index.build import (
     delete_shards,
     fill_parts,
     index_identity,
-    load_or_make_racing,
     part_memory,
     shard_count,
 )
@@ -28,6 +27,7 @@ from pipeline.flows.workers.tasks import Pool
 from pipeline.index.plan import IndexPlan, plan_extension
 from pipeline.store.dead import DeadRows
 from pipeline.store.manifest import Choice, IndexPart, ReleaseManifest
+from pipeline.store.once import load_or_make_racing
 from pipeline.store.stored import FileRef, Stored
 
 # Rows of a part, as a multiple of those of a full one, up to which new rows are added to it.

@@ -152,7 +152,8 @@ class GrowPart(PlainTask[PartToGrow, GrownPart]):
             added = None
             if item.takes_new_rows:
                 truth = ExactTopK(load_queries(store, extension.trained.queries), extension.build.affine)
-                filled = fill(index, with_progress(source.batches(new)), truth)
+                batches, rows = with_progress(source.batches(new)), sum(source.counts(new))
+                filled = fill(index, batches, truth, rows=rows)
                 assert filled.neighbours is not None
                 added = store_truth(store, filled.neighbours, scratch)
             if new:

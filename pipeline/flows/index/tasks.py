@@ -182,7 +182,7 @@ class FillShard(PlainTask[Shard, ShardRecord]):
         truth = ExactTopK(queries, self.build.affine, on_gpu=self.on_gpu)
         with store.scratch() as scratch, faiss_threads(1):
             batches = with_progress(source.batches(shard.units))
-            filled = fill(index, batches, truth, on_gpu=self.on_gpu)
+            filled = fill(index, batches, truth, rows=sum(source.counts(shard.units)), on_gpu=self.on_gpu)
             write_index(index, scratch / "shard.faiss")
             assert filled.neighbours is not None
             tensors = {
