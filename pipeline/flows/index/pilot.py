@@ -14,7 +14,7 @@ from pipeline.index.kind_recall import CodeRecall, KindRecalls, KindVariant
 from pipeline.log import packages
 from pipeline.post import Affine, Transform
 from pipeline.stats.tensors import pack, unpack
-from pipeline.store.once import load_or_make, put_by_content
+from pipeline.store.once import load_or_make, load_or_make_racing, put_by_content
 from pipeline.store.stored import FileRef, Stored
 
 # Largest number of units that the sample is taken from. Each of so many gives 200 of the PILOT_ROWS; to read
@@ -109,7 +109,9 @@ def measure_kinds(
             vectors = run.workers.run(SamplePilot(source, work), chosen, Pool(1)).vectors
             task = MeasureKind(source, work, vectors, affine_of(transform), run.job.index.seed)
             found = map_in_order(run, task, kinds)
-        run.store.delete(vectors.path)
         return KindRecalls(source=f"a sample of {vectors.rows:,} of them", measured=found)
 
-    return load_or_make(run.store, f"{work}/kinds.json", KindRecalls, measure)
+    measured = load_or_make_racing(run.store, f"{work}/kinds.json", KindRecalls, measure)
+    if sample := _PilotSample.load_intact(run.store, f"{work}/sample.json"):
+        run.store.delete(sample.vectors.path)  # as large as a unit; an earlier run may have left it
+    return measured

@@ -1,23 +1,41 @@
 """`auto` measures kinds on a sample before it compresses vectors, once, and later nights keep the choice."""
 
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.flows.index import rules
+from pipeline.flows.index.build import build_index
+from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.workers.workers import Workers
-from pipeline.index.kind_recall import KindRecalls, required_of_codes
+from pipeline.index.kind_recall import CodeRecall, KindRecalls, required_of_codes
+from pipeline.log import Stages
+from pipeline.store import s3
+from pipeline.store.s3_client import read_object
+from tests.counted import CountedBucket, CountedWorkers, counted_bucket
 from tests.flows.index.extending import Chain
 
-pytestmark = pytest.mark.usefixtures("cluster")
+_CHANGES = ("put_object", "delete_object")
+
+
+@pytest.fixture(autouse=True)
+def compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no index be small enough to stay uncompressed by its number of values alone."""
+    monkeypatch.setattr("pipeline.index.plan.MAX_FLAT_VALUES", 0)
+
+
+def new_chain(root: Path | str, workers: Workers) -> Chain:
+    """Return a root whose index is too large for the memory unless it is compressed."""
+    overrides = ("index.memory_gib=3e-4", "index.nlist=16", "index.queries=100", "index.train_rows=2000")
+    return Chain(root, workers, overrides).add(2_000).add(2_000)
 
 
 @pytest.fixture
-def chain(cluster: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chain:
-    """A root whose index is too large for the memory unless it is compressed."""
-    monkeypatch.setattr("pipeline.index.plan.MAX_FLAT_VALUES", 0)
-    overrides = ("index.memory_gib=3e-4", "index.nlist=16", "index.queries=100", "index.train_rows=2000")
-    return Chain(tmp_path / "root", cluster, overrides).add(2_000).add(2_000)
+def chain(cluster: Workers, tmp_path: Path) -> Chain:
+    return new_chain(tmp_path / "root", cluster)
 
 
 def measurements(chain: Chain) -> list[Path]:
@@ -41,3 +59,84 @@ def test_auto_builds_the_smallest_kind_whose_codes_suffice_and_keeps_it(chain: C
     assert rules.REBUILT not in [choice.chosen for choice in chain.choices]
     assert {path: path.stat().st_mtime_ns for path in measurements(chain)} == before
     chain.assert_sound(exhaustive=False)
+
+
+class _Killed(BaseException):
+    """The process was killed."""
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedBucket]:
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
+    with counted_bucket() as counted:
+        yield counted
+
+
+def killed_after(bucket: CountedBucket, changes: int) -> Callable[..., Any]:
+    """Return a function that answers requests until a pilot has changed its folder `changes` times."""
+    done = 0
+
+    def answer(call: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        nonlocal done
+        if arguments.get("verb") in _CHANGES and "/pilot-" in arguments["Key"]:
+            if done == changes:
+                raise _Killed
+            done += 1
+        return bucket.answer(call, arguments)
+
+    return answer
+
+
+def outcome(built: BuiltIndex, bucket: CountedBucket, root: str) -> tuple[list[str], list[CodeRecall]]:
+    """Return the digests of the index, and the recalls that the pilot measured, without times."""
+    (kinds,) = (
+        bytes(content[:])
+        for key, content in bucket.objects.items()
+        if key.startswith(f"bucket/{root}/indexes/work/pilot-") and key.endswith("/kinds.json")
+    )
+    measured = KindRecalls.from_json(kinds, "kinds").measured
+    untimed = [each.model_copy(update={"scan_ns": 0.0}) for each in measured]
+    return [file.sha256 for file in built.index_files().files], untimed
+
+
+def test_a_pilot_that_is_killed_at_every_change_of_its_folder_repeats_no_measurement(
+    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
+):
+    workers = CountedWorkers(bucket)
+    undisturbed = outcome(new_chain("s3://bucket/undisturbed", workers).night(), bucket, "undisturbed")
+    chain, kills = new_chain("s3://bucket/killed", workers), 0
+    bucket.log.clear()
+    while True:
+        # the sample and its record are stored by one run; of everything else a run stores one file
+        monkeypatch.setattr(s3, "run_call", killed_after(bucket, 2 if kills == 1 else 1))
+        try:
+            built = chain.night()
+        except _Killed:
+            kills += 1
+        else:
+            break
+    assert outcome(built, bucket, "killed") == undisturbed
+    changes = Counter(each.key for each in bucket.log if each.verb in _CHANGES and "/pilot-" in each.key)
+    (sample,) = (key for key in changes if key.endswith(".safetensors"))
+    assert changes.pop(sample) == 3, "it is written by the first two runs, and deleted by the last one"
+    assert set(changes.values()) == {1}
+    assert kills == len(changes) + 1
+
+
+def test_a_pilot_whose_sample_another_run_deletes_takes_the_result_of_that_run(
+    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
+):
+    """The other run begins and ends before this one has read the sample for its first measurement."""
+    workers = CountedWorkers(bucket)
+    chain = new_chain("s3://bucket/root", workers)
+    others = list[BuiltIndex]()
+
+    def answer(call: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        if call is read_object and "/pilot-" in arguments["Key"] and ".safetensors" in arguments["Key"]:
+            monkeypatch.setattr(s3, "run_call", bucket.answer)
+            others.append(build_index(chain.run(Stages()), chain.vectors_to_index()))
+        return bucket.answer(call, arguments)
+
+    monkeypatch.setattr(s3, "run_call", answer)
+    assert chain.night() == others[0]
+    assert len(others) == 1
