@@ -24,8 +24,9 @@ from pipeline.store.units import CorpusUnit
 
 _BATCH_ROWS = 65_536  # read together
 _READERS = 8  # units that a worker reads together
-_MIN_GROUP_UNITS = 64  # corpus units that a worker samples at once, unless there are fewer
-_MAX_GROUPS = 64
+_GROUP_UNITS = 64  # corpus units that a worker samples at once, unless there are fewer
+MAX_SAMPLED_UNITS = 256
+"""Largest number of corpus units that texts are sampled from; full ones have eight million rows."""
 _NO_TEXTS = corpus_schema(pa.string()).empty_table().select(["text", "text_key"])
 _ROWS_PER_TEXT = 4  # rows kept for each text to return, since equal texts are returned once
 
@@ -59,11 +60,16 @@ def sample_texts(
 ) -> tuple[str, ...]:
     """Sample different texts of the live rows of corpus units, by content key, on the index workers.
 
+    They come from at most MAX_SAMPLED_UNITS units, evenly spaced by rows.
+
     Returns:
         At most `sample.count` texts in the order of their keys, with the same result on any cluster.
     """
-    size = max(_MIN_GROUP_UNITS, -(-len(units) // _MAX_GROUPS))
-    groups = [tuple(units[start : start + size]) for start in range(0, len(units), size)]
+    if len(units) > MAX_SAMPLED_UNITS:
+        ends = np.cumsum([unit.rows for unit in units])
+        spaced = np.linspace(0, ends[-1], MAX_SAMPLED_UNITS, endpoint=False)
+        units = [units[index] for index in np.unique(np.searchsorted(ends, spaced, side="right"))]
+    groups = [tuple(units[start : start + _GROUP_UNITS]) for start in range(0, len(units), _GROUP_UNITS)]
     if len(groups) == 1:  # one item starts faster without a pool of workers of its own
         return sample.texts([workers.run(sample, groups[0], Pool(1))])
     found = dict(workers.map_units(sample, groups, Pool(workers.index_workers(settings, len(groups)))))

@@ -140,7 +140,8 @@ class _Predictor:
         whiten, products = self.job.whiten, self.size.dim**2
         dev_texts = 0 if whiten.mode == "off" else 2 * whiten.dev_texts
         samples = dev_texts and whiten.dev is None
-        text_bytes = self.size.rows * self.size.text_bytes if samples else 0.0
+        sampled_rows = self.size.rows * min(1.0, rates.TEXT_UNITS / self._units) if samples else 0.0
+        text_bytes = sampled_rows * self.size.text_bytes
         merge_ns = self._units * products * rates.MERGE_NS_PER_PRODUCT
         return StageWork(
             cpu_s=1e-9 * (merge_ns + text_bytes * rates.READ_NS_PER_BYTE),

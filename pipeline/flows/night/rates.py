@@ -55,6 +55,7 @@ SAMPLED_ROWS, TRAIN_SAMPLE_ROWS = sum(SAMPLE_SIZES.values()), SAMPLE_SIZES["trai
 UNITS_PER_MERGE = MERGE_GROUP
 KMEANS_ROUNDS, REFINING_ROUNDS, GROUPS_PER_ROW = 10, 8, 8
 PILOT_UNITS, PILOT_ROWS = 1_000, 200_000
+TEXT_UNITS = 256  # corpus units that whitening's texts are sampled from
 # Lists that the search for the effort visits in all (nprobe 1, 2, 3, 4, 6 ... 96), and passes over the parts
 # of an index, which each search at four of these efforts.
 VISITED_LISTS, MEASURE_PASSES = 400, 8

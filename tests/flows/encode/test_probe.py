@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipeline.flows.encode import probe
 from pipeline.flows.encode.probe import SampleTexts, sample_texts
 from pipeline.flows.workers.workers import Workers
 from pipeline.settings import ClusterSettings
@@ -25,14 +26,14 @@ def key_of(text: str) -> bytes:
     return sha256(text.encode()).digest()[:16]
 
 
-def write_unit(store: Store, ordinal: int) -> tuple[CorpusUnit, list[str]]:
-    texts = [f"text {row} of unit {ordinal}{'.' * (row % 3)}" for row in range(_ROWS)]
+def write_unit(store: Store, ordinal: int, rows: int = _ROWS) -> tuple[CorpusUnit, list[str]]:
+    texts = [f"text {row} of unit {ordinal}{'.' * (row % 3)}" for row in range(rows)]
     columns = [
-        pa.array([f"{ordinal}-{row}" for row in range(_ROWS)]),
+        pa.array([f"{ordinal}-{row}" for row in range(rows)]),
         pa.array(texts, pa.large_string()),
         pa.array([key_of(text) for text in texts], pa.binary(16)),
-        pa.array(["file"] * _ROWS),
-        pa.array(range(_ROWS), pa.int64()),
+        pa.array(["file"] * rows),
+        pa.array(range(rows), pa.int64()),
     ]
     table = pa.Table.from_arrays(columns, schema=corpus_schema(pa.string()))
     file = store_table_by_content(store, table, f"units/corpus/{ordinal}")
@@ -57,3 +58,22 @@ def test_texts_are_those_of_lowest_hash(cluster: Workers, tmp_path, units: int, 
     sample = SampleTexts(store, count, characters, Dead(addresses).store_in(store, "dead"))
     found = sample_texts(cluster, ClusterSettings(), sample, [unit for unit, _ in written])
     assert list(found) == expected
+
+
+def test_many_units_are_sampled_at_rows_of_equal_distance(
+    cluster: Workers, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    """Rows 0, 1/7, 2/7 ... of all rows are in the units that texts come from, so none is read but these."""
+    monkeypatch.setattr(probe, "MAX_SAMPLED_UNITS", 7)
+    monkeypatch.setattr(probe, "_GROUP_UNITS", 2)
+    store = open_store(tmp_path)
+    written = [write_unit(store, ordinal, rows=1 + ordinal % 5) for ordinal in range(50)]
+    rows = [(unit, text) for unit, texts in written for text in texts]
+    ordinals = {rows[len(rows) * number // 7][0].ordinal for number in range(7)}
+    for unit, _ in written:
+        if unit.ordinal not in ordinals:
+            store.delete(unit.path)
+    expected = sorted((text for unit, text in rows if unit.ordinal in ordinals), key=key_of)
+    found = sample_texts(cluster, ClusterSettings(), SampleTexts(store, 1_000), [unit for unit, _ in written])
+    assert list(found) == expected
+    assert len(ordinals) == 7

@@ -3,6 +3,7 @@
 import pytest
 
 from pipeline.errors import ConfigError
+from pipeline.flows.encode import probe
 from pipeline.flows.night import rates
 from pipeline.flows.night.cost import NightSize, predict_cost
 from pipeline.flows.night.stage_cost import NightCost
@@ -96,6 +97,7 @@ def test_the_prediction_uses_the_constants_of_the_night():
     assert rates.GROUPS_PER_ROW == centroids.GROUPS_PER_ROW
     assert rates.REFINING_ROUNDS == centroids.REFINING_ROUNDS
     assert rates.PART_BYTES == part_writer._PART_BYTES
+    assert rates.TEXT_UNITS == probe.MAX_SAMPLED_UNITS
 
 
 def test_a_night_that_was_measured_is_predicted_within_a_factor_of_two():
