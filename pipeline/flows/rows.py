@@ -214,10 +214,9 @@ def is_live(placed: PlacedUnit, dead: DeadRows) -> np.ndarray:
 
 
 def _count_live(placed: PlacedUnit, dead: DeadRows) -> int:
-    """Count the unit's vectors that are live."""
-    if not len(dead.rows_of(placed.ordinal)):
-        return placed.unit.rows
-    return int(np.count_nonzero(is_live(placed, dead)))
+    """Count the unit's vectors that are live; dropped rows have none, dead or not."""
+    dead_rows = dead.rows_of(placed.ordinal)
+    return placed.unit.rows - int(np.count_nonzero(~np.isin(dead_rows, placed.unit.dropped)))
 
 
 class _Draw(NamedTuple):

@@ -10,7 +10,7 @@ from pipeline.errors import DataError
 from pipeline.flows.index.records import load_queries, load_truth
 from pipeline.flows.rows import LiveRows, PlacedUnit, placed_units, row_addresses
 from pipeline.flows.workers.tasks import PlainTask
-from pipeline.store.address import ordinal_of, row_of
+from pipeline.store.address import ordinal_of, row_of, to_addresses
 from pipeline.store.dead import Dead, DeadRows, write_addresses
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.stored import FileRef, Stored
@@ -86,13 +86,16 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
         ordinals, gone, revived = {placed.ordinal for placed in units}, [np.zeros(0, dtype=np.int64)], 0
         for placed in placed_units(self.previous):
             then, now = old_dead.rows_of(placed.ordinal), dead.rows_of(placed.ordinal)
-            if placed.ordinal in ordinals and np.array_equal(then, now):
-                continue
-            addresses = row_addresses(placed)
-            was_dead = np.isin(row_of(addresses), then)
-            is_dead = np.isin(row_of(addresses), now) | (placed.ordinal not in ordinals)
-            gone.append(addresses[is_dead & ~was_dead])
-            revived += int((was_dead & ~is_dead).sum())
+            if placed.ordinal in ordinals:
+                died, returned = (
+                    np.setdiff1d(np.setdiff1d(*rows), placed.unit.dropped)
+                    for rows in ((now, then), (then, now))
+                )
+                gone.append(to_addresses(placed.ordinal, died))
+                revived += len(returned)
+            else:
+                addresses = row_addresses(placed)
+                gone.append(addresses[~np.isin(row_of(addresses), then)])
         return np.concatenate(gone), revived
 
     def _check_small_files(self, units: Sequence[PlacedUnit]) -> tuple[str | None, float]:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
 from pipeline.store.base import Store, in_threads
-from pipeline.store.dead import Dead
+from pipeline.store.dead import DeadRows
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.schema import QUARANTINE, writer_options
 from pipeline.store.stored import FileRef
@@ -156,7 +156,7 @@ def unit_rows(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa
 
     Files without a live row are not opened.
     """
-    dead = Dead.load(store, manifest.dead)
+    dead = DeadRows(store, manifest.dead)
     # The rows of a file are in the order of the unit's `dropped`.
     masks = (
         (unit.quarantine, ~np.isin(unit.dropped, dead.rows_of(unit.ordinal)))
