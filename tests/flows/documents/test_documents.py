@@ -120,12 +120,14 @@ def documents_folder(encoder: Path, child: LocalWorkers, tmp_path_factory: pytes
     pq.write_table(pa.Table.from_pylist(inference(40)), folder / "nli.parquet")
     (folder / "night.yaml").write_text(f"corpus: {{uri: {folder}/docs}}\nrelease: {{root: {folder}/night}}\n")
     with connect(ClusterSettings(), Stages(), local=child):
-        for root in ("bucket/index", "out/quickstart/releases"):
+        for root in ("bucket/index", "out/quickstart/releases", "out/docs"):
+            chunks = ("corpus.chunk.by=sentences", "corpus.chunk.overlap=16") if root == "out/docs" else ()
             settings = (
                 f"corpus.uri={folder}/docs",
                 f"release.root={folder}/{root}",
                 f"encoder.path={encoder}",
                 *SMALL,
+                *chunks,
             )
             assert nightly(load_settings(Job, None, settings), Stages()).status == "published"
     return folder
