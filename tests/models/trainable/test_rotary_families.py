@@ -45,7 +45,9 @@ def test_vectors_and_every_gradient_equal_those_of_the_padded_model(tmp_path, na
     assert trained.keys() == reference.keys()
     for parameter, gradient in reference.items():
         assert gradient.abs().max() > 0, parameter
-        torch.testing.assert_close(trained[parameter].grad, gradient, atol=2e-5, rtol=0, msg=parameter)
+        limit = 2e-5 * max(1.0, float(gradient.abs().max()))  # sums over all tokens are larger
+        difference = (trained[parameter].grad - gradient).abs().max()
+        assert difference <= limit, (parameter, difference, gradient.abs().max())
 
 
 @pytest.mark.parametrize("name", ["modernbert", "nomic_bert", "gte", "qwen3", "embedding-gemma"])
