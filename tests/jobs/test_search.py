@@ -245,7 +245,9 @@ class ShortRelease:
     def __len__(self) -> int:
         return 100
 
-    def search(self, queries: list[str], k: int, texts: bool = False, where: str | None = None) -> pa.Table:
+    def search(
+        self, queries: list[str], k: int, texts: bool = False, where: str | None = None, group: bool = False
+    ) -> pa.Table:
         return pa.table({"query": list(range(len(queries))), "rank": [1] * len(queries)})
 
 
