@@ -16,10 +16,10 @@ class Rates:
     """of the attention probabilities"""
     output: float = 0.0
     """of the attention's output, before the residual sum"""
-    inner: float = 0.0
-    """of the inner states of the feed-forward layer"""
     feed_forward: float = 0.0
     """of the feed-forward layer's output, before the residual sum"""
+    inner: float = 0.0
+    """of the inner states of the feed-forward layer"""
 
 
 @dataclass(frozen=True)
