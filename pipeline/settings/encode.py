@@ -20,9 +20,10 @@ class EncoderSettings(Settings):
     lower case if the words of the file are"""
     pooling: str | None = None
     """cls, cls_mlp, mean, max, first_last, static_last, last2, static, table, sqrt_len, weighted_mean, sum,
-    last, ngrams or mask; mean+max concatenates two. static averages the output of the embedding layer, table
-    the word embeddings alone, ngrams the trained convolutions over 1, 3 and 5 tokens (Zhang et al. 2020,
-    IS-BERT); mask is the hidden state of a template's mask token"""
+    last, ngrams, mask or ends; mean+max concatenates two. static averages the output of the embedding layer,
+    table the word embeddings alone, ngrams the trained convolutions over 1, 3 and 5 tokens (Zhang et al.
+    2020, IS-BERT); mask is the hidden state of a template's mask token; ends concatenates the last states of
+    both directions of a recurrent encoder"""
     template: str | None = None
     """template for every text, such as `This sentence : "[X]" means [MASK].` [X] stands for the text, which
     is truncated so that the template fits into max_length. [MASK] is the tokenizer's mask token; its hidden

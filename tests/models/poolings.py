@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from pipeline.models.layers.pooling import POOLINGS
+
 Layers = Mapping[int, np.ndarray]
 """states (tokens, d) of one text by layer: 0, 1, -2, -1, and TABLE for the rows of the word table"""
 TABLE = 99
@@ -28,3 +30,5 @@ FORMULAS: Mapping[str, Callable[[Layers, np.ndarray], np.ndarray]] = {
 """name -> vector of one text; the second argument holds the positions of the pooled tokens"""
 OF_TRANSFORMERS = [name for name in FORMULAS if name not in ("cls_mlp", "ngrams", "mask", "ends")]
 """poolings that every transformer encoder can have"""
+OF_WORDS = [pooling.name for pooling in POOLINGS.values() if pooling.words]
+"""poolings that word vectors can have"""

@@ -15,6 +15,8 @@ from pipeline.settings.index_kinds import KINDS
 from tests.flows.index.extending import DIM, Chain
 
 pytestmark = pytest.mark.usefixtures("cluster")
+# The indexes of a test sample other queries, which may choose another nprobe for codes as coarse as these.
+COARSE = ("opq_ivf_pq",)
 WIDE = ("index.nprobe=99",)  # all lists: then an IVF index is exhaustive
 
 
@@ -56,8 +58,7 @@ def test_rows_are_added_and_removed_in_place(cluster: Workers, tmp_path: Path, k
 def test_after_deleting_a_topic_answers_equal_an_index_built_without_it(
     cluster: Workers, tmp_path: Path, kind: str
 ):
-    # The two indexes sample other queries, which may choose another nprobe for coarse codes.
-    effort = ("index.nprobe=3",) if kind == "opq_ivf_pq" else ()
+    effort = ("index.nprobe=3",) if kind in COARSE else ()
     chain = (
         Chain(tmp_path / "root", cluster, (f"index.kind={kind}", "gates.recall_at_10=0.9", *effort))
         .add(2_850)

@@ -5,7 +5,7 @@ from safetensors.numpy import load_file
 from transformers import AutoConfig
 
 from pipeline.models.layers.architecture import LayerAttention
-from pipeline.models.layers.families import PACKED_FAMILIES, architecture_of
+from pipeline.models.layers.families import PACKED_FAMILIES, ROTARY_FAMILIES, TABLE_FAMILIES, architecture_of
 from pipeline.models.layers.names import NAMES, tensor_names
 from tests.models.folders import FAMILIES, folder_at
 from tests.models.rotary_folders import ROTARY, save_rotary
@@ -193,5 +193,7 @@ def test_a_checkpoint_has_the_named_tensors_and_no_others(folders, tmp_path, nam
     assert set(tensor_names(names, architecture_of(folder.config))) == stored
 
 
-def test_every_family_has_names():
+def test_every_family_has_names_and_a_random_model():
     assert set(PACKED_FAMILIES.values()) == NAMES.keys()
+    assert set(TABLE_FAMILIES.values()) <= FAMILIES.keys()
+    assert {family.make().config.model_type for family in ROTARY.values()} == ROTARY_FAMILIES.keys()

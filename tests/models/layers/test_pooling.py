@@ -1,5 +1,8 @@
 """Poolings of packed tokens equal their formulas."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -67,6 +70,13 @@ def test_poolings_have_the_names_of_sentence_transformers():
     for flag, name in ST_FLAGS.items():
         library = LibraryPooling(4, **{mode: mode == flag for mode in ST_FLAGS})
         assert library.get_config_dict()["pooling_mode"] == POOLINGS[name].st_name
+
+
+def test_the_reference_config_lists_every_pooling():
+    text = (Path(__file__).parents[3] / "jobs" / "configs" / "nightly.yaml").read_text(encoding="utf-8")
+    listed = re.search(r"# (cls, [^;]+);", text)
+    assert listed is not None
+    assert set(re.split(", | or ", listed[1])) == POOLINGS.keys()
 
 
 def test_half_precision_states_are_pooled_in_float32():

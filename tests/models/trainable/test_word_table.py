@@ -17,6 +17,7 @@ from pipeline.objectives.simcse import SimCSE
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folder.wordfiles import write_counts, write_words
+from tests.models.poolings import OF_WORDS
 from tests.objectives.tiny import batch_of
 
 WORDS = ("dog", "cat", "runs", "sleeps", "the")
@@ -36,7 +37,7 @@ def trainable(path: Path, **overrides: object) -> TrainableEncoder:
 
 
 @pytest.mark.parametrize("normalize", [None, True])
-@pytest.mark.parametrize("pooling", ["sum", "mean", "max", "sqrt_len", "weighted_mean", "table", "mean+max"])
+@pytest.mark.parametrize("pooling", [*OF_WORDS, "mean+max"])
 def test_vectors_are_those_of_inference_and_zero_without_a_known_word(words, pooling, normalize):
     encoder = trainable(words, pooling=pooling, normalize=normalize)
     found = encoder(encoder.folder.tokenizer()(TEXTS))
