@@ -76,7 +76,10 @@ def test_zero_vectors_give_finite_metrics():
 
 
 def test_objectives_whose_first_two_views_are_positive_pairs_declare_it():
-    assert {name for name in OBJECTIVES.names() if OBJECTIVES[name].has_positive_pairs} == PAIRED
+    registered = {name: OBJECTIVES[name] for name in OBJECTIVES.names()}
+    # a benchmark that another test imports registers an objective of its own
+    ours = {name: each for name, each in registered.items() if each.__module__.startswith("pipeline.")}
+    assert {name for name, each in ours.items() if each.has_positive_pairs} == PAIRED
 
 
 @pytest.mark.parametrize("masks", ["own", "shared"])

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,14 @@ def killed_after(bucket: CountedBucket, changes: int) -> Callable[..., Any]:
     return answer
 
 
+@contextmanager
+def answered_by(answer: Callable[..., Any]) -> Iterator[None]:
+    """Let `answer` answer the calls of S3 stores; ends before the fixture that patches the same function."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(s3, "run_call", answer)
+        yield
+
+
 def outcome(built: BuiltIndex, bucket: CountedBucket, root: str) -> tuple[list[str], list[CodeRecall]]:
     """Return the digests of the index, and the recalls that the pilot measured, without times."""
     (kinds,) = (
@@ -99,22 +108,20 @@ def outcome(built: BuiltIndex, bucket: CountedBucket, root: str) -> tuple[list[s
     return [file.sha256 for file in built.index_files().files], untimed
 
 
-def test_a_pilot_that_is_killed_at_every_change_of_its_folder_repeats_no_measurement(
-    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_pilot_that_is_killed_at_every_change_of_its_folder_repeats_no_measurement(bucket: CountedBucket):
     workers = CountedWorkers(bucket)
     undisturbed = outcome(new_chain("s3://bucket/undisturbed", workers).night(), bucket, "undisturbed")
     chain, kills = new_chain("s3://bucket/killed", workers), 0
     bucket.log.clear()
     while True:
         # the sample and its record are stored by one run; of everything else a run stores one file
-        monkeypatch.setattr(s3, "run_call", killed_after(bucket, 2 if kills == 1 else 1))
-        try:
-            built = chain.night()
-        except _Killed:
-            kills += 1
-        else:
-            break
+        with answered_by(killed_after(bucket, 2 if kills == 1 else 1)):
+            try:
+                built = chain.night()
+            except _Killed:
+                kills += 1
+            else:
+                break
     assert outcome(built, bucket, "killed") == undisturbed
     changes = Counter(each.key for each in bucket.log if each.verb in _CHANGES and "/pilot-" in each.key)
     (sample,) = (key for key in changes if key.endswith(".safetensors"))
@@ -123,9 +130,7 @@ def test_a_pilot_that_is_killed_at_every_change_of_its_folder_repeats_no_measure
     assert kills == len(changes) + 1
 
 
-def test_a_pilot_whose_sample_another_run_deletes_takes_the_result_of_that_run(
-    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_pilot_whose_sample_another_run_deletes_takes_the_result_of_that_run(bucket: CountedBucket):
     """The other run begins and ends before this one has read the sample for its first measurement."""
     workers = CountedWorkers(bucket)
     chain = new_chain("s3://bucket/root", workers)
@@ -133,10 +138,10 @@ def test_a_pilot_whose_sample_another_run_deletes_takes_the_result_of_that_run(
 
     def answer(call: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         if call is read_object and "/pilot-" in arguments["Key"] and ".safetensors" in arguments["Key"]:
-            monkeypatch.setattr(s3, "run_call", bucket.answer)
-            others.append(build_index(chain.run(Stages()), chain.vectors_to_index()))
+            with answered_by(bucket.answer):
+                others.append(build_index(chain.run(Stages()), chain.vectors_to_index()))
         return bucket.answer(call, arguments)
 
-    monkeypatch.setattr(s3, "run_call", answer)
-    assert chain.night() == others[0]
+    with answered_by(answer):
+        assert chain.night() == others[0]
     assert len(others) == 1

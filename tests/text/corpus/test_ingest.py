@@ -93,7 +93,8 @@ def check_keys(store, ingested, good):
         )
         for line in bucket:
             assert line["address"] == addresses.get((line["file"], line["row"]))
-            assert int(id_hashes(pa.table({"id": [line["id"]]}))[0]) * len(lines) >> 64 == number
+            (id_hash,) = id_hashes(pa.table({"id": [line["id"]], "row": [line["row"]]}))
+            assert int(id_hash) * len(lines) >> 64 == number
 
 
 @pytest.fixture
