@@ -70,8 +70,6 @@ def sample_texts(
         spaced = np.linspace(0, ends[-1], MAX_SAMPLED_UNITS, endpoint=False)
         units = [units[index] for index in np.unique(np.searchsorted(ends, spaced, side="right"))]
     groups = [tuple(units[start : start + _GROUP_UNITS]) for start in range(0, len(units), _GROUP_UNITS)]
-    if len(groups) == 1:  # one item starts faster without a pool of workers of its own
-        return sample.texts([workers.run(sample, groups[0], Pool(1))])
     found = dict(workers.map_units(sample, groups, Pool(workers.index_workers(settings, len(groups)))))
     return sample.texts([found[number] for number in range(len(groups))])
 

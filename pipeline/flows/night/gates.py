@@ -12,9 +12,9 @@ from pipeline.flows.night.fixed_queries import answer_queries, fixed_queries
 from pipeline.flows.night.overview import load_summary
 from pipeline.flows.night.report import ReleaseComparison
 from pipeline.flows.night.user_queries import user_query_gates
-from pipeline.flows.run import Run
+from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers import metrics
-from pipeline.flows.workers.tasks import PlainTask, Pool
+from pipeline.flows.workers.tasks import PlainTask
 from pipeline.index.gates import judge, lowest_cosine
 from pipeline.index.metrics import RowCounts
 from pipeline.log import say
@@ -27,7 +27,7 @@ from pipeline.store.units import Corpus, TableBucket
 from pipeline.text.corpus.table_buckets import read_key_bucket
 from pipeline.text.tokens.coverage import ScriptCoverage
 
-_BUCKETS_PER_WORKER = 16  # at least, because a worker starts in about the time that it reads as many
+_BUCKETS_PER_ITEM = 16  # a worker starts in about the time that it reads as many
 # Texts that must never change: their vectors are compared with those of the previous release.
 CANARIES = (
     "A",
@@ -60,12 +60,15 @@ CANARIES = (
 
 
 @dataclass(frozen=True)
-class RepeatedIds(PlainTask[TableBucket, int]):
-    """Count repeated live ids in one bucket of a corpus's key table."""
+class RepeatedIds(PlainTask[tuple[TableBucket, ...], int]):
+    """Count repeated live ids in buckets of a corpus's key table, which have no id in common."""
 
     store: Store
 
-    def work(self, bucket: TableBucket) -> int:
+    def work(self, buckets: tuple[TableBucket, ...]) -> int:
+        return sum(self._count(bucket) for bucket in buckets)
+
+    def _count(self, bucket: TableBucket) -> int:
         table = read_key_bucket(self.store, (bucket,), 0, 1, ("id", "address"))
         assert table is not None
         live = table.filter(table["address"].is_valid())
@@ -73,10 +76,10 @@ class RepeatedIds(PlainTask[TableBucket, int]):
 
 
 def count_repeated_ids(run: Run, corpus: Corpus) -> int:
-    """Count repeated live ids in a corpus's key table, whose buckets have no id in common."""
-    wanted = -(-len(corpus.keys) // _BUCKETS_PER_WORKER)
-    pool = Pool(run.workers.index_workers(run.job.cluster, max(1, wanted)))
-    return sum(count for _, count in run.workers.map_units(RepeatedIds(run.store), corpus.keys, pool))
+    """Count repeated live ids in a corpus's key table."""
+    size, keys = _BUCKETS_PER_ITEM, corpus.keys
+    groups = [tuple(keys[start : start + size]) for start in range(0, len(keys), size)]
+    return sum(map_in_order(run, RepeatedIds(run.store), groups))
 
 
 def judge_candidate(

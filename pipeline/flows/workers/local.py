@@ -80,10 +80,6 @@ class LocalWorkers(Workers):
             slowest_s = max(slowest_s, time.monotonic() - began)
             yield number, load_result(pickled)
 
-    def run(self, task: Task[Item, Result], item: Item, pool: Pool) -> Result:
-        ((_, result),) = self.map_units(task, [item], pool)
-        return result
-
     def pool(self, settings: ClusterSettings, work: int) -> Pool:
         """Return a pool of one worker, the child. A job that asks for GPUs does not run here.
 

@@ -101,7 +101,7 @@ def _task_name(task: bytes) -> str:
 def map_on_ray(
     task: Task[Item, Result], items: Sequence[Item], pool: Pool, bar: RunningStage | None = None
 ) -> Iterator[tuple[int, Result]]:
-    """Implement `Workers.map_units` with actors of Ray Data."""
+    """Implement `Workers.map_units` for several items with actors of Ray Data."""
     if not items:
         return
     with watch_call(type(task).__name__, pool.demand, pool.max_deaths, bar) as (call, watch):
@@ -242,12 +242,12 @@ class _Execution:
             self._executor.shutdown(force=True)
 
 
-def run_on_ray(task: Task[Item, Result], item: Item, pool: Pool) -> Result:
-    """Implement `Workers.run` with a Ray task."""
+def run_on_ray(task: Task[Item, Result], item: Item, pool: Pool, bar: RunningStage | None = None) -> Result:
+    """Implement `Workers.map_units` for one item with a Ray task."""
     remote = ray.remote(_run_task).options(
         num_cpus=pool.cpus, num_gpus=pool.gpus or None, memory=pool.memory or None, max_retries=-1
     )
-    with watch_call(type(task).__name__, pool.demand, pool.max_deaths) as (call, watch):
+    with watch_call(type(task).__name__, pool.demand, pool.max_deaths, bar) as (call, watch):
         reference = remote.remote(pickle.dumps(task), pickle.dumps(item), call)
         try:
             _wait(reference, watch)

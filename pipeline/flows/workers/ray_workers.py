@@ -39,10 +39,10 @@ class RayWorkers(Workers):
     def map_units(
         self, task: Task[Item, Result], items: Sequence[Item], pool: Pool, bar: RunningStage | None = None
     ) -> Iterator[tuple[int, Result]]:
-        return map_on_ray(task, items, pool, bar)
-
-    def run(self, task: Task[Item, Result], item: Item, pool: Pool) -> Result:
-        return run_on_ray(task, item, pool)
+        if len(items) == 1:  # a Ray task runs in an idle process; an actor would start one of its own
+            yield 0, run_on_ray(task, items[0], pool, bar)
+        else:
+            yield from map_on_ray(task, items, pool, bar)
 
     def pool(self, settings: ClusterSettings, work: int) -> Pool:
         """Return a pool of cluster.workers.min to cluster.workers.max workers, at most one per unit of work.

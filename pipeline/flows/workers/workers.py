@@ -54,9 +54,10 @@ class Workers(abc.ABC):
             ConfigError: a worker fits neither a node of the cluster nor one that can be added.
         """
 
-    @abc.abstractmethod
     def run(self, task: Task[Item, Result], item: Item, pool: Pool) -> Result:
         """Apply the task to one item on one worker. Raises the errors of `map_units`."""
+        ((_, result),) = self.map_units(task, [item], pool)
+        return result
 
     @abc.abstractmethod
     def pool(self, settings: ClusterSettings, work: int) -> Pool:
