@@ -1,6 +1,6 @@
 """A survey before an index is extended: rows that died or revived, and whether the old files are usable."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +10,8 @@ from pipeline.errors import DataError
 from pipeline.flows.index.records import load_queries, load_truth
 from pipeline.flows.rows import LiveRows, PlacedUnit, placed_units, row_addresses
 from pipeline.flows.workers.tasks import PlainTask
-from pipeline.store.address import ordinal_of, row_of, to_addresses
-from pipeline.store.dead import Dead, DeadRows, write_addresses
+from pipeline.store.address import row_of, to_addresses
+from pipeline.store.dead import DeadRows, write_address_pieces
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.stored import FileRef, Stored
 
@@ -21,8 +21,8 @@ class SurveyResult(Stored):
 
     live: tuple[int, ...]
     """number of live rows of each unit"""
-    gone: FileRef
-    """addresses of the rows that were live last night and are dead now"""
+    gone: FileRef | None
+    """addresses of the rows that were live last night and are dead now; None without such rows"""
     revived: int
     """number of rows that were dead last night and are live now"""
     delta: int
@@ -38,6 +38,11 @@ class SurveyResult(Stored):
     def rows(self) -> int:
         """Number of live rows."""
         return sum(self.live)
+
+    @property
+    def gone_rows(self) -> int:
+        """Number of rows that died since last night."""
+        return self.gone.rows if self.gone else 0
 
     @property
     def tombstone_rows(self) -> int:
@@ -62,28 +67,38 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
     def work(self, units: tuple[PlacedUnit, ...]) -> SurveyResult:
         store, base_ordinals = self.source.store, self.previous.index.base_ordinals
         live = self.source.counts(units)
-        gone, revived = self._died_and_revived(units)
-        old_tombstones = Dead.load(store, self.previous.tombstones).addresses
-        tombstones = Dead(np.union1d(old_tombstones, gone[ordinal_of(gone) < base_ordinals]))
+        delta = sum(
+            count for placed, count in zip(units, live, strict=True) if placed.ordinal >= base_ordinals
+        )
+        revived = 0
+
+        def died() -> Iterator[np.ndarray]:
+            nonlocal revived
+            for addresses, returned in self._died_and_revived(units):
+                revived += returned
+                yield addresses
+
+        with store.scratch() as scratch:
+            gone = write_address_pieces(store, scratch, died(), f"{self.folder}/gone")
+            pieces = self._tombstones_of_units(gone)
+            tombstones = write_address_pieces(store, scratch, pieces, "indexes/tombstones")
         unusable, dead_queries = self._check_small_files(units)
         return SurveyResult(
             live=live,
-            gone=write_addresses(store, gone, f"{self.folder}/gone"),
+            gone=gone,
             revived=revived,
-            delta=sum(
-                count for placed, count in zip(units, live, strict=True) if placed.ordinal >= base_ordinals
-            ),
-            tombstones=tombstones.store_in(store, "indexes/tombstones"),
+            delta=delta,
+            tombstones=tombstones,
             dead_queries=dead_queries,
             unusable=unusable,
         )
 
-    def _died_and_revived(self, units: Sequence[PlacedUnit]) -> tuple[np.ndarray, int]:
-        """Return the addresses of rows that died, ascending, and the number of rows that are live again."""
+    def _died_and_revived(self, units: Sequence[PlacedUnit]) -> Iterator[tuple[np.ndarray, int]]:
+        """Yield, unit by unit, the addresses of rows that died and the number of rows that are live again."""
         dead, old_dead = (
             DeadRows(self.source.store, each) for each in (self.source.dead, self.previous.dead)
         )
-        ordinals, gone, revived = {placed.ordinal for placed in units}, [np.zeros(0, dtype=np.int64)], 0
+        ordinals = {placed.ordinal for placed in units}
         for placed in placed_units(self.previous):
             then, now = old_dead.rows_of(placed.ordinal), dead.rows_of(placed.ordinal)
             if placed.ordinal in ordinals:
@@ -91,12 +106,17 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
                     np.setdiff1d(np.setdiff1d(*rows), placed.unit.dropped)
                     for rows in ((now, then), (then, now))
                 )
-                gone.append(to_addresses(placed.ordinal, died))
-                revived += len(returned)
+                yield to_addresses(placed.ordinal, died), len(returned)
             else:
                 addresses = row_addresses(placed)
-                gone.append(addresses[~np.isin(row_of(addresses), then)])
-        return np.concatenate(gone), revived
+                yield addresses[~np.isin(row_of(addresses), then)], 0
+
+    def _tombstones_of_units(self, gone: FileRef | None) -> Iterator[np.ndarray]:
+        """Yield the addresses of the dead rows of the base, unit by unit: old ones and those in `gone`."""
+        files = (self.previous.tombstones, gone)
+        old, new = (DeadRows(self.source.store, file) for file in files)
+        for ordinal in range(self.previous.index.base_ordinals if any(files) else 0):
+            yield np.union1d(old.between(ordinal, ordinal + 1), new.between(ordinal, ordinal + 1))
 
     def _check_small_files(self, units: Sequence[PlacedUnit]) -> tuple[str | None, float]:
         """Check last night's training, queries, exact neighbours and ids.

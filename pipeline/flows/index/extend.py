@@ -142,7 +142,7 @@ class _Extender:
         if survey.revived:
             reason = f"{survey.revived:,} rows that were removed from it are live again"
             raise _Rebuild(rules.unusable_files(reason))
-        if choice := rules.turnover(rows - survey.gone.rows, rows) or rules.changed_kind(plan, index):
+        if choice := rules.turnover(rows - survey.gone_rows, rows) or rules.changed_kind(plan, index):
             raise _Rebuild(choice)
 
     def _extension(self, survey: SurveyResult, plan: IndexPlan, work: str) -> Extension:

@@ -272,7 +272,7 @@ def extended(
         new_rows: number of live rows in tonight's units.
         reason: reason for a delta; None if the index was changed in place.
     """
-    removed, dead = survey.gone.rows, survey.tombstone_rows
+    removed, dead = survey.gone_rows, survey.tombstone_rows
     numbers: dict[str, float | int | None] = {
         "rows": built.rows,
         "new_rows": new_rows,
