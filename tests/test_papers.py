@@ -1,7 +1,10 @@
-"""Claims of papers are well formed, their settings are accepted, and verdicts follow the stated rule."""
+"""Claims of papers are well formed, their settings are accepted, verdicts follow the rule, and rows run."""
 
 from itertools import product
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,13 +12,19 @@ from hypothesis import strategies as st
 from jobs.command import named_configs
 from pipeline.config import load_settings, validated
 from pipeline.flows.train.plan import check_settings
-from pipeline.settings import CandidateSettings, Job
+from pipeline.models.folder.folder import open_folder
+from pipeline.settings import CandidateSettings, EncoderSettings, Job
 from tests.benchmarks.papers.__main__ import TABLES, chosen
-from tests.benchmarks.papers.claim import Row, Table, Training, falling, first_is_above, trainings
-from tests.benchmarks.papers.data import SOURCES
+from tests.benchmarks.papers.claim import Claim, Row, Table, Training, falling, first_is_above, trainings
+from tests.benchmarks.papers.data import COUNTS, SOURCES, Sources, token_counts
 from tests.benchmarks.papers.measure import Column
-from tests.benchmarks.papers.runner import arguments, training_settings
+from tests.benchmarks.papers.runner import Runner, arguments, training_settings
+from tests.benchmarks.papers.tables import print_results
 from tests.benchmarks.papers.verdict import Comparison
+from tests.flows.conftest import sentences
+from tests.flows.evaluate.evaluating import oracle, write_pairs
+from tests.models.folders import save_folder
+from tests.report.test_geometry import FULL
 
 every_table = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.key)
 TRAININGS = {
@@ -136,8 +145,6 @@ def test_a_training_comes_after_the_one_that_it_starts_from():
 
 def test_values_are_read_from_the_answer_of_an_evaluation():
     scores = {"a": {"CR": 70, "TREC": 60, "MRPC": 80}, "b": {"CR": 1, "TREC": 2, "MRPC": 3}}
-    space = {"name": "a, mean", "space": {"metrics": {"alignment": {"value": 0.25}}}}
-    other = {"name": "b", "space": {"metrics": {"alignment": {"value": 0.5}}}}
     facts = {
         "results": [
             {"candidate": candidate, "task": task, "value": value}
@@ -149,16 +156,76 @@ def test_values_are_read_from_the_answer_of_an_evaluation():
             for name, low in zip("bc", (1.0, 2.0), strict=True)
         ],
         "average_differences": [{"candidate": "b", "low": -1.0, "high": 3.0}],
-        "geometry": {
-            "series": [space, other],
-            "depths": [{"name": "c", "levels": [{"number": 2, "metrics": {"word_cosine": {"value": 0.75}}}]}],
-        },
     }
     assert Column.of("transfer").value(facts, "a", None) == 70
     assert Column.of("transfer").value(facts, "b", None) == 2
     assert Column.of("transfer").interval(facts, "b") == (-1.0, 3.0)
     assert Column.of("CR").value(facts, "b", None) == 1
     assert Column.of("CR").interval(facts, "c") == (2.0, 9.0)
-    assert Column.of("alignment").value(facts, "a, mean", None) == 0.25
-    assert Column.of("alignment").value(facts, "b", None) == 0.5
-    assert Column.of("word cosine").value(facts, "layer 2", 2) == 0.75
+
+
+def test_metrics_are_read_from_the_answer_as_it_is_written():
+    facts = {"geometry": FULL.model_dump(mode="json")}
+    for named, name in product(FULL.series, ("alignment", "uniformity", "anisotropy", "edit correlation")):
+        column = Column.of(name)
+        assert column.value(facts, named.name, None) == named.space.metrics[str(column.metric)].value
+    (depths,) = FULL.depths
+    for level in depths.levels:
+        expected = level.metrics["word_cosine"].value
+        assert Column.of("word cosine").value(facts, "a layer", level.number) == expected
+
+
+DEV = "STSB-dev"
+AVERAGE = {"pooling": "table", "normalize": False}
+SIMCSE = {"name": "simcse", "options": {"head": "none"}}
+SMALL = Table(
+    "small",
+    "authors",
+    "source",
+    (DEV, "anisotropy"),
+    (
+        Row("all tokens", encoder=AVERAGE),
+        Row("fewer", encoder={**AVERAGE, "exclude": ["frequent"], "frequent": 2, "frequencies": COUNTS}),
+        Row(
+            "trained",
+            training=Training("simcse-unsupervised", "wikipedia", {"train.objective": SIMCSE}, rows=8),
+        ),
+    ),
+    (Claim("all tokens", "fewer", DEV), Claim("trained", "all tokens", "anisotropy")),
+)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    """Small sets of the names that the program reads, with a random start."""
+    top = tmp_path_factory.mktemp("papers")
+    for name in ("STS12", "STS13", "STS15", "STSB-train", DEV):
+        write_pairs(top / "data" / "sts" / f"{name}.parquet", 40)
+    (top / "data" / "wiki").mkdir()
+    pq.write_table(pa.table({"text": sentences(60)}), top / "data" / "wiki" / "sentences.parquet")
+    (top / "made").mkdir()
+    return Sources(top / "data", None, top / "made", str(save_folder(top / "start", "bert")))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_rows_run_to_the_end_and_are_measured_as_the_encoders_that_they_name(
+    sources: Sources, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    space = open_folder(EncoderSettings(path=sources.start)).space_id
+    starts, identities = {"english": sources.start}, {"english": space}
+    runner = Runner(tmp_path, starts, identities, sources, 2, [0], "bfloat16", float("inf"))
+    runner.run(SMALL)
+    assert runner.skipped == {}
+    product_path = runner.product(SMALL.row("trained").training, 0)
+    counts = {"exclude": ("frequent",), "frequent": 2, "frequencies": token_counts(sources)}
+    encoders = {
+        "all tokens": EncoderSettings(path=sources.start, **AVERAGE),
+        "fewer": EncoderSettings(path=sources.start, **AVERAGE, **counts),
+        "trained": EncoderSettings(path=product_path),
+    }
+    for name, encoder in encoders.items():
+        expected = oracle(sources.data / "sts" / f"{DEV}.parquet", encoder)
+        assert runner.value(SMALL.row(name), DEV, 0) == pytest.approx(expected, abs=1e-3), name
+    assert len({runner.value(row, DEV, 0) for row in SMALL.rows}) == 3
+    assert len(print_results(runner, SMALL, {})) == 2
+    assert "| trained" in capsys.readouterr().out

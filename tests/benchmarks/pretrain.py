@@ -4,7 +4,8 @@
 
 Learns a vocabulary of pieces of words from the running text, the Wikipedia sentences and the captions
 (about 420,000 sentences), writes a BERT with random weights, and trains it by `manta train` with the
-objective masked_lm alone. Prints the perplexity of held-out sentences over the steps. Takes hours on two
+objective masked_lm alone. With --language chinese the sentences are those of the Chinese pairs, and most
+pieces are single characters. Prints the perplexity of held-out sentences over the steps. Takes hours on two
 cores; the same command continues where a killed one stopped. The trained encoder is
 pretrained/trainings/pretrain/encoder. With --export, writes the encoder of the last checkpoint of a training
 that has not ended, and ends.
@@ -45,15 +46,30 @@ from tests.benchmarks.machine import machine, print_table
 _SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"} | {
     "mask_token": "[MASK]"
 }
+_PAIR = ("sentence1", "sentence2")
+_TEXTS = {
+    "english": (
+        ("captions/shards", ("text",)),
+        ("running/documents.parquet", ("text",)),
+        ("wiki/sentences.parquet", ("text",)),
+    ),
+    "chinese": (
+        ("pairs/afqmc_zh.parquet", _PAIR),
+        ("pairs/pawsx_zh_dev.parquet", _PAIR),
+        ("stsb-multi/STSB-zh-train.parquet", _PAIR),
+        ("nli/ocnli_zh.parquet", ("premise", "hypothesis")),
+    ),
+}
+"""files of each language, and their columns of sentences"""
 _LENGTH = 128  # most tokens of a text
 _HELD_OUT = 4_000  # sentences
 _SHOWN = 20  # measurements in the table
 
 
-def sentences(data: Path, count: int | None) -> list[str]:
-    """Return the distinct sentences in random order, all or the first `count`."""
-    files = ("captions/shards", "running/documents.parquet", "wiki/sentences.parquet")
-    columns = (pq.read_table(data / file, columns=["text"])["text"].to_pylist() for file in files)
+def sentences(data: Path, language: str, count: int | None) -> list[str]:
+    """Return the distinct sentences of a language in random order, all or the first `count`."""
+    tables = (pq.read_table(data / file, columns=list(names)) for file, names in _TEXTS[language])
+    columns = (column.to_pylist() for table in tables for column in table.columns)
     distinct = sorted({text for column in columns for text in column if text and text.strip()})
     order = np.random.default_rng(0).permutation(len(distinct))
     return [distinct[index] for index in order[:count]]
@@ -92,7 +108,7 @@ def prepare(folder: Path, data: Path, given: argparse.Namespace) -> None:
     """Write the texts and the start, unless an earlier run has written both."""
     if (folder / "start" / "tokenizer.json").exists():  # the last file to be written
         return
-    texts = sentences(data, given.rows)
+    texts = sentences(data, given.language, given.rows)
     folder.mkdir(parents=True, exist_ok=True)
     held_out = min(_HELD_OUT, len(texts) // 10)
     pq.write_table(pa.table({"text": texts[:held_out]}), folder / "dev.parquet")
@@ -174,6 +190,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=float, default=10.0)
+    parser.add_argument("--language", choices=sorted(_TEXTS), default="english")
     parser.add_argument("--rows", type=int, help="sentences to use (default: all)")
     parser.add_argument("--pieces", type=int, default=12_000)
     parser.add_argument("--layers", type=int, default=4)

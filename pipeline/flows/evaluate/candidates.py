@@ -126,7 +126,7 @@ def _without_transform(name: str, encoder: EncoderSettings, folder: EncoderFolde
         encoder,
         folder.space_id,
         folder.dim,
-        bytes=sum((folder.path / file).stat().st_size for file in folder.files),
+        bytes=sum(folder.file(each).stat().st_size for each in folder.files),
     )
 
 

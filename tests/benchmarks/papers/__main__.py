@@ -66,9 +66,13 @@ def main(folder: Path, given: argparse.Namespace) -> None:
         open_sources(folder / "data", starts["english"]),
         given.steps,
         given.seeds,
+        given.precision,
         time.monotonic() + 60 * given.minutes,
     )
-    print(f"{given.steps} steps of most trainings, seeds {given.seeds}; {machine()}\n\n{RULE}")
+    print(
+        f"{given.steps} steps of most trainings in {given.precision}, seeds {given.seeds}; {machine()}"
+        f"\n\n{RULE}"
+    )
     verdicts = Counter[str]()
     cluster = ClusterSettings()
     with (
@@ -97,6 +101,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--minutes", type=float, default=60.0)
     given = parser.parse_args()
     main(given.folder.resolve(), given)

@@ -62,7 +62,7 @@ class Column:
         (one,) = [each for each in named if each["name"] == candidate] or named  # layers share their encoder
         levels = {each["number"]: each for each in one.get("levels", ())}
         measured = one["space"] if layer is None else levels[layer]
-        return float(measured["metrics"][self.metric]["value"])
+        return float(measured["figures"][self.metric]["value"])
 
     def interval(self, facts: Mapping[str, Any], candidate: str) -> tuple[float, float]:
         """Return the interval of the difference of a candidate from the first one."""

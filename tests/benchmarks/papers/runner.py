@@ -46,6 +46,7 @@ class Runner:
         sources: where rows come from.
         steps: number of steps of a training.
         seeds: seeds of trainings and samples.
+        precision: precision of trainings; see `train.precision`.
         deadline: time, as of `time.monotonic`, after which no further row is begun.
     """
 
@@ -55,6 +56,7 @@ class Runner:
     sources: Sources
     steps: int
     seeds: Sequence[int]
+    precision: str
     deadline: float
     skipped: dict[str, str] = field(default_factory=dict)
     """reasons of rows that were not run, by table and row"""
@@ -178,7 +180,7 @@ class Runner:
         path = start if training.after is None else self.product(training.after, seed)
         read = read_of(training.data, self.sources)
         places = {"train.data": read, "train.root": str(self.folder / "trainings")}
-        return places | training_settings(training, path, steps=self.steps, seed=seed)
+        return places | self._own_settings(training, path, seed)
 
     def _evaluate(
         self, candidates: Sequence[Mapping[str, Any]], column: Column, seed: int, tasks: Sequence[str]
@@ -208,8 +210,12 @@ class Runner:
         """Return what a training depends on, without its paths, so that nothing has to be made to know it."""
         start = self.identities.get(training.start)
         first = start if training.after is None else self._identity(training.after, seed)
-        settings = training_settings(training, None, steps=self.steps, seed=seed)
-        return [training.config, training.data, settings, first]
+        return [training.config, training.data, self._own_settings(training, None, seed), first]
+
+    def _own_settings(self, training: Training, start: str | None, seed: int) -> dict[str, Any]:
+        """Return the settings of a training, without its rows."""
+        settings = training_settings(training, start, steps=self.steps, seed=seed)
+        return settings if self.precision == "float32" else {"train.precision": self.precision, **settings}
 
     def _file(self, identity: Any) -> Path:
         return self.folder / "results" / f"{digest_of(identity)[:24]}.json"

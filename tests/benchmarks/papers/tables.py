@@ -7,6 +7,7 @@ from statistics import mean
 
 from tests.benchmarks.machine import print_table
 from tests.benchmarks.papers.claim import Claim, Row, Table, Training
+from tests.benchmarks.papers.measure import Column
 from tests.benchmarks.papers.runner import Runner
 from tests.benchmarks.papers.verdict import Comparison
 
@@ -61,7 +62,9 @@ def _cells(runner: Runner, table: Table, row: Row) -> Iterator[str]:
     for number, column in enumerate(table.columns):
         published = row.published[number] if number < len(row.published) else None
         yield "" if published is None else f"{published:.2f}"
-        yield "not run" if skipped else _range([runner.value(row, column, seed) for seed in runner.seeds])
+        digits = 3 if Column.of(column).metric else 2  # a metric is of the size of a cosine
+        values = [] if skipped else [runner.value(row, column, seed) for seed in runner.seeds]
+        yield "not run" if skipped else _range(values, digits)
     if table.cost:
         yield "" if skipped or row.training is None else _losses(runner, row.training)
 
@@ -75,10 +78,10 @@ def _losses(runner: Runner, training: Training) -> str:
     return f"{start:.3f}, {end:.3f}"
 
 
-def _range(values: Sequence[float]) -> str:
+def _range(values: Sequence[float], digits: int) -> str:
     """Return the mean with the range, if the values differ."""
-    shown = f"{sum(values) / len(values):.2f}"
-    return shown if max(values) == min(values) else f"{shown} ({min(values):.2f} to {max(values):.2f})"
+    average, low, high = (f"{each:.{digits}f}" for each in (mean(values), min(values), max(values)))
+    return average if max(values) == min(values) else f"{average} ({low} to {high})"
 
 
 def _difference(found: Comparison) -> str:
