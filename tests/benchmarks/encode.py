@@ -1,29 +1,38 @@
-"""Compare the speed of encoding with sentence-transformers: same weights, same threads, one process.
+"""Compare the speed of encoding with what else a CPU can run: same weights, same threads, one process.
 
     MANTA_EVAL_DATA=... python -m tests.benchmarks.encode
 
-Takes about three minutes on two idle cores.
+The peers are sentence-transformers, ONNX Runtime (float32, int8) and OpenVINO (float32, bfloat16), each at
+its best batch size. All are measured in turn. Prints for each corpus and number of threads the speeds and the
+CPU times, then the accuracy of each: Spearman on STS-B (test), and the worst cosine with the vectors of
+sentence-transformers. Needs the extra `bench`. Takes about twenty minutes on two idle cores.
 """
 
+import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from sentence_transformers import SentenceTransformer
+from scipy.stats import spearmanr
 
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.layers.linear import Linear
 from pipeline.settings import EncoderSettings, EncodeSettings
+from tests.benchmarks.encode_peers import Encode, peers
+from tests.benchmarks.machine import machine, print_table, spread
 
-PAIRS = 7
-BATCH_SIZES = (32, 64, 128)
+BATCH_SIZES = (8, 32, 64, 128)
+DTYPES = ("float32", "bfloat16")
 CAPTIONS = 1_500
 TEXTS_PER_BIN = 4  # texts for each of the lengths 8 to 15 tokens, 16 to 23 and so on up to 256
 START_RUNS = 3
@@ -127,29 +136,83 @@ def ceilings() -> tuple[float, float]:
         )  # type: ignore[return-value]
 
 
-def compare(corpus: Corpus, encoder: Encoder, peer: SentenceTransformer, threads: int) -> str:
-    """Measure one line of the table: both encoders in turn, with sentence-transformers' best batch size."""
-    torch.set_num_threads(threads)
-    torch_gflops, linear_gflops = ceilings()
-    trial_s = {
-        size: seconds(lambda size=size: peer.encode(corpus.texts, batch_size=size)) for size in BATCH_SIZES
-    }
-    size = min(trial_s, key=lambda size: trial_s[size])
-    calls = (lambda: peer.encode(corpus.texts, batch_size=size), lambda: encoder.encode(corpus.texts))
-    difference = float(np.abs(calls[0]() - calls[1]()).max())
-    pairs = np.empty((PAIRS, 2))
-    for number in range(PAIRS):
-        for side in (number % 2, 1 - number % 2):  # alternate which of the two is first
-            pairs[number, side] = seconds(calls[side])
-    ratios = np.sort(pairs[:, 0] / pairs[:, 1])
-    rates = useful_gflop(encoder, corpus.lengths) / np.median(pairs, axis=0)
-    speeds = corpus.tokens / np.median(pairs, axis=0)
-    return (
-        f"{corpus.name:<14} {threads:>7}  {size:>5} {speeds[0]:>9,.0f} {speeds[1]:>9,.0f}   "
-        f"{np.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})   "
-        f"{rates[0]:>4.0f} {rates[1]:>4.0f}   {torch_gflops:>4.0f} {rates[1] / torch_gflops:>5.0%}   "
-        f"{linear_gflops:>4.0f} {rates[1] / linear_gflops:>5.0%}   {difference:.1e}"
+class Measured(NamedTuple):
+    """Seconds of each round: on the clock, and of all threads of this process."""
+
+    wall: np.ndarray
+    cpu: np.ndarray
+
+
+def engines(threads: int, work: Path) -> dict[str, Encode]:
+    """Return Manta with every dtype, and every peer, by name."""
+    ours = {f"Manta {dtype}": partial(_manta, encoder_of(dtype, threads)) for dtype in DTYPES}
+    first = encoder_of("float32", threads)
+    return ours | peers(first.folder.path, first.max_length, threads, work)
+
+
+def encoder_of(dtype: str, threads: int) -> Encoder:
+    """Load the packaged encoder."""
+    return load_encoder(
+        EncoderSettings(), EncodeSettings.model_validate({"dtype": dtype, "threads": threads})
     )
+
+
+def _manta(encoder: Encoder, texts: list[str], size: int) -> np.ndarray:
+    """Encode with buffers of Manta's own size; a batch size has no effect."""
+    return encoder.encode(texts)
+
+
+def best_size(name: str, encode: Encode, texts: list[str]) -> int:
+    """Return the batch size with which the texts are encoded in the shortest time, 0 for Manta."""
+    if name.startswith("Manta"):
+        return 0
+    times = {size: seconds(lambda size=size: encode(texts, size)) for size in BATCH_SIZES}  # type: ignore[misc]
+    return min(times, key=lambda size: times[size])
+
+
+def measure(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, Measured]:
+    """Call all functions in turn, `rounds` times, every second time in reverse order."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    for number in range(rounds):
+        for name in list(calls)[:: 1 if number % 2 else -1]:
+            cpu, wall = time.process_time(), time.perf_counter()
+            calls[name]()
+            taken[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    return {name: Measured(*np.array(pairs).T) for name, pairs in taken.items()}
+
+
+def compare(corpus: Corpus, by_name: dict[str, Encode], gflop: float, rounds: int) -> list[list[str]]:
+    """Measure all engines on a corpus. Returns a row of the table for each."""
+    sizes = {name: best_size(name, encode, corpus.texts) for name, encode in by_name.items()}
+    calls = {name: partial(encode, corpus.texts, sizes[name]) for name, encode in by_name.items()}
+    taken = measure(calls, rounds)
+    base = next(iter(taken.values()))
+    return [
+        [
+            name,
+            str(sizes[name] or "packed"),
+            f"{corpus.tokens / float(np.median(wall)):,.0f}",
+            f"{gflop / float(np.median(wall)):,.0f}",
+            spread((base.wall / wall).tolist()),
+            spread((base.cpu / cpu).tolist()),
+        ]
+        for name, (wall, cpu) in taken.items()
+    ]
+
+
+def accuracy(root: Path, by_name: dict[str, Encode]) -> list[list[str]]:
+    """Return Spearman on STS-B and the cosines with sentence-transformers' vectors, a row for each engine."""
+    table = pq.read_table(root / "sts" / "STSB-test.parquet")
+    left, right = (table[name].to_pylist() for name in ("sentence1", "sentence2"))
+    exact = by_name["sentence-transformers"](left + right, BATCH_SIZES[1])
+    rows = []
+    for name, encode in by_name.items():
+        vectors = encode(left + right, BATCH_SIZES[1])
+        cosines = (exact * vectors).sum(axis=1)
+        scores = (vectors[: len(left)] * vectors[len(left) :]).sum(axis=1)
+        spearman = 100 * float(spearmanr(scores, table["score"].to_numpy()).statistic)
+        rows.append([name, f"{spearman:.3f}", f"{1 - cosines.min():.2e}", f"{1 - cosines.mean():.2e}"])
+    return rows
 
 
 def start_up(script: str, *arguments: str) -> float:
@@ -172,39 +235,53 @@ def start_up(script: str, *arguments: str) -> float:
     return float(np.median(durations))
 
 
-def main() -> None:
-    root = os.environ.get("MANTA_EVAL_DATA")
-    if root is None:
-        sys.exit("set MANTA_EVAL_DATA to the folder of evaluation data")
-    encoder = load_encoder(EncoderSettings(), EncodeSettings())
-    peer = SentenceTransformer(str(encoder.folder.path), device="cpu")
-    corpora = [captions(Path(root), encoder), mixed(Path(root), encoder)]
-    print(
-        f"all-MiniLM-L6-v2, float32, {encoder.arithmetic.device.instruction_set()}, {os.cpu_count()} "
-        f"cores, load {os.getloadavg()[0]:.2f} before"
-    )
+def main(root: Path, rounds: int, threads: list[int], start: bool) -> None:
+    """Measure and print all tables."""
+    chooser = encoder_of("float32", 1)
+    corpora = [captions(root, chooser), mixed(root, chooser)]
+    print(f"all-MiniLM-L6-v2, {chooser.arithmetic.device.instruction_set()}; {machine()}; {rounds} rounds")
     for corpus in corpora:
         print(
             f"{corpus.name}: {len(corpus.texts)} texts of {corpus.lengths.min()} to "
             f"{corpus.lengths.max()} tokens, {corpus.tokens:,} in all"
         )
-    print(
-        f"{PAIRS} interleaved pairs; GFLOP/s without padding, as a proportion of two ceilings: torch.mm, and "
-        "Manta's linear layer"
+    header = (
+        "engine",
+        "batch",
+        "tokens/s",
+        "GFLOP/s",
+        "speed, of Manta float32",
+        "CPU time per text, inverse",
     )
-    print(
-        "corpus         threads  batch  peer tok/s  ours    ratio of speeds (range)  peer ours   mm    "
-        "prop.  lin.  prop.   largest difference"
-    )
-    for corpus in corpora:
-        for threads in (1, 2):
-            print(compare(corpus, encoder, peer, threads), flush=True)
-    print(
-        "process start to first vector, one thread: peer "
-        f"{start_up(_PEER, str(encoder.folder.path)):.1f} s, ours {start_up(_OURS):.1f} s"
-    )
-    print(f"load {os.getloadavg()[0]:.2f} after")
+    with tempfile.TemporaryDirectory(prefix="manta-bench-") as work:
+        for count in threads:
+            torch.set_num_threads(count)
+            by_name = engines(count, Path(work))
+            highest = "torch.mm {:.0f} GFLOP/s, Manta's linear layer {:.0f}".format(*ceilings())
+            for corpus in corpora:
+                rows = compare(corpus, by_name, useful_gflop(chooser, corpus.lengths), rounds)
+                title = f"{corpus.name}, {count} threads; {highest}; load {os.getloadavg()[0]:.2f}"
+                print_table(title, rows, header)
+                sys.stdout.flush()
+        rows = accuracy(root, by_name)
+    print_table("STS-B, test", rows, ("engine", "Spearman x100", "1 - worst cosine", "1 - mean cosine"))
+    if start:
+        peer = start_up(_PEER, str(chooser.folder.path))
+        print(
+            f"\nprocess start to first vector, one thread: sentence-transformers {peer:.1f} s, "
+            f"Manta {start_up(_OURS):.1f} s"
+        )
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--start", action="store_true", help="measure the start of processes, too")
+    given = parser.parse_args()
+    folder = os.environ.get("MANTA_EVAL_DATA") or sys.exit(
+        "set MANTA_EVAL_DATA to the folder of evaluation data"
+    )
+    main(Path(folder), given.rounds, given.threads, given.start)
