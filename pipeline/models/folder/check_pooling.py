@@ -1,4 +1,4 @@
-"""Choose the pooling of an encoder folder, and check that it and the template go together with the rest."""
+"""Choose the pooling of an encoder folder, and check that the settings go together with the folder."""
 
 from pipeline.errors import ModelError, did_you_mean
 from pipeline.models.folder.averaging import refuse_if
@@ -29,10 +29,10 @@ def choose_pooling(settings: EncoderSettings, folder_pooling: tuple[str, ...]) -
 def check_template(folder: EncoderFolder, settings: EncoderSettings) -> None:
     """Check that template and family go together."""
     refuse_if(
-        folder.template is not None and folder.whole_words,
+        folder.template is not None and (folder.whole_words or folder.family == "static"),
         "encoder.template",
         "a model with a mask token",
-        f"an encoder of whole words at {settings.path}",
+        f"an encoder {'of whole words' if folder.whole_words else 'without layers'} at {settings.path}",
         "set it to null",
     )
     refuse_if(
@@ -41,6 +41,17 @@ def check_template(folder: EncoderFolder, settings: EncoderSettings) -> None:
         "an empty list with encoder.template, whose words would be left out of all texts",
         ", ".join(settings.exclude),
         "set one of the two only",
+    )
+
+
+def check_dim(folder: EncoderFolder, settings: EncoderSettings) -> None:
+    """Check that the vectors have as many components as `encoder.dim` keeps."""
+    refuse_if(
+        settings.dim is not None and settings.dim > folder.dim,
+        "encoder.dim",
+        f"at most {folder.dim}, the dimensions of the vectors of {settings.path}",
+        str(settings.dim),
+        "lower it, or set it to null",
     )
 
 
@@ -68,10 +79,11 @@ def check_pooling(folder: EncoderFolder) -> None:
         pooling,
         "set it to null",
     )
+    averages = {"dan": "a deep averaging network", "static": "a table of token vectors"}
     refuse_if(
-        folder.family == "dan" and pooling != "mean",
+        folder.family in averages and pooling != "mean",
         "encoder.pooling",
-        "mean, the only pooling of a deep averaging network",
+        f"mean, the only pooling of {averages.get(folder.family)}",
         pooling,
         "set it to null",
     )

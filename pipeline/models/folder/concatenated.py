@@ -9,8 +9,11 @@ from pathlib import Path
 
 from pipeline.config import digest_of
 from pipeline.errors import ModelError
+from pipeline.models.folder.check_pooling import check_dim
 from pipeline.models.folder.encoder_folder import JOINED, MASKED, EncoderFolder
-from pipeline.models.folder.modules import Normalization, check_inside, read_json
+from pipeline.models.folder.identity import module_identity
+from pipeline.models.folder.modules import Module, Normalization, check_inside, read_json
+from pipeline.models.folder.tail import chosen_ending
 from pipeline.settings import EncoderSettings
 from pipeline.store.cache import digest_of_file
 
@@ -37,29 +40,30 @@ def open_joined(
 ) -> EncoderFolder:
     """Open a folder of several encoders.
 
-    The settings apply to each part. The concatenated vectors are normalized if the settings say so or, by
-    default, if those of all parts are.
+    The settings apply to each part, except `encoder.dim`. The concatenated vectors are normalized if the
+    settings say so or, by default, if those of all parts are.
 
     Raises:
         ModelError: a part cannot be opened, or the parts read texts differently.
     """
     # true normalizes the concatenated vectors, not those of each part
-    normalize_parts = False if settings.normalize is False else None
+    of_parts = {"normalize": False if settings.normalize is False else None, "dim": None}
     parts = {
-        name: open_part(settings.model_copy(update={"path": str(path / name), "normalize": normalize_parts}))
+        name: open_part(settings.model_copy(update={"path": str(path / name), **of_parts}))
         for name in _part_names(path)
     }
     first, *others = parts.values()
     for other in others:
         check_same_reading(first, other)
-    normalize = settings.normalize
-    if normalize is None:
-        normalize = all(part.normalize for part in parts.values())
-    return replace(
+    is_normalized = settings.normalize is None and all(part.normalize for part in parts.values())
+    own_tail: list[Module] = [Normalization()] if is_normalized else []
+    tail = [*own_tail, *chosen_ending(own_tail, settings.normalize, settings.dim)]
+    width = sum(part.dim for part in parts.values())
+    joined = replace(
         first,
         path=path,
-        dim=sum(part.dim for part in parts.values()),
-        tail=(Normalization(),) if normalize else (),
+        dim=width if settings.dim is None else min(width, settings.dim),
+        tail=tuple(tail),
         parts=tuple(parts.values()),
         transformer=f"{next(iter(parts))}/{first.transformer}".rstrip("/"),
         weights=tuple(f"{name}/{file}" for name, part in parts.items() for file in part.weights),
@@ -67,13 +71,11 @@ def open_joined(
             _CONFIG: digest_of_file(path / _CONFIG),
             **{f"{name}/{file}": sha for name, part in parts.items() for file, sha in part.files.items()},
         },
-        space_id=digest_of(
-            {
-                "joined": [part.space_id for part in parts.values()],
-                "tail": ["normalize"] if normalize else [],
-            }
-        ),
     )
+    check_dim(joined, settings)
+    identities = [module_identity(joined, module) for module in tail]
+    space_id = digest_of({"joined": [part.space_id for part in parts.values()], "tail": identities})
+    return replace(joined, space_id=space_id)
 
 
 def _part_names(path: Path) -> list[str]:

@@ -11,13 +11,23 @@ from pipeline.models.folder.modules import Module, Normalization
 from pipeline.models.folder.word_vectors import load_sequences, load_words
 from pipeline.models.layers.families import ROTARY_FAMILIES
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
+from pipeline.text.tokens.static_tokens import load_model2vec, load_static
 from pipeline.text.tokens.templates import apply_template
 from pipeline.text.tokens.tokens import Side, Tokenizer
 
 ENDS_SENTENCES = "ensure_final_punctuation"  # key that this project adds to sentence_bert_config.json
 MASKED = ("mask",)  # pooling of encoders that read a template's mask token; never concatenated with others
 JOINED = "manta-joined"  # model_type of a folder with several encoders
+MODEL2VEC = "model2vec"  # model_type of a table of token vectors that model2vec wrote
 SEQUENCE_FAMILIES = ("recurrent", "convolutional", "dan")  # of encoders that read whole words in their order
+
+# function that loads a tokenizer, by family, or model2vec; other families have one of transformers
+_LOADERS = {
+    **dict.fromkeys(("words", "paragraph"), load_words),
+    **dict.fromkeys(SEQUENCE_FAMILIES, load_sequences),
+    "static": load_static,
+    MODEL2VEC: load_model2vec,
+}
 
 
 @dataclass(frozen=True)
@@ -26,8 +36,9 @@ class EncoderFolder:
 
     path: Path
     family: str
-    """one of PACKED_FAMILIES for the packed forward pass; words for word vectors; paragraph for paragraph
-    vectors; recurrent, convolutional or dan for an encoder of that kind; otherwise other"""
+    """one of PACKED_FAMILIES for the packed forward pass; words for word vectors; static for a table of token
+    vectors; paragraph for paragraph vectors; recurrent, convolutional or dan for an encoder of that kind;
+    otherwise other"""
     dim: int
     max_length: int
     pooling: tuple[str, ...]
@@ -68,10 +79,8 @@ class EncoderFolder:
             ModelError: it cannot be loaded, or has no mask token for its template.
         """
         folder = self.transformer_path
-        load_by_family = dict.fromkeys(("words", "paragraph"), load_words) | dict.fromkeys(
-            SEQUENCE_FAMILIES, load_sequences
-        )
-        load = load_by_family.get(self.family, load_tokenizer)
+        model_type = self.config.get("model_type")
+        load = _LOADERS.get(MODEL2VEC if model_type == MODEL2VEC else self.family, load_tokenizer)
         tokenizer = replace(
             load(
                 folder,
@@ -96,12 +105,12 @@ class EncoderFolder:
     @property
     def holds_any_text(self) -> bool:
         """True if a forward pass may have more tokens than encode.max_tokens, for a longer text."""
-        return self.family in ("other", *ROTARY_FAMILIES.values())
+        return self.family in ("other", "static", *ROTARY_FAMILIES.values())
 
     @property
     def normalize(self) -> bool:
         """True if the vectors have length one."""
-        return Normalization() in self.tail
+        return self.tail[-1:] == (Normalization(),)
 
     def file(self, relative: str) -> Path:
         """Return the path of one of `files`. Word counts may be outside the folder; a copy includes them."""

@@ -3,7 +3,6 @@
 Imports neither torch nor transformers.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.averaging import resolve_averaging
-from pipeline.models.folder.check_pooling import check_pooling, check_template, choose_pooling
+from pipeline.models.folder.check_pooling import check_dim, check_pooling, check_template, choose_pooling
 from pipeline.models.folder.concatenated import open_joined
 from pipeline.models.folder.cross_encoder import is_cross_encoder
 from pipeline.models.folder.encoder_folder import (
@@ -22,18 +21,21 @@ from pipeline.models.folder.encoder_folder import (
 from pipeline.models.folder.identity import TRANSFORMER_CONFIGS, with_identity
 from pipeline.models.folder.locate import locate
 from pipeline.models.folder.modules import (
+    ModuleEntry,
+    is_static,
     modules_of,
     pooling_of,
     read_json,
-    tail_of,
 )
 from pipeline.models.folder.pretrained import check_code
+from pipeline.models.folder.reading import NO_LIMIT, prompts_of, truncation_side
+from pipeline.models.folder.static_embedding import open_static, plain_model2vec
+from pipeline.models.folder.tail import tail_of
 from pipeline.models.folder.values import check_numbers
 from pipeline.models.folder.weight_files import pooling_weights_of, weights_of
 from pipeline.models.folder.word_vectors import CONVOLUTIONAL, DAN, PARAGRAPH, RECURRENT, WORDS
 from pipeline.models.layers.families import PACKED_FAMILIES, TABLE_FAMILIES, architecture_of
 from pipeline.settings import EncoderSettings
-from pipeline.text.tokens.tokens import Side
 
 _OWN_FAMILIES = {
     WORDS: "words",
@@ -42,10 +44,6 @@ _OWN_FAMILIES = {
     CONVOLUTIONAL: "convolutional",
     DAN: "dan",
 }
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order of sentence-transformers
-# the setting of tokenizer.json that truncates the beginning of texts
-_LEFT_TRUNCATION = re.compile(rb'"truncation":\s*\{[^{}]*"direction":\s*"Left"')
-_NO_LIMIT = 1_000_000  # tokens; files of tokenizers without a limit have 1e30
 _DEFAULT_LENGTH = 512  # tokens, if the files have no limit; the length that most models are trained with
 
 
@@ -64,7 +62,24 @@ def open_folder(settings: EncoderSettings, *, cross_encoder: bool = False) -> En
     path = locate(settings.path)
     if read_json(path / "config.json").get("model_type") == JOINED:
         return open_joined(path, settings, open_folder)
-    modules = modules_of(path)
+    modules = modules_of(path) or plain_model2vec(path)
+    if is_static(modules):
+        folder = open_static(path, settings, modules)
+    else:
+        folder = _open_layers(path, settings, modules, cross_encoder)
+    check_template(folder, settings)
+    check_pooling(folder)
+    words, model_type = folder.family == "words", str(folder.config.get("model_type"))
+    averaging = resolve_averaging(settings, path, model_type, folder.pooling, words=words)
+    complete = with_identity(replace(folder, averaging=averaging), modules)
+    check_dim(complete, settings)
+    return complete
+
+
+def _open_layers(
+    path: Path, settings: EncoderSettings, modules: list[ModuleEntry], cross_encoder: bool
+) -> EncoderFolder:
+    """Open a folder whose config.json describes the encoder: a transformer, or a model of this project."""
     transformer = modules[0].folder if modules else ""
     transformer_path = path / transformer
     config = read_json(transformer_path / "config.json", required=True)
@@ -75,13 +90,13 @@ def open_folder(settings: EncoderSettings, *, cross_encoder: bool = False) -> En
     folder_pooling, include_prompt = pooling_of(path, modules)
     is_cross = is_cross_encoder(transformer_path, st_config, allowed=cross_encoder)
     pooling = choose_pooling(settings, ("cls_mlp",) if is_cross else folder_pooling)
-    prompt, query_prompt = _prompts(settings, path)
-    folder = EncoderFolder(
+    prompt, query_prompt = prompts_of(settings, path)
+    return EncoderFolder(
         path=path,
         transformer=transformer,
         config=config,
         family=_family(config),
-        tail=tuple(tail_of(path, modules, settings.normalize)),
+        tail=tuple(tail_of(path, modules, settings)),
         prompt=prompt,
         query_prompt=query_prompt,
         pooling=pooling,
@@ -89,23 +104,18 @@ def open_folder(settings: EncoderSettings, *, cross_encoder: bool = False) -> En
         include_prompt=include_prompt or settings.pooling is not None or settings.template is not None,
         max_length=_max_length(transformer_path, config, st_config, settings.max_length),
         lower=bool(st_config.get("do_lower_case")),
-        truncation_side=_truncation_side(transformer_path),
+        truncation_side=truncation_side(transformer_path),
         template=settings.template,
         ends_sentences=settings.ensure_final_punctuation or bool(st_config.get(ENDS_SENTENCES)),
         dim=0,  # with_identity fills in dim and files
         weights=weights_of(path, transformer),
         files={},
     )
-    check_template(folder, settings)
-    check_pooling(folder)
-    words, model_type = folder.family == "words", str(config.get("model_type"))
-    averaging = resolve_averaging(settings, path, model_type, folder.pooling, words=words)
-    return with_identity(replace(folder, averaging=averaging), modules)
 
 
 def positions_of(config: Mapping[str, Any]) -> int:
     """Return the number of tokens for which a model has positions."""
-    rows = int(config.get("max_position_embeddings") or config.get("n_positions") or _NO_LIMIT)
+    rows = int(config.get("max_position_embeddings") or config.get("n_positions") or NO_LIMIT)
     return rows - first_position(config)
 
 
@@ -119,32 +129,6 @@ def _sentence_transformers_config(folder: Path) -> dict[str, Any]:
     """Read the settings of a Transformer module, such as max_seq_length; their file has had several names."""
     configs = (read_json(folder / name) for name in TRANSFORMER_CONFIGS)
     return next(filter(None, configs), {})
-
-
-def _prompts(settings: EncoderSettings, path: Path) -> tuple[str, str]:
-    """Return the prompts of documents and of queries, as sentence-transformers chooses them.
-
-    If the folder has a prompt for queries, documents get the folder's prompt for documents. Without either,
-    they get the default prompt, or none. A prompt in the settings replaces both prompts of the folder.
-    """
-    file = path / "config_sentence_transformers.json"
-    config = read_json(file)
-    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
-    if default is not None and default not in prompts:
-        raise ModelError(
-            str(file),
-            f"default_prompt_name among {', '.join(prompts) or 'no prompts'}",
-            repr(default),
-            "restore the file",
-        )
-    query_prompt = prompts.get("query")
-    names = [*(_DOCUMENT_PROMPTS if query_prompt else ()), default]
-    prompt = next((prompts[name] for name in names if prompts.get(name)), "")
-    if settings.prompt is not None:
-        prompt, query_prompt = settings.prompt, None
-    if settings.query_prompt is not None:
-        return prompt, settings.query_prompt
-    return prompt, query_prompt or prompt
 
 
 def _family(config: dict[str, Any]) -> str:
@@ -177,20 +161,5 @@ def _max_length(folder: Path, config: dict[str, Any], st_config: dict[str, Any],
         st_config.get("max_seq_length"),
         read_json(folder / "tokenizer_config.json").get("model_max_length"),
     )
-    limit = int(min(next(filter(None, limits), _NO_LIMIT), positions, _NO_LIMIT))
-    return limit if limit < _NO_LIMIT else _DEFAULT_LENGTH
-
-
-def _truncation_side(folder: Path) -> Side:
-    """Return the side of texts that is truncated, by tokenizer_config.json, else by tokenizer.json.
-
-    Only the beginning of tokenizer.json is read, as it can have many megabytes.
-    """
-    file = folder / "tokenizer_config.json"
-    side = read_json(file).get("truncation_side")
-    if side not in (None, "left", "right"):
-        raise ModelError(str(file), "truncation_side left or right", repr(side), "restore the file")
-    if side is None and (folder / "tokenizer.json").is_file():
-        with (folder / "tokenizer.json").open("rb") as head:
-            side = "left" if _LEFT_TRUNCATION.search(head.read(2_048)) else "right"
-    return "start" if side == "left" else "end"
+    limit = int(min(next(filter(None, limits), NO_LIMIT), positions, NO_LIMIT))
+    return limit if limit < NO_LIMIT else _DEFAULT_LENGTH

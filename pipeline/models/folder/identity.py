@@ -57,6 +57,23 @@ def with_identity(folder: EncoderFolder, modules: list[ModuleEntry]) -> EncoderF
     Raises:
         ModelError: config.json has no width, or a module expects another one.
     """
+    width = pooled_width(folder)
+    for module in folder.tail:
+        width = _width_after(folder, module, width)
+    complete = replace(
+        folder,
+        files={name: digest_of_file(folder.file(name)) for name in _needed_files(folder, modules)},
+        dim=width,
+    )
+    return replace(complete, space_id=_space_id(complete))
+
+
+def pooled_width(folder: EncoderFolder) -> int:
+    """Return the dimension of the pooled vectors, before the modules after the pooling.
+
+    Raises:
+        ModelError: config.json has no width.
+    """
     config = folder.config
     sizes = (config.get(name) for name in ("hidden_size", "dim", "d_model", "n_embd"))
     state_width = int(next(filter(None, sizes), 0))
@@ -70,14 +87,7 @@ def with_identity(folder: EncoderFolder, modules: list[ModuleEntry]) -> EncoderF
             "none of them",
             "use an encoder of texts",
         )
-    for module in folder.tail:
-        width = _width_after(folder, module, width)
-    complete = replace(
-        folder,
-        files={name: digest_of_file(folder.file(name)) for name in _needed_files(folder, modules)},
-        dim=width,
-    )
-    return replace(complete, space_id=_space_id(complete))
+    return width
 
 
 def _width_after(folder: EncoderFolder, module: Module, width: int) -> int:
@@ -133,7 +143,7 @@ def _space_id(folder: EncoderFolder) -> str:
             "config": {key: value for key, value in folder.config.items() if key not in _KEYS_WITHOUT_EFFECT},
             "tokenizer": [folder.files[name] for name in tokenizer_files if name in folder.files],
             "pooling": [*folder.pooling, folder.include_prompt],
-            "tail": [_identity(folder, module) for module in folder.tail],
+            "tail": [module_identity(folder, module) for module in folder.tail],
             "prompt": folder.prompt,
             "lower": folder.lower,
             "max_length": folder.max_length,
@@ -149,7 +159,7 @@ def _space_id(folder: EncoderFolder) -> str:
     )
 
 
-def _identity(folder: EncoderFolder, module: Module) -> Any:
+def module_identity(folder: EncoderFolder, module: Module) -> Any:
     """Return what identifies a module: its weights, and settings that the weights do not contain."""
     if isinstance(module, Normalization):
         return "normalize"

@@ -156,11 +156,11 @@ def _from_uri(uri: str) -> Path:
     parent_store = open_store(parent)
     if not entries and (file := parent_store.entry(name)):
         return _from_word_vectors(uri, f"{file.size} {file.stamp}", lambda: parent_store.local(name))
-    if not any(entry.path.endswith("config.json") for entry in entries):
+    if not any(entry.path.endswith(("config.json", "modules.json")) for entry in entries):
         raise ModelError(
             uri,
-            "an encoder folder with config.json",
-            f"{len(entries)} files, none of that name",
+            "an encoder folder with config.json or modules.json",
+            f"{len(entries)} files, none of these names",
             "check encoder.path and the credentials",
         )
 

@@ -1,10 +1,10 @@
-"""Read the modules of an encoder folder of sentence-transformers: the pooling, and layers after it.
+"""Read which modules an encoder folder of sentence-transformers has, and its pooling.
 
 Imports neither torch nor transformers.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -16,7 +16,11 @@ from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS, ST_NAMES
 
 OWN_MODULES = "template_modules"  # name of the Python file in a folder that has modules of this project
 _OWN_KINDS = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Denoising"}
-_KINDS = ("Dense", "Normalize", "Pooling", "Transformer")  # supported modules of sentence-transformers
+STATIC_EMBEDDING = "StaticEmbedding"
+# supported modules of sentence-transformers
+_KINDS = ("Dense", "Normalize", "Pooling", STATIC_EMBEDDING, "Transformer")
+# modules from which a folder's pooled vectors come
+_POOLED_STATES, _POOLED_TABLE = ("Transformer", "Pooling"), (STATIC_EMBEDDING,)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Denoising:
 class Truncation:
     """Keep the first `width` components, without normalizing again (Matryoshka, Kusupati et al. 2022).
 
-    sentence-transformers has it as truncate_dim.
+    sentence-transformers has it as truncate_dim, after all other modules.
     """
 
     width: int
@@ -75,6 +79,16 @@ class ModuleEntry(NamedTuple):
     kind: str
     folder: str
     """relative path; "" is the encoder's folder itself"""
+
+
+def is_static(modules: Sequence[ModuleEntry]) -> bool:
+    """Return whether the vectors come from a table of tokens, without a transformer."""
+    return bool(modules) and modules[0].kind == STATIC_EMBEDDING
+
+
+def after_pooling(modules: Sequence[ModuleEntry]) -> Sequence[ModuleEntry]:
+    """Return the modules after those that make the pooled vectors."""
+    return modules[len(_POOLED_TABLE if is_static(modules) else _POOLED_STATES) :]
 
 
 def read_json(file: Path, required: bool = False) -> dict[str, Any]:
@@ -132,18 +146,23 @@ def modules_of(path: Path) -> list[ModuleEntry]:
     file = path / "modules.json"
     if not file.is_file():
         return []
-    with _refuse_invalid(file, "a list of modules with type and path"):
+    with refuse_invalid(file, "a list of modules with type and path"):
         entries = [
             (str(entry["type"]), str(entry["path"])) for entry in json.loads(file.read_text(encoding="utf-8"))
         ]
     check_inside(file, (folder for _, folder in entries))
-    modules = [ModuleEntry(_kind(file, class_name), folder) for class_name, folder in entries]
-    kinds = [module.kind for module in modules]
-    if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & set(kinds[2:]):
+    modules = [
+        ModuleEntry(_kind(file, class_name), "" if folder in (".", "./") else folder)
+        for class_name, folder in entries
+    ]
+    later = after_pooling(modules)
+    first = tuple(module.kind for module in modules[: len(modules) - len(later)])
+    misplaced = {*_POOLED_STATES, *_POOLED_TABLE} & {module.kind for module in later}
+    if first not in (_POOLED_STATES, _POOLED_TABLE) or misplaced:
         raise ModelError(
             str(file),
-            "Transformer, Pooling, then Dense and Normalize modules",
-            ", ".join(kinds) or "no module",
+            f"Transformer and Pooling, or {STATIC_EMBEDDING}, then Dense and Normalize modules",
+            ", ".join(module.kind for module in modules) or "no module",
             "use an encoder of these modules",
         )
     return modules
@@ -165,12 +184,12 @@ def _kind(file: Path, class_name: str) -> str:
 
 
 def pooling_of(path: Path, modules: list[ModuleEntry]) -> tuple[tuple[str, ...], bool]:
-    """Read the names of the poolings and whether prompt tokens are pooled; mean for a plain folder.
+    """Read the names of the poolings and whether prompt tokens are pooled; mean without a Pooling module.
 
     Raises:
         ModelError: the configuration is damaged, or names an unknown pooling.
     """
-    if not modules:
+    if not modules or is_static(modules):
         return ("mean",), True
     file = path / modules[1].folder / "config.json"
     config = read_json(file, required=True)
@@ -191,87 +210,8 @@ def pooling_of(path: Path, modules: list[ModuleEntry]) -> tuple[tuple[str, ...],
     return pooling, bool(config.get("include_prompt", True))
 
 
-def tail_of(path: Path, modules: list[ModuleEntry], normalize: bool | None) -> list[Module]:
-    """Read the modules after the pooling, in order.
-
-    Args:
-        path: the encoder's folder.
-        modules: from `modules_of`.
-        normalize: False leaves out the folder's Normalize modules, True adds one at the end if there is none.
-
-    Raises:
-        ModelError: the configuration of a module is damaged or not supported.
-    """
-    readers: dict[str, Callable[[Path, str], Module]] = {"Dense": _read_dense, "Denoising": _read_denoising}
-    tail: list[Module] = [
-        readers[kind](path, folder) if kind in readers else Normalization() for kind, folder in modules[2:]
-    ]
-    if normalize is False:
-        tail = [module for module in tail if module != Normalization()]
-    file = path / "config_sentence_transformers.json"
-    width = read_json(file).get("truncate_dim")
-    if width is not None:
-        if type(width) is not int or width < 1:
-            raise ModelError(
-                str(file),
-                "truncate_dim as a whole number, 1 or more",
-                repr(width),
-                "correct it, or remove that line",
-            )
-        tail.append(Truncation(width))
-    if normalize and tail[-1:] != [Normalization()]:
-        tail.append(Normalization())
-    return tail
-
-
-def _read_dense(path: Path, folder: str) -> Dense:
-    """Read the configuration of a Dense module in a subfolder of the encoder."""
-    file = path / folder / "config.json"
-    config = read_json(file, required=True)
-    names = [name for name in ("model.safetensors", "pytorch_model.bin") if (path / folder / name).is_file()]
-    if not names:
-        raise ModelError(
-            str(file.parent),
-            "weights in model.safetensors or pytorch_model.bin",
-            "neither",
-            "restore the file",
-        )
-    for key in ("module_input_name", "module_output_name"):
-        if config.get(key, "sentence_embedding") not in ("sentence_embedding", None):
-            raise ModelError(
-                str(file),
-                f"{key} sentence_embedding",
-                repr(config[key]),
-                "use an encoder whose Dense works on the sentence embedding",
-            )
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    with _refuse_invalid(file, "in_features and out_features"):
-        return Dense(
-            weights=f"{folder}/{names[0]}",
-            in_features=int(config["in_features"]),
-            out_features=int(config["out_features"]),
-            bias=bool(config.get("bias", True)),
-            activation=activation.rpartition(".")[2],
-            residual=bool(config.get("use_residual", False)),
-        )
-
-
-def _read_denoising(path: Path, folder: str) -> Denoising:
-    """Read the configuration of a Denoise module, which this project writes."""
-    file = path / folder / "config.json"
-    config = read_json(file, required=True)
-    with _refuse_invalid(file, "width, activation, epsilon and shortest"):
-        return Denoising(
-            weights=f"{folder}/model.safetensors",
-            width=int(config["width"]),
-            activation=config["activation"],
-            epsilon=float(config["epsilon"]),
-            shortest=int(config["shortest"]),
-        )
-
-
 @contextmanager
-def _refuse_invalid(file: Path, expected: str) -> Iterator[None]:
+def refuse_invalid(file: Path, expected: str) -> Iterator[None]:
     """Raise ModelError if the block raises because a key is missing or a value has a wrong type."""
     try:
         yield

@@ -29,7 +29,7 @@ def load_backbone(
 ) -> tuple[Model, nn.Module | None]:
     """Load the backbone, and the layer of the pooling cls_mlp, or None without that pooling."""
     checkpoint = open_checkpoint(folder)
-    if folder.family == "words":
+    if folder.family in ("words", "static"):
         return BagModel(folder, checkpoint, arithmetic, tokenizer), None
     if (kind := _OWN_MODELS.get(folder.family)) is not None:
         return kind(folder, checkpoint, arithmetic), None

@@ -66,7 +66,7 @@ class Encoder:
             self._ngrams = load_ngrams(folder, self._model.width, trained=True)
             if self._ngrams is not None:
                 self._ngrams.to(self.arithmetic.torch_device)
-            self._tail = load_tail(folder, fixed_rows=True).to(self.arithmetic.torch_device)
+            self._tail = load_tail(folder, fixed_rows=True).to(self.arithmetic.torch_device).eval()
         self._is_pooled = load_filter(folder, self._tokenizer)  # by token id; None: all tokens are pooled
         self._query_tokenizer = replace(self._tokenizer, prompt=folder.query_prompt)
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pipeline.models.layers.pooling import Segments, find_segments
 from pipeline.models.layers.transfer import to_device
-from pipeline.text.tokens.budget import plan_buffers
+from pipeline.text.tokens.budget import longest_first, plan_buffers
 from pipeline.text.tokens.tokens import Tokens
 
 
@@ -21,16 +21,21 @@ class Model:
     """whether there is one hidden state for each token; other states in a buffer are padding"""
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-        """Group texts into forward passes of at most max_tokens tokens.
+        """Group texts into forward passes of at most max_tokens tokens; longer texts are alone in theirs.
 
         Args:
             lengths: (n,) tokens of each text.
-            max_tokens: limit of one pass.
+            max_tokens: limit of one pass of several texts.
 
         Returns:
             Row numbers of the texts of each pass, by decreasing length; texts without tokens are left out.
         """
-        return plan_buffers(lengths, max_tokens)
+        lengths = np.asarray(lengths)
+        longer = lengths > max_tokens
+        others = np.flatnonzero(~longer)
+        alone = longest_first(lengths)[: int(longer.sum())]
+        buffers = plan_buffers(lengths[others], max_tokens)
+        return [*np.split(alone, len(alone)), *(others[rows] for rows in buffers)] if len(alone) else buffers
 
     def states(
         self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int

@@ -25,7 +25,6 @@ from pipeline.models.layers.numerics import Arithmetic
 from pipeline.models.layers.pooling import TABLE_STATE
 from pipeline.models.layers.rotary import angles_of
 from pipeline.models.layers.weights import Checkpoint
-from pipeline.text.tokens.budget import longest_first, plan_buffers
 from pipeline.text.tokens.tokens import Tokens
 
 
@@ -48,15 +47,6 @@ class PackedModel(Model):
         self._final_norm = loader.norm(names.final_norm)
         self._bias = self._relative_bias(checkpoint, folder, names.relative_bias)
         self._varlen = self.device.type == "cuda" and self._dtype != torch.float32 and self._bias is None
-
-    def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-        """Group texts into buffers, and each text of more than max_tokens tokens alone; see `Model.plan`."""
-        lengths = np.asarray(lengths)
-        longer = lengths > max_tokens
-        others = np.flatnonzero(~longer)
-        alone = longest_first(lengths)[: int(longer.sum())]
-        buffers = plan_buffers(lengths[others], max_tokens)
-        return [*np.split(alone, len(alone)), *(others[rows] for rows in buffers)] if len(alone) else buffers
 
     def forward(
         self, tokens: Tokens, wanted: set[int], max_tokens: int

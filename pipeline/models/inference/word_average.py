@@ -1,21 +1,20 @@
-"""Backbone of encoders that average word vectors, optionally with SIF weights (Arora et al. 2017)."""
+"""Backbone of encoders that average vectors of words or tokens, which SIF (Arora et al. 2017) may weight."""
 
 import numpy as np
-import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.frequencies import Frequencies, read_frequencies
-from pipeline.models.folder.word_vectors import TABLE
 from pipeline.models.inference.model import Model
 from pipeline.models.layers.numerics import Arithmetic
+from pipeline.models.layers.token_table import load_table
 from pipeline.models.layers.weights import Checkpoint
 from pipeline.text.tokens.tokens import Tokenizer, Tokens
 
 
 class BagModel(Model):
-    """Table of word vectors on a device, in float32 regardless of `encode.dtype`.
+    """Table of vectors of words or tokens on a device, in float32 regardless of `encode.dtype`.
 
     On a CPU the file of the table is mapped into memory, so that the workers of a machine share it.
     """
@@ -25,9 +24,7 @@ class BagModel(Model):
     ) -> None:
         self.width, self.layers = int(folder.config["hidden_size"]), 0
         self.device = arithmetic.torch_device
-        table = checkpoint.tensor(TABLE, (int(folder.config["vocab_size"]), self.width))
-        self._table = table.to(arithmetic.torch_device)
-        self._weights: Tensor | None = None
+        self._table = load_table(folder, checkpoint, tokenizer).to(arithmetic.torch_device)
         averaging = folder.averaging
         if averaging.sif is not None and averaging.counts is not None:
             frequencies = read_frequencies(averaging.counts)
@@ -39,16 +36,13 @@ class BagModel(Model):
                     "count the corpus with these word vectors as encoder.path",
                 )
             weights = sif_weights(tokenizer, frequencies, averaging.sif, lower=folder.lower)
-            self._weights = self.put(weights.astype(np.float32))
+            self._table = self._table._replace(weights=self.put(weights.astype(np.float32)))
 
     def forward(
         self, tokens: Tokens, wanted: set[int], max_tokens: int
     ) -> tuple[dict[int, Tensor], np.ndarray]:
-        """Look up the weighted word vectors (tokens, d); without layers, all hidden states are the same."""
-        ids = self.put(tokens.ids)
-        x = F.embedding(ids, self._table)
-        if self._weights is not None:
-            x = x * self._weights[ids][:, None]
+        """Look up the weighted vectors (tokens, d); without layers, all hidden states are the same."""
+        x = self._table.vectors(self.put(tokens.ids))
         return dict.fromkeys(wanted, x), tokens.offsets[:-1]
 
 

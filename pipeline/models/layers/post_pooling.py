@@ -4,6 +4,7 @@ Their parameters have the names that sentence-transformers gives them.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,14 +19,18 @@ from pipeline.models.layers.weights import Checkpoint, open_files
 
 _ROWS = 64  # of each matrix product, see FixedRows
 _STD = 0.02  # of new weights, as in BERT
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "Identity": lambda x: x,
-    "Tanh": torch.tanh,
-    "ReLU": F.relu,
-    "GELU": F.gelu,
-    "Sigmoid": torch.sigmoid,
-    "SiLU": F.silu,
+_ELEMENTWISE: tuple[type[nn.Module], ...] = (
+    *(nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.Sigmoid, nn.SiLU, nn.CELU, nn.ELU, nn.Hardshrink),
+    *(nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU, nn.LogSigmoid, nn.Mish, nn.PReLU, nn.RReLU),
+    *(nn.ReLU6, nn.SELU, nn.Softplus, nn.Softshrink, nn.Softsign, nn.Tanhshrink),
+)
+_ROW_WISE: tuple[type[nn.Module], ...] = (nn.Softmax, nn.LogSoftmax, nn.Softmin)
+# sentence-transformers saves the name of the class, and makes the activation without arguments
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    **{kind.__name__: kind for kind in _ELEMENTWISE},
+    **{kind.__name__: partial(kind, dim=-1) for kind in _ROW_WISE},
 }
+"""function that makes an activation of a dense layer, by its name in torch.nn"""
 # Names in SimCSE's code, in its published checkpoints, and in RoBERTa's models for sequence classification.
 _MLP_HEADS = ("mlp.dense", "pooler.dense", "classifier.dense")
 
@@ -46,11 +51,12 @@ class DenseModule(nn.Module):
         inner, outer = config.in_features, config.out_features
         self.config = config
         self.linear = nn.Linear(inner, outer, config.bias)
+        self.activation_function = ACTIVATIONS[config.activation]()
         self.residual = nn.Linear(inner, outer, False) if config.residual and inner != outer else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, out) for x (n, in)."""
-        y = ACTIVATIONS[self.config.activation](_product(self.linear, x))
+        y: Tensor = self.activation_function(_product(self.linear, x))
         if not self.config.residual:
             return y
         return y + (x if self.residual is None else _product(self.residual, x))

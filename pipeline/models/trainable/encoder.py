@@ -26,6 +26,7 @@ from pipeline.text.tokens.tokens import Tokens
 
 _LOAD_OWN: Mapping[str, Callable[[EncoderFolder, Checkpoint, float | None], Backbone]] = {
     "words": load_word_table,
+    "static": load_word_table,
     "recurrent": load_recurrent,
     "convolutional": load_convolutional,
     "dan": load_dan,

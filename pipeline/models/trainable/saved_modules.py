@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
+from pipeline.models.folder.modules import Dense
 from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS
-from pipeline.models.layers.post_pooling import DenoiseModule, DenseModule
+from pipeline.models.layers.post_pooling import DenoiseModule, DenseModule, TruncationModule
 
 
 class SavedModule(NamedTuple):
@@ -28,6 +30,38 @@ def pooling_config(pooling: Sequence[str], width: int, include_prompt: bool) -> 
     if list(pooling) == [name for name in ST_FLAGS.values() if name in pooling]:
         return config | {flag: name in pooling for flag, name in ST_FLAGS.items()}
     return config | {"pooling_mode": [POOLINGS[name].st_name or name for name in pooling]}
+
+
+def without_truncations(layers: Sequence[nn.Module], width: int) -> tuple[list[nn.Module], int | None]:
+    """Replace truncations, for which sentence-transformers has no module.
+
+    A truncation at the end becomes truncate_dim, which that library applies last; one before another layer
+    becomes a Dense module whose matrix selects the first components, so that values stay the same.
+
+    Args:
+        layers: layers after the pooling, in order.
+        width: dimension of the pooled vectors.
+
+    Returns:
+        The layers, and truncate_dim or None.
+    """
+    portable: list[nn.Module] = []
+    for layer in layers:
+        if isinstance(layer, TruncationModule):
+            portable.append(_selection(width, layer.width))
+            width = layer.width
+        else:
+            portable.append(layer)
+            width = layer.config.out_features if isinstance(layer, DenseModule) else width
+    is_last = bool(layers) and isinstance(layers[-1], TruncationModule)
+    return (portable[:-1], width) if is_last else (portable, None)
+
+
+def _selection(width: int, kept: int) -> DenseModule:
+    """Return a layer that keeps the first `kept` components of vectors (n, width)."""
+    dense = DenseModule(Dense("", width, kept, bias=False, activation="Identity", residual=False))
+    dense.linear.weight = nn.Parameter(torch.eye(kept, width))
+    return dense
 
 
 def saved_module(layer: nn.Module) -> SavedModule:

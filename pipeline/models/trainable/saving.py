@@ -16,10 +16,11 @@ from pipeline.models.folder.concatenated import JOINED_CONFIG, PART_FOLDERS
 from pipeline.models.folder.cross_encoder import CROSS_ENCODER, LIBRARY, without_cross_encoder
 from pipeline.models.folder.encoder_folder import ENDS_SENTENCES, MASKED, EncoderFolder
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.folder.modules import OWN_MODULES, read_json
+from pipeline.models.folder.identity import pooled_width
+from pipeline.models.folder.modules import OWN_MODULES, STATIC_EMBEDDING, read_json
 from pipeline.models.folder.vectorfile import word2vec_text
 from pipeline.models.folder.word_vectors import read_words
-from pipeline.models.layers.post_pooling import DenseModule, TruncationModule, mlp_name
+from pipeline.models.layers.post_pooling import DenseModule, mlp_name
 from pipeline.models.layers.weights import open_checkpoint
 from pipeline.models.trainable import template_modules
 from pipeline.models.trainable.encoder import TrainableEncoder
@@ -29,8 +30,14 @@ from pipeline.models.trainable.packed_backbone import PackedBackbone
 from pipeline.models.trainable.padded_backbone import PaddedBackbone
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.models.trainable.saved_heads import SavedHeads
-from pipeline.models.trainable.saved_modules import SavedModule, pooling_config, saved_module
+from pipeline.models.trainable.saved_modules import (
+    SavedModule,
+    pooling_config,
+    saved_module,
+    without_truncations,
+)
 from pipeline.models.trainable.soft_prompt import LearnedTemplate
+from pipeline.models.trainable.static_saving import write_static
 from pipeline.models.trainable.word_table import WordTable
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.templates import add_tokens, wrap_tokenizer
@@ -109,7 +116,7 @@ def _create_folder(path: Path | str, write: Callable[[Path], None]) -> EncoderFo
         write(folder)
         # safetensors gives permissions to the owner only, but a server may run as another user
         for file in folder.rglob("*.safetensors"):
-            file.chmod((folder / "config.json").stat().st_mode)
+            file.chmod(next(folder.rglob("*.json")).stat().st_mode)
         # raises ModelError if it cannot be opened
         open_folder(EncoderSettings(path=str(folder)), cross_encoder=True)
         folder.rename(target)
@@ -118,6 +125,10 @@ def _create_folder(path: Path | str, write: Callable[[Path], None]) -> EncoderFo
 
 def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, heads: SavedHeads) -> None:
     """Write all files of the encoder into the empty folder `to`."""
+    if folder.family == "static":
+        write_static(encoder, folder, to)
+        _write_modules(encoder, folder, to, heads.head)
+        return
     _copy_tokenizer(folder, to)
     word_table = _write_template(encoder, folder, to)
     _write_weights(encoder, folder, to, word_table)
@@ -143,15 +154,16 @@ def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, heads: Sa
         write_json(to / _ST_CONFIG, {**config, **CROSS_ENCODER})
         return  # without modules.json, which would need a Pooling
     write_json(to / _ST_CONFIG, without_cross_encoder(config))
-    write_json(to / "config_sentence_transformers.json", _prompts_config(folder))
     _write_modules(encoder, folder, to, heads.head)
 
 
 def _write_modules(
     encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: DenseModule | None
 ) -> None:
-    """Write modules.json, and a folder for each module after the transformer."""
-    pooling, layers = _layers(encoder, head)
+    """Write modules.json, a folder for each module after the first, and prompts and truncate_dim."""
+    pooling, all_layers = _layers(encoder, head)
+    layers, truncate_dim = without_truncations(all_layers, pooled_width(encoder.folder))
+    write_json(to / "config_sentence_transformers.json", _library_config(folder, truncate_dim))
     own_types: dict[str, str] = {}
     config = pooling_config(pooling, encoder.backbone.width, folder.include_prompt)
     if folder.pooling == MASKED:
@@ -160,10 +172,11 @@ def _write_modules(
         shutil.copyfile(template_modules.__file__, to / f"{OWN_MODULES}.py")
         own_types = {kind: f"{OWN_MODULES}.{name}" for kind, name in _TEMPLATE_CLASSES.items()}
     weights = {} if encoder.ngrams is None else encoder.ngrams.state_dict()
-    modules = [SavedModule("Pooling", config, weights), *map(saved_module, layers)]
-    entries: list[dict[str, object]] = [
-        {"idx": 0, "name": "0", "path": "", "type": f"{_ST_MODULES}Transformer"}
-    ]
+    is_static = folder.family == "static"
+    pooled = [] if is_static else [SavedModule("Pooling", config, weights)]
+    modules = [*pooled, *map(saved_module, layers)]
+    first = STATIC_EMBEDDING if is_static else "Transformer"
+    entries: list[dict[str, object]] = [{"idx": 0, "name": "0", "path": "", "type": f"{_ST_MODULES}{first}"}]
     for number, module in enumerate(modules, start=1):
         path = f"{number}_{module.kind}"
         (to / path).mkdir()
@@ -238,13 +251,15 @@ def _copy_tokenizer(folder: EncoderFolder, to: Path) -> None:
             shutil.copyfile(folder.file(name), to / file.name)
 
 
-def _prompts_config(folder: EncoderFolder) -> dict[str, Any]:
+def _library_config(folder: EncoderFolder, truncate_dim: int | None) -> dict[str, Any]:
     """Return config_sentence_transformers.json, with the prompts of the settings if they differ."""
     config = read_json(folder.path / "config_sentence_transformers.json") or {
         "prompts": {},
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",
     }
+    config.pop("truncate_dim", None)
+    config |= {} if truncate_dim is None else {"truncate_dim": truncate_dim}
     without_settings = open_folder(EncoderSettings(path=str(folder.path)), cross_encoder=True)
     if (without_settings.prompt, without_settings.query_prompt) == (folder.prompt, folder.query_prompt):
         return config
@@ -269,9 +284,6 @@ def _layers(
             "train with one pooling",
         )
     denoising = encoder.denoising() if isinstance(encoder, PromptedEncoder) else None
-    # sentence-transformers has no module for truncation: it reads the number of dimensions from
-    # config_sentence_transformers.json.
-    layers = [layer for layer in layers if not isinstance(layer, TruncationModule)]
     return pooling, [layer for layer in (denoising, *layers, head) if layer is not None]
 
 

@@ -1,4 +1,4 @@
-"""Trainable word vectors: a text's vector is pooled from those of its words, without layers in between."""
+"""Trainable vectors of words or tokens, from which a text's vector is pooled, without layers in between."""
 
 import torch
 import torch.nn.functional as F
@@ -6,14 +6,14 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.word_vectors import TABLE
 from pipeline.models.layers.pooling import TABLE_STATE, Segments, find_segments
+from pipeline.models.layers.token_table import load_table
 from pipeline.models.layers.weights import Checkpoint
 from pipeline.models.trainable.backbones import Backbone, ForwardRequest
 
 
 class WordTable(Backbone):
-    """Table of word vectors (vocabulary, d). All hidden states are the vectors of the words."""
+    """Table of vectors of words or tokens (vocabulary, d). All hidden states are these vectors."""
 
     def __init__(self, path: str, table: Tensor, dropout: float) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def draw_vectors(table: Tensor) -> Tensor:
 
 
 def load_word_table(folder: EncoderFolder, weights: Checkpoint, dropout: float | None = None) -> WordTable:
-    """Load the word vectors of a folder.
+    """Load the table of a folder of word vectors or of static embeddings.
 
     Args:
         folder: the encoder's folder.
@@ -85,5 +85,6 @@ def load_word_table(folder: EncoderFolder, weights: Checkpoint, dropout: float |
             f"{folder.averaging.sif:g}",
             "set it to null, and set it again to encode with the trained word vectors",
         )
-    shape = (int(folder.config["vocab_size"]), int(folder.config["hidden_size"]))
-    return WordTable(str(folder.path), weights.tensor(TABLE, shape).clone(), dropout or 0.0)
+    table = load_table(folder, weights, folder.tokenizer())
+    vectors = table.vectors(torch.arange(int(folder.config["vocab_size"])))
+    return WordTable(str(folder.path), vectors.clone(), dropout or 0.0)

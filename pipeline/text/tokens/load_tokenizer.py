@@ -41,7 +41,7 @@ def load_tokenizer(
     import tokenizers
 
     loaded = read_tokenizer(folder)
-    make = _from_backend if isinstance(loaded, tokenizers.Tokenizer) else _from_slow
+    make = from_backend if isinstance(loaded, tokenizers.Tokenizer) else _from_slow
     tokenizer = make(loaded, folder, max_length, prompt=prompt, lower=lower)
     if tokenizer.max_text_tokens < 1:
         raise ModelError(
@@ -131,9 +131,10 @@ def token_text(token: Any) -> str:
     return str(token.get("content", "") if isinstance(token, dict) else token)
 
 
-def _from_backend(
+def from_backend(
     backend: "tokenizers.Tokenizer", folder: Path, max_length: int, *, prompt: str, lower: bool
 ) -> Tokenizer:
+    """Use a tokenizer of the tokenizers library, without its own padding and truncation."""
     from tokenizers import normalizers
 
     backend.no_padding()
@@ -201,6 +202,8 @@ def _split_special_tokens(
     bare: list[int], full: list[int], folder: Path
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(ids before the text, ids after it), from a text's ids without (`bare`) and with special tokens."""
+    if full == bare:
+        return (), ()
     for start in range(len(full) - len(bare) + 1):
         if bare and full[start : start + len(bare)] == bare:
             return tuple(full[:start]), tuple(full[start + len(bare) :])

@@ -1,0 +1,71 @@
+"""Read from an encoder folder how texts are read: prompts before them, and the side that is truncated.
+
+Imports neither torch nor transformers.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ModelError
+from pipeline.models.folder.modules import read_json
+from pipeline.settings import EncoderSettings
+from pipeline.text.tokens.tokens import Side
+
+NO_LIMIT = 1_000_000  # tokens; files of tokenizers without a limit have 1e30
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order of sentence-transformers
+_TRUNCATION = re.compile(rb'"truncation":\s*(\{[^{}]*\})')
+_HEAD_BYTES = 2_048  # of tokenizer.json, in which `truncation` comes second
+
+
+def prompts_of(settings: EncoderSettings, path: Path) -> tuple[str, str]:
+    """Return the prompts of documents and of queries, as sentence-transformers chooses them.
+
+    If the folder has a prompt for queries, documents get the folder's prompt for documents. Without either,
+    they get the default prompt, or none. A prompt in the settings replaces both prompts of the folder.
+    """
+    file = path / "config_sentence_transformers.json"
+    config = read_json(file)
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise ModelError(
+            str(file),
+            f"default_prompt_name among {', '.join(prompts) or 'no prompts'}",
+            repr(default),
+            "restore the file",
+        )
+    query_prompt = prompts.get("query")
+    names = [*(_DOCUMENT_PROMPTS if query_prompt else ()), default]
+    prompt = next((prompts[name] for name in names if prompts.get(name)), "")
+    if settings.prompt is not None:
+        prompt, query_prompt = settings.prompt, None
+    if settings.query_prompt is not None:
+        return prompt, settings.query_prompt
+    return prompt, query_prompt or prompt
+
+
+def truncation_side(folder: Path) -> Side:
+    """Return the side of texts that is truncated, by tokenizer_config.json, else by tokenizer.json."""
+    file = folder / "tokenizer_config.json"
+    side = read_json(file).get("truncation_side")
+    if side not in (None, "left", "right"):
+        raise ModelError(str(file), "truncation_side left or right", repr(side), "restore the file")
+    if side is None:
+        side = str(truncation_of(folder).get("direction", "Right")).lower()
+    return "start" if side == "left" else "end"
+
+
+def truncation_of(folder: Path) -> dict[str, Any]:
+    """Return the settings `truncation` of tokenizer.json; {} without any.
+
+    Only the beginning of the file is read, as it can have many megabytes.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        return {}
+    with (folder / "tokenizer.json").open("rb") as file:
+        found = _TRUNCATION.search(file.read(_HEAD_BYTES))
+    try:
+        return dict(json.loads(found[1])) if found else {}
+    except ValueError:
+        return {}
