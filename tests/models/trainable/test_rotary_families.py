@@ -34,20 +34,21 @@ def test_vectors_and_every_gradient_equal_those_of_the_padded_model(tmp_path, na
     path = save_rotary(name, tmp_path / name)
     encoder = load_trainable(folder_at(path, pooling="mean"), dropout=0.0)
     assert isinstance(encoder.backbone, PackedBackbone)
-    model, tokens = AutoModel.from_pretrained(path).eval(), tokens_of(path, TEXTS, 512)
+    # in float64, because transformers in float32 is further from it in sums over all tokens: by 2e-5 in the
+    # gradient of nomic_bert's token types, whose rows it adds one by one, where this project is by 2e-6
+    model, tokens = AutoModel.from_pretrained(path).double().eval(), tokens_of(path, TEXTS, 512)
     vectors, expected = encoder(tokens), mean(*padded(model, tokens))
-    torch.testing.assert_close(vectors, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(vectors.double(), expected, atol=1e-5, rtol=0)
     weights = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(0)) / len(tokens)
     (vectors * weights).sum().backward()
-    (expected * weights).sum().backward()
+    (expected * weights.double()).sum().backward()
     trained = dict(encoder.backbone.named_parameters())
     reference = stored_names(model, tmp_path)
     assert trained.keys() == reference.keys()
     for parameter, gradient in reference.items():
         assert gradient.abs().max() > 0, parameter
-        limit = 2e-5 * max(1.0, float(gradient.abs().max()))  # sums over all tokens are larger
         difference = (trained[parameter].grad - gradient).abs().max()
-        assert difference <= limit, (parameter, difference, gradient.abs().max())
+        assert difference <= 1e-5, (parameter, difference, gradient.abs().max())
 
 
 @pytest.mark.parametrize("name", ["modernbert", "nomic_bert", "gte", "qwen3", "embedding-gemma"])
