@@ -99,7 +99,7 @@ def _modules(*kinds):
         ),
         (
             _modules("sentence_transformers.models.Transformer", "sentence_transformers.models.Normalize"),
-            r"expected Transformer, Pooling, then",
+            r"expected Transformer and Pooling, or StaticEmbedding, then",
         ),
         (
             _text("modules.json", '[{"idx": 0}]'),
