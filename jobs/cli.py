@@ -13,6 +13,7 @@ from jobs.count import count
 from jobs.duplicates import duplicates
 from jobs.encode import encode
 from jobs.evaluate import evaluate
+from jobs.export import export
 from jobs.index import index
 from jobs.init import init
 from jobs.nightly import nightly
@@ -85,6 +86,7 @@ for _command in (
     nightly,
     search,
     duplicates,
+    export,
 ):
     app.command()(_command)
 app.add_typer(releases, name="releases")

@@ -35,6 +35,7 @@ ORDER = (
     "train",
     "charts",
     "report",
+    "targets",
     "flows",
     "manta",
 )
@@ -43,6 +44,7 @@ FLOWS = (
     "run",
     "corpus",
     "rows",
+    "key_tables",
     "encode",
     "transform",
     "index",
@@ -51,6 +53,7 @@ FLOWS = (
     "evaluate",
     "train",
     "duplicates",
+    "export",
 )
 MODULES = sorted((ROOT / "pipeline").rglob("*.py"))
 

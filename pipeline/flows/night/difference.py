@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.errors import DataError
+from pipeline.flows.key_tables import live_rows_by_bucket
 from pipeline.flows.night.fixed_queries import texts_at
 from pipeline.flows.night.gates import CANARIES, load_canary_vectors
 from pipeline.index.search import OpenRelease
@@ -17,8 +17,6 @@ from pipeline.stats.drift import Drift, drift
 from pipeline.stats.moments import Moments
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.units import Corpus, TableBucket
-from pipeline.text.corpus.table_buckets import read_key_bucket
 
 _HITS = 10  # compared for each query
 _COLUMNS = ("id", "text_key", "carried", "address")  # columns of a key table that a comparison reads
@@ -176,8 +174,8 @@ def _compare_rows(
     """Count the rows of each kind, and read the texts of the first `examples` of each."""
     counts = dict.fromkeys(("new", "changed", "kept", "deleted", "unchanged"), 0)
     picked: dict[str, list[dict[str, Any]]] = {kind: [] for kind in counts if kind != "unchanged"}
-    for earlier, later in _live_rows_by_bucket(store, before, after):
-        for kind, rows in _rows_by_kind(earlier, later).items():
+    for tables in live_rows_by_bucket(store, (before, after), _COLUMNS):
+        for kind, rows in _rows_by_kind(*map(_with_string_ids, tables)).items():
             counts[kind] += rows.num_rows
             if kind in picked:
                 picked[kind] += rows.slice(0, examples - len(picked[kind])).to_pylist()
@@ -191,53 +189,8 @@ def _compare_rows(
     return RowDifferences(counts, shown)
 
 
-def _live_rows_by_bucket(
-    store: Store, before: ReleaseManifest, after: ReleaseManifest
-) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield the live rows of both releases whose ids are in one bucket."""
-    key_tables = [_key_table(store, manifest) for manifest in (before, after)]
-    buckets = max(map(len, key_tables))
-    for bucket in range(buckets):
-        try:
-            earlier, later = (
-                read_key_bucket(store, table, bucket, buckets, _COLUMNS) for table in key_tables
-            )
-        except FileNotFoundError as error:
-            raise DataError(
-                str(error.filename or error),
-                "a key table of the release",
-                "no such file",
-                "restore it; if it belongs to the current release, manta nightly makes it again",
-            ) from None
-        yield _live_rows(earlier), _live_rows(later)
-
-
-def _key_table(store: Store, manifest: ReleaseManifest) -> tuple[TableBucket, ...]:
-    """Return the buckets of a release's key table."""
-    try:
-        corpus = Corpus.read(store, manifest.corpus)
-    except FileNotFoundError:
-        raise DataError(
-            store.uri_of(manifest.corpus.path),
-            "the corpus record of the release",
-            "no such file",
-            "restore it",
-        ) from None
-    if not corpus.keys:
-        raise DataError(
-            f"release {manifest.release}",
-            "a key table",
-            "none",
-            "a version that wrote no key tables published it: compare later releases",
-        )
-    return corpus.keys
-
-
-def _live_rows(table: pa.Table | None) -> pa.Table:
-    """Return the rows of a key table that have an address, with ids as strings."""
-    assert table is not None  # as `_key_table` returns at least one file
-    live = table.filter(table["address"].is_valid())
-    return live.set_column(0, "id", live["id"].cast(pa.string())).combine_chunks()
+def _with_string_ids(rows: pa.Table) -> pa.Table:
+    return rows.set_column(0, "id", rows["id"].cast(pa.string())).combine_chunks()
 
 
 def _rows_by_kind(before: pa.Table, after: pa.Table) -> dict[str, pa.Table]:

@@ -39,6 +39,7 @@ BARE = (
     "manta plan",
     "manta preflight",
     "manta releases prune",
+    "manta export",
     "manta nightly --verify",
     "manta search",
 )

@@ -1,0 +1,1 @@
+"""Export a release to a target, or the changes since the release that the target holds."""

@@ -1,0 +1,217 @@
+"""Make a target equal to a release, by the changes since the release that it holds."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+
+import pyarrow as pa
+
+from pipeline.config import digest_of
+from pipeline.errors import DataError, SpaceMismatch, TransientError
+from pipeline.flows.export.changes import RowChanges
+from pipeline.log import Stages, counted
+from pipeline.store.lease import describe_holders, lease
+from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.release import Releases
+from pipeline.targets import EMPTY, HeldRelease, Position, Target
+
+_REPLACE = "write the whole release with --replace, which first deletes all rows of the target"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of an export.
+
+    Attributes:
+        before: numbers of the releases that rows of the target were of; 0 stands for no rows.
+        written: number of rows that this run inserted or replaced.
+        deleted: number of ids that this run deleted.
+        rows: number of rows of the release.
+    """
+
+    status: str
+    release: int
+    before: tuple[int, ...]
+    written: int
+    deleted: int
+    rows: int
+
+
+def export(
+    releases: Releases, number: int | None, target: Target, stages: Stages, *, replace: bool = False
+) -> Exported:
+    """Make the target equal to a release. An export that was stopped continues after its last step.
+
+    Args:
+        number: the release; None exports the current one.
+        replace: delete all rows of the target, and write the whole release.
+
+    Raises:
+        DataError: the target holds rows of another root, of a release that was pruned, or other columns.
+        SpaceMismatch: the target holds vectors of another space.
+        TransientError: another export to the target is running, or its server does not answer.
+    """
+    manifest = releases.get_or_current(number)
+    with _only_export(releases, target), target.explained():
+        running = _Export(releases, manifest, target, stages)
+        stored = target.position()
+        if stored is not None and not replace:
+            running.check(stored)
+            if stored.held == running.wanted:
+                return Exported("unchanged", manifest.release, (manifest.release,), 0, 0, manifest.rows)
+        return running.run(None if replace else stored)
+
+
+@contextlib.contextmanager
+def _only_export(releases: Releases, target: Target) -> Iterator[None]:
+    """Hold a lease below exports/ of the root. Raises TransientError if another export has one."""
+    digest = digest_of({"kind": type(target).__name__, "uri": target.uri, "name": target.name})
+    folder = f"exports/{digest[:12]}"
+    for holder in describe_holders(releases.store, folder):
+        raise TransientError(
+            target.where,
+            "no other export to this target",
+            f"one that is running ({holder})",
+            "wait until it has ended, and run again; the lease of a killed export on another machine expires "
+            "after 20 minutes",
+        )
+    with lease(releases.store, folder):
+        yield
+
+
+class _Export:
+    """One export of a release."""
+
+    def __init__(self, releases: Releases, manifest: ReleaseManifest, target: Target, stages: Stages) -> None:
+        self._releases, self._manifest, self._target, self._stages = releases, manifest, target, stages
+        self.wanted = _held(manifest)
+        self._schema = RowChanges(releases.store, (), True, manifest).schema
+
+    def check(self, stored: Position) -> None:
+        """Raise an error if the target cannot be changed into the release."""
+        if stored.space_id != self._manifest.space_id:
+            raise SpaceMismatch(
+                self._target.where,
+                f"vectors of space {self._manifest.space_id[:16]}, as in release {self._manifest.release}",
+                f"space {stored.space_id[:16]}",
+                "vectors of two spaces cannot be compared: export to another --name and let your searches "
+                f"change to it at once, or {_REPLACE}",
+            )
+        if stored.columns != (columns := _columns(self._schema)):
+            raise DataError(
+                self._target.where,
+                f"the columns {_describe(columns)}",
+                _describe(stored.columns),
+                f"export to another --name, or {_REPLACE}",
+            )
+
+    def run(self, stored: Position | None) -> Exported:
+        """Write the changes, step by step."""
+        position = self._start(stored)
+        before = self._manifests(position.releases)
+        changes = RowChanges(self._releases.store, before, EMPTY in position.releases, self._manifest)
+        written = self._upsert(changes, position)
+        deleted = self._delete(changes, position)
+        self._check_count()
+        self._target.store_position(
+            position.model_copy(update={"releases": (self.wanted,), "next": None, "steps": 0})
+        )
+        numbers = tuple(each.number for each in position.releases)
+        return Exported("done", self.wanted.number, numbers, written, deleted, self._manifest.rows)
+
+    def _start(self, stored: Position | None) -> Position:
+        """Store the position of the beginning; return the stored one if the same export continues."""
+        if stored is None:
+            position = Position(
+                space_id=self._manifest.space_id,
+                columns=_columns(self._schema),
+                releases=(EMPTY,),
+                next=self.wanted,
+            )
+            self._target.create(self._schema, position)
+            return position
+        if stored.next == self.wanted:
+            return stored
+        held = stored.releases
+        if stored.next is not None and not self._target.is_atomic and stored.next not in held:
+            held = (*held, stored.next)
+        self._manifests(held)  # raises before the position is stored
+        position = stored.model_copy(update={"releases": held, "next": self.wanted, "steps": 0})
+        self._target.store_position(position)
+        return position
+
+    def _manifests(self, held: tuple[HeldRelease, ...]) -> tuple[ReleaseManifest, ...]:
+        return tuple(self._manifest_of(each) for each in held if each != EMPTY)
+
+    def _manifest_of(self, held: HeldRelease) -> ReleaseManifest:
+        """Return the manifest of a release that the target holds.
+
+        Raises:
+            DataError: the root does not have this release.
+        """
+        committed = {each.release: each.sha256 for each in self._releases.history()}
+        if committed.get(held.number) != held.sha256:
+            raise DataError(
+                self._target.where,
+                f"rows of a release of {self._releases.store.uri}",
+                f"rows of release {held.number} of another root (manifest {held.sha256[:12]})",
+                f"export to another --name, or {_REPLACE}",
+            )
+        if held.number not in self._releases.numbers():
+            raise DataError(
+                self._target.where,
+                f"rows of a release that {self._releases.store.uri} still has",
+                f"rows of release {held.number}, which was pruned",
+                f"export before you prune; now {_REPLACE}",
+            )
+        return self._releases.get(held.number)
+
+    def _upsert(self, changes: RowChanges, position: Position) -> int:
+        """Write the rows of the units that no earlier run has finished. Returns the number of rows."""
+        units = changes.units
+        total = sum(int(unit.mask.sum()) for unit in units)
+        with self._stages("write", total) as bar:
+            finished = units[: position.steps]
+            bar.skip(sum(int(unit.mask.sum()) for unit in finished))
+            for step, unit in enumerate(units[position.steps :], start=position.steps + 1):
+                for rows in changes.upserts(unit):
+                    self._target.upsert(rows)
+                    bar.add(len(rows))
+                self._target.store_position(position.model_copy(update={"steps": step}))
+            return bar.stage.done
+
+    def _delete(self, changes: RowChanges, position: Position) -> int:
+        """Delete the ids of the buckets that no earlier run has finished. Returns the number of ids."""
+        first = max(0, position.steps - len(changes.units))
+        with self._stages("delete") as bar:
+            for step, ids in enumerate(changes.deletes(first), start=len(changes.units) + first + 1):
+                if len(ids):
+                    self._target.delete(ids)
+                    bar.add(len(ids))
+                    self._target.store_position(position.model_copy(update={"steps": step}))
+            return bar.stage.done
+
+    def _check_count(self) -> None:
+        """Raise DataError if the target does not have as many rows as the release."""
+        found = self._target.count()
+        if found is not None and found != self._manifest.rows:
+            raise DataError(
+                self._target.where,
+                f"{counted(self._manifest.rows, 'row')}, as in release {self._manifest.release}",
+                f"{found:,}",
+                f"another program writes to the target: end it, and {_REPLACE}",
+            )
+
+
+def _held(manifest: ReleaseManifest) -> HeldRelease:
+    return HeldRelease(number=manifest.release, sha256=sha256(manifest.to_json()).hexdigest())
+
+
+def _columns(schema: pa.Schema) -> dict[str, str]:
+    """Return names and types of the columns."""
+    return {field.name: str(field.type) for field in schema}
+
+
+def _describe(columns: dict[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns.items())

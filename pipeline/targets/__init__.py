@@ -1,0 +1,149 @@
+"""Targets of exports, such as a table of PostgreSQL: one file for each kind.
+
+This module has the interface of targets, their registry, and the position that each target stores.
+"""
+
+import abc
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from pipeline.config import Settings
+from pipeline.errors import ConfigError, PipelineError, TransientError
+from pipeline.registry import Registry
+
+
+class HeldRelease(Settings):
+    """A release, as targets remember it."""
+
+    number: int
+    sha256: str
+    """of its manifest, so that a release of another root with the same number is recognized"""
+
+
+EMPTY = HeldRelease(number=0, sha256="")
+"""Stands for no rows, in the position of a target that is being filled."""
+
+
+class Position(Settings):
+    """The release that a target equals, or the releases that its rows may be of while an export runs."""
+
+    space_id: str
+    columns: dict[str, str]
+    """names and types of all columns"""
+    releases: tuple[HeldRelease, ...]
+    """one if no export is running; of each, some rows may be in the target"""
+    next: HeldRelease | None = None
+    """the release that is being exported, of which some rows may be in the target too"""
+    steps: int = 0
+    """number of finished steps of the running export"""
+
+    @property
+    def held(self) -> HeldRelease | None:
+        """The release that the target equals; None while an export runs."""
+        return self.releases[0] if self.next is None else None
+
+
+class Target(abc.ABC):
+    """A table of rows (id, vector, kept columns) outside the root, which an export makes equal to a release.
+
+    Every call may be repeated with the same arguments: an export that was killed repeats its last step.
+    """
+
+    extra: ClassVar[str | None] = None
+    """extra of the package that installs the client"""
+    is_atomic: ClassVar[bool] = False
+    """whether readers see nothing of an export before it has ended"""
+
+    def __init__(self, uri: str, name: str) -> None:
+        """Connect to the target.
+
+        Args:
+            uri: address of the server, or a folder.
+            name: name of the table, collection or index.
+        """
+        self.uri, self.name = uri, name
+
+    @property
+    def where(self) -> str:
+        """Name of the target in messages."""
+        return f"{self.uri}: {self.name}"
+
+    @abc.abstractmethod
+    def position(self) -> Position | None:
+        """Return the stored position; None if the target does not exist.
+
+        Raises:
+            DataError: there is a table of this name that no export wrote.
+        """
+
+    @abc.abstractmethod
+    def create(self, schema: pa.Schema, position: Position) -> None:
+        """Create the target without rows, instead of an earlier one, and store the position.
+
+        Args:
+            schema: columns `id`, `vector`, and the kept columns.
+        """
+
+    @abc.abstractmethod
+    def upsert(self, rows: pa.Table) -> None:
+        """Insert rows, or replace rows with the same ids. No id is repeated in `rows`."""
+
+    @abc.abstractmethod
+    def delete(self, ids: pa.Array) -> None:
+        """Delete the rows with these ids, some of which may not be in the target."""
+
+    @abc.abstractmethod
+    def store_position(self, position: Position) -> None:
+        """Store the position, after all earlier changes are durable."""
+
+    @abc.abstractmethod
+    def count(self) -> int | None:
+        """Return the number of rows; None if the target is not a table."""
+
+    def close(self) -> None:  # noqa: B027  most targets have nothing to close
+        """Close the connection."""
+
+    def explain(self, error: Exception) -> PipelineError | None:
+        """Return the error to report for an error of the client; None if it is a defect."""
+        return None
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn errors of the client within the block into errors that a person can act on."""
+        try:
+            yield
+        except PipelineError:
+            raise
+        except Exception as error:
+            if (explained := self.explain(error)) is None:
+                raise
+            raise explained from error
+
+    def unreachable(self, error: Exception) -> TransientError:
+        """Return the error for a server that does not answer, or fails."""
+        return TransientError(
+            self.uri,
+            "a server that answers",
+            " ".join(str(error).split()) or type(error).__name__,
+            "check the address and the server, and run again: the export continues",
+        )
+
+    @classmethod
+    def client(cls, module: str) -> Any:
+        """Import the client's module. Raises ConfigError, naming the extra, if it is not installed."""
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"manta export: {module}",
+                "the client of the target",
+                f"no module {error.name}",
+                f'install it: pip install "manta-embeddings[{cls.extra}]"',
+            ) from None
+
+
+TARGETS: Registry[type[Target]] = Registry("target", __name__)

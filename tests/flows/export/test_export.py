@@ -1,0 +1,278 @@
+"""After any sequence of releases and kills, a target equals the release, and only changes are written."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import DataError, SpaceMismatch, TransientError
+from pipeline.store.prune import prune
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
+from pipeline.targets import Position
+from pipeline.targets.parquet import ParquetTarget
+from tests.conftest import ROOT, CommandResult
+from tests.flows.export.nights import (
+    LAST,
+    DictTarget,
+    Killed,
+    Rows,
+    StoppingTarget,
+    released_rows,
+    run_export,
+)
+
+KILLS = st.none() | st.tuples(st.integers(1, 30), st.sampled_from(["before", "half", "after"]))
+WALKS = st.lists(st.tuples(st.integers(1, LAST), KILLS), min_size=1, max_size=8)
+
+
+@pytest.fixture(scope="session")
+def released(root: Path) -> dict[int, Rows]:
+    """The rows of each release."""
+    return {number: released_rows(root, number) for number in range(1, LAST + 1)}
+
+
+def test_the_nights_have_every_kind_of_change(released):
+    first, second, third, fourth, *_ = (released[number] for number in range(1, LAST + 1))
+    assert first.keys() - second.keys()
+    assert second.keys() - first.keys()
+    assert any(first[name] != second[name] for name in first.keys() & second.keys())
+    assert ("no vector" in second, "no vector" in third) == (False, True)
+    assert ("new-1" in second, "new-1" in third) == (True, False)
+    assert all(third[name]["vector"] != fourth[name]["vector"] for name in third.keys() & fourth.keys())
+
+
+@pytest.mark.hypothesis
+@given(WALKS)
+def test_after_any_sequence_of_releases_and_kills_the_target_equals_the_release(root, released, walk):
+    stored: dict = {}
+    for number, kill in [*walk, (walk[0][0], None)]:
+        target = DictTarget(stored)
+        if kill is None:
+            run_export(root, number, target)
+            assert stored["rows"] == released[number]
+            continue
+        try:
+            run_export(root, number, StoppingTarget(target, *kill))
+        except Killed:
+            pass
+        else:
+            assert stored["rows"] == released[number]
+
+
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+def test_an_export_that_is_killed_at_any_call_continues_to_the_same_or_another_release(root, released, when):
+    for start, wanted in ((None, 2), (2, 3), (3, 1)):
+        calls = 0
+        while True:
+            calls += 1
+            stored: dict = {}
+            if start:
+                run_export(root, start, DictTarget(stored))
+            try:
+                run_export(root, wanted, StoppingTarget(DictTarget(stored), calls, when))
+            except Killed:
+                for following in (wanted, 5, wanted):
+                    run_export(root, following, DictTarget(stored))
+                    assert stored["rows"] == released[following]
+            else:
+                break
+        assert calls > 5
+
+
+def test_finished_steps_are_not_repeated(root, released):
+    stored: dict = {}
+    target = StoppingTarget(DictTarget(stored), 6, "after")
+    with pytest.raises(Killed):
+        run_export(root, 1, target)
+    done = Position.model_validate_json(stored["position"]).steps
+    exported = run_export(root, 1, DictTarget(stored))
+    assert done == 2
+    assert exported.written == len(released[1]) - 50
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 4), (4, 5), (5, 1), (2, 1), (6, 5)])
+def test_only_differing_rows_are_written(root, released, before, after):
+    old, new = released[before], released[after]
+    target = DictTarget()
+    run_export(root, before, target)
+    exported = run_export(root, after, target)
+    differing = sum(old.get(name) != each for name, each in new.items())
+    assert exported.deleted == len(old.keys() - new.keys())
+    if 4 not in (before, after) and {before, after} != {5, 1}:  # these rows have other addresses
+        assert exported.written == differing
+    assert exported.written >= differing
+    assert run_export(root, after, target).status == "unchanged"
+
+
+def applied(folder: Path, changes: list) -> Rows:
+    """Apply change sets, as a reader of the files would."""
+    rows = Rows()
+    for change in changes:
+        rows = Rows() if change.is_whole else rows
+        upserts = [pq.read_table(folder / file.path).to_pylist() for file in change.upserts]
+        names = [each.pop("id") for part in upserts for each in part]
+        assert len(names) == len(set(names))
+        rows.update(zip(names, [each for part in upserts for each in part], strict=True))
+        for file in change.deletes:
+            deleted = pq.read_table(folder / file.path)["id"].to_pylist()
+            assert not set(names) & set(deleted)
+            for name in deleted:
+                del rows[name]
+    return rows
+
+
+@pytest.mark.hypothesis
+@given(WALKS)
+def test_change_sets_give_the_release_and_are_visible_only_when_complete(
+    root, released, tmp_path_factory, walk
+):
+    folder = tmp_path_factory.mktemp("changes")
+    held = None
+    for number, kill in [*walk, (walk[0][0], None)]:
+        target = ParquetTarget(str(folder), "docs")
+        try:
+            run_export(root, number, StoppingTarget(target, *kill) if kill else target)
+            held = number
+        except Killed:
+            pass
+        changes = ParquetTarget(str(folder), "docs").change_sets()
+        if changes and changes[-1].position.held.number != held:
+            assert kill is not None, "the manifest was written before the kill"
+            held = changes[-1].position.held.number
+        assert [change.number for change in changes] == list(range(1, len(changes) + 1))
+        assert applied(folder, changes) == (released[held] if held else {})
+
+
+def test_the_documented_reader_of_change_sets_gives_the_release(root, released, tmp_path):
+    for number in (1, 2, 3, 5):
+        run_export(root, number, ParquetTarget(str(tmp_path), "docs"))
+    document = (ROOT / "pipeline" / "store" / "README.md").read_text()
+    (block,) = (
+        each for each in re.findall(r"```python\n(.*?)```", document, re.DOTALL) if "is_whole" in each
+    )
+    names: dict = {}
+    exec(block.replace("out/changes", str(tmp_path)), names)
+    found = {name: {key: each[key] for key in each if key != "id"} for name, each in names["rows"].items()}
+    assert found == released[5]
+
+
+def test_a_change_set_has_no_more_than_the_changes_although_another_export_was_stopped(
+    root, released, tmp_path
+):
+    run_export(root, 1, ParquetTarget(str(tmp_path), "docs"))
+    with pytest.raises(Killed):
+        run_export(root, 4, StoppingTarget(ParquetTarget(str(tmp_path), "docs"), 5, "after"))
+    exported = run_export(root, 2, ParquetTarget(str(tmp_path), "docs"))
+    changes = ParquetTarget(str(tmp_path), "docs").change_sets()
+    assert exported.before == (1,)
+    assert sum(file.rows for file in changes[-1].deletes) == len(released[1].keys() - released[2].keys())
+    assert applied(tmp_path, changes) == released[2]
+
+
+def test_a_target_of_another_root_is_refused(root):
+    target = DictTarget()
+    run_export(root, 1, target)
+    position = json.loads(target.stored["position"])
+    position["releases"][0]["sha256"] = "0" * 64
+    target.stored["position"] = json.dumps(position)
+    rows = dict(target.stored["rows"])
+    with pytest.raises(DataError, match="of another root"):
+        run_export(root, 2, target)
+    assert target.stored == {"rows": rows, "position": json.dumps(position)}
+    assert run_export(root, 2, target, replace=True).status == "done"
+
+
+def test_a_pruned_release_is_named_and_replacing_ends_the_error(root, released, tmp_path):
+    copied = Path(shutil.copytree(root, tmp_path / "root"))
+    target = DictTarget()
+    run_export(copied, 2, target)
+    prune(Releases(open_store(copied)), 1, grace_s=0)
+    with pytest.raises(DataError, match="release 2, which was pruned"):
+        run_export(copied, None, target)
+    exported = run_export(copied, None, target, replace=True)
+    assert exported.written == len(released[LAST])
+    assert target.stored["rows"] == released[LAST]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"space_id": "another"}, SpaceMismatch, "expected vectors of space"),
+        ({"columns": {"id": "string", "vector": "fixed_size_list<element: float not null>[32]"}}, DataError,
+         r"\[24\].*found id string, vector .*\[32\]"),
+    ],
+)  # fmt: skip
+def test_other_spaces_and_dimensions_are_refused(root, change, error, words):
+    target = DictTarget()
+    run_export(root, 1, target)
+    position = Position.model_validate_json(target.stored["position"]).model_copy(update=change)
+    target.store_position(position)
+    with pytest.raises(error, match=words):
+        run_export(root, 2, target)
+    assert target.position() == position
+
+
+def test_rows_of_another_program_are_noticed(root):
+    target = DictTarget()
+    run_export(root, 1, target)
+    target.stored["rows"]["mine"] = {}
+    with pytest.raises(DataError, match=r"expected \d+ rows.*another program"):
+        run_export(root, 2, target)
+    position = target.position()
+    assert position is not None
+    assert position.held is None
+
+
+def test_two_exports_at_once_are_refused(root, monkeypatch):
+    target = DictTarget()
+    inside = []
+
+    class Nested(DictTarget):
+        def create(self, schema, position):
+            with pytest.raises(TransientError, match="no other export to this target"):
+                run_export(root, 1, target)
+            inside.append(True)
+            super().create(schema, position)
+
+    Nested.__name__ = "DictTarget"
+    run_export(root, 1, Nested(target.stored))
+    assert inside == [True]
+
+
+def test_the_command_exports_and_says_what_it_did(
+    root, released, tmp_path, manta: Callable[..., CommandResult]
+):
+    arguments = ["export", str(root), "parquet", str(tmp_path / "changes"), "--name", "docs"]
+    first = manta(*arguments, "--release", "1", "--json")
+    assert first.code == 0, first.err
+    facts = json.loads(first.out)
+    assert (facts["status"], facts["written"], facts["before"]) == ("done", len(released[1]), [0])
+    second = manta(*arguments)
+    assert f"holds release {LAST} now" in second.out
+    assert "nothing to do" in manta(*arguments).out
+    changes = ParquetTarget(str(tmp_path / "changes"), "docs").change_sets()
+    assert applied(tmp_path / "changes", changes) == released[LAST]
+    vectors = pq.read_table(tmp_path / "changes" / changes[0].upserts[0].path)["vector"]
+    assert np.isfinite(np.stack(vectors.to_pylist())).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["parket", "x"], 2, "did you mean 'parquet'"),
+        (["parquet", "s3://key:word@bucket/changes"], 2, "credentials"),
+        (["parquet", "x", "--release", "99"], 3, "release 99"),
+    ],
+)
+def test_wrong_input_is_explained(root, manta: Callable[..., CommandResult], arguments, code, words):
+    ended = manta("export", str(root), *arguments)
+    assert ended.code == code, ended.err
+    assert words in ended.err
