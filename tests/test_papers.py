@@ -1,5 +1,6 @@
 """Claims of papers are well formed, their settings are accepted, verdicts follow the rule, and rows run."""
 
+import json
 from itertools import product
 from pathlib import Path
 
@@ -213,10 +214,14 @@ def test_rows_run_to_the_end_and_are_measured_as_the_encoders_that_they_name(
 ):
     space = open_folder(EncoderSettings(path=sources.start)).space_id
     starts, identities = {"english": sources.start}, {"english": space}
-    runner = Runner(tmp_path, starts, identities, sources, 2, [0], "bfloat16", float("inf"))
+    runner = Runner(
+        tmp_path, starts, identities, sources, 2, [0], {"train.precision": "bfloat16"}, 0.5, float("inf")
+    )
     runner.run(SMALL)
     assert runner.skipped == {}
     product_path = runner.product(SMALL.row("trained").training, 0)
+    settings = json.loads((Path(product_path).parent / "run.json").read_text())["definition"]["train"]
+    assert (settings["precision"], settings["optimizer"]["learning_rate"]) == ("bfloat16", 5e-5)
     counts = {"exclude": ("frequent",), "frequent": 2, "frequencies": token_counts(sources)}
     encoders = {
         "all tokens": EncoderSettings(path=sources.start, **AVERAGE),

@@ -80,8 +80,8 @@ class _OneDnnLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
-            _product(gradient, weight.T.contiguous()) if needs_x else None,
-            _product(gradient.T.contiguous(), x.T.contiguous()) if needs_weight else None,
+            _product(gradient, weight.T) if needs_x else None,
+            _product(gradient.T, x.T) if needs_weight else None,
             gradient.sum(0) if needs_bias else None,
         )
 

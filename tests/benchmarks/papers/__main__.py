@@ -66,12 +66,13 @@ def main(folder: Path, given: argparse.Namespace) -> None:
         open_sources(folder / "data", starts["english"]),
         given.steps,
         given.seeds,
-        given.precision,
+        {} if given.precision == "float32" else {"train.precision": given.precision},
+        given.rate_factor,
         time.monotonic() + 60 * given.minutes,
     )
     print(
-        f"{given.steps} steps of most trainings in {given.precision}, seeds {given.seeds}; {machine()}"
-        f"\n\n{RULE}"
+        f"{given.steps} steps of most trainings in {given.precision}, {given.rate_factor:g} times their "
+        f"learning rates, seeds {given.seeds}; {machine()}\n\n{RULE}"
     )
     verdicts = Counter[str]()
     cluster = ClusterSettings()
@@ -102,6 +103,9 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument(
+        "--rate-factor", type=float, default=1.0, help="factor of the learning rates that are chosen here"
+    )
     parser.add_argument("--minutes", type=float, default=60.0)
     given = parser.parse_args()
     main(given.folder.resolve(), given)

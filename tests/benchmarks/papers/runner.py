@@ -46,7 +46,8 @@ class Runner:
         sources: where rows come from.
         steps: number of steps of a training.
         seeds: seeds of trainings and samples.
-        precision: precision of trainings; see `train.precision`.
+        trained: settings of all trainings, such as their precision, by their dotted keys.
+        rate_factor: factor of the learning rates that are not those of the files.
         deadline: time, as of `time.monotonic`, after which no further row is begun.
     """
 
@@ -56,7 +57,8 @@ class Runner:
     sources: Sources
     steps: int
     seeds: Sequence[int]
-    precision: str
+    trained: Mapping[str, Any]
+    rate_factor: float
     deadline: float
     skipped: dict[str, str] = field(default_factory=dict)
     """reasons of rows that were not run, by table and row"""
@@ -73,8 +75,10 @@ class Runner:
                 for seed in self.seeds:
                     self._check(table, row, seed)
                     self.candidate(row, seed)
-            except (NotRun, PipelineError) as reason:
-                self.skipped[f"{table.key}: {row.name}"] = " ".join(str(reason).split())
+            except (NotRun, PipelineError) as error:
+                reason = " ".join(str(error).split())
+                self.skipped[f"{table.key}: {row.name}"] = reason
+                progress(f"not run: {row.name} ({reason})")
         for seed, name in product(self.seeds, table.columns):
             self._measure(table, name, seed)
 
@@ -215,7 +219,9 @@ class Runner:
     def _own_settings(self, training: Training, start: str | None, seed: int) -> dict[str, Any]:
         """Return the settings of a training, without its rows."""
         settings = training_settings(training, start, steps=self.steps, seed=seed)
-        return settings if self.precision == "float32" else {"train.precision": self.precision, **settings}
+        if training.rate is not None:
+            settings["train.optimizer.learning_rate"] = self.rate_factor * training.rate
+        return {**self.trained, **settings}
 
     def _file(self, identity: Any) -> Path:
         return self.folder / "results" / f"{digest_of(identity)[:24]}.json"
