@@ -11,7 +11,7 @@ from pipeline.store.manifest import Gate
 from pipeline.text.tokens.coverage import ScriptCoverage
 
 # Defaults of gates.canary_cosine: an encoder repeats its vectors up to the rounding of its dtype.
-_MIN_CANARY_COSINE = {"float32": 0.9999, "bfloat16": 0.999, "float16": 0.999}
+_MIN_CANARY_COSINE = {"float32": 0.9999, "bfloat16": 0.999, "float16": 0.999, "int8": 0.99}
 
 
 def judge(

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from pipeline.config import Settings
 from pipeline.settings.corpus import Uri
 
-Dtype = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 
 
 class EncoderSettings(Settings):
@@ -79,7 +79,9 @@ class EncodeSettings(Settings):
     window_rows: Annotated[int, Field(ge=1)] = 32_768
     """rows whose buffers are planned together; equal texts in a window are encoded once"""
     dtype: Dtype = "float32"
-    """type of the forward pass; pooling and normalization stay in float32"""
+    """type of the forward pass; pooling and normalization stay in float32. int8 is for Transformers with a
+    packed forward pass on CPUs with AVX512_VNNI: weights and inputs of linear layers are rounded to 8 bits,
+    with a scale for each output and each token; everything else is in float32"""
     compile: bool = True
     """on a GPU, compile normalization and residual sum into one kernel. This needs Triton; without it, a
     message says so and nothing is compiled. No effect on a CPU"""

@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from pipeline.errors import ConfigError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.inference.convolutional import ConvolutionalModel
 from pipeline.models.inference.dan import DanModel
@@ -31,6 +32,13 @@ def load_backbone(
     checkpoint = open_checkpoint(folder)
     if folder.family in ("words", "static"):
         return BagModel(folder, checkpoint, arithmetic, tokenizer), None
+    if arithmetic.is_quantized and folder.family in ("other", "convolutional"):
+        raise ConfigError(
+            "encode.dtype",
+            "float32, bfloat16 or float16 for an encoder without a packed forward pass",
+            f"int8 for {folder.path}",
+            "set encode.dtype=float32, or use an encoder of another family",
+        )
     if (kind := _OWN_MODELS.get(folder.family)) is not None:
         return kind(folder, checkpoint, arithmetic), None
     is_packed = folder.family != "other"

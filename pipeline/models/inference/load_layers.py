@@ -15,9 +15,10 @@ from pipeline.models.inference.packed_layer import (
     norm_of_sum,
 )
 from pipeline.models.layers.architecture import Architecture
-from pipeline.models.layers.linear import Linear
+from pipeline.models.layers.linear import LEAST_ACTIVATIONS, Linear, LinearMap
 from pipeline.models.layers.names import Names, SublayerNames
 from pipeline.models.layers.numerics import Arithmetic
+from pipeline.models.layers.quantized import ROWS_AT_ONCE, QuantizedLinear
 from pipeline.models.layers.weights import Checkpoint
 
 
@@ -71,14 +72,20 @@ class LayerLoader:
         )
 
     def _feed_forward(self, prefix: str) -> FeedForward:
-        shape, names = self._architecture, self._names.feed_forward
+        shape, names, rows = self._architecture, self._names.feed_forward, self._arithmetic.max_tokens
         maps = self._inputs(prefix, names, (shape.inner,) * (1 + self._names.gated), shape.biases.inner)
         activated, *gated = reversed(maps) if self._names.gate_second else maps
         return FeedForward(
-            residual=self._residual(prefix, names, shape.inner, shape.biases.outer),
+            residual=self._residual(
+                prefix,
+                names,
+                shape.inner,
+                shape.biases.outer,
+                least=None if gated else LEAST_ACTIVATIONS.get(shape.activation),
+            ),
             activated=self._linear(*activated, shape.activation),
             gated=self._linear(*gated[0]) if gated else None,
-            rows=self._arithmetic.max_tokens,
+            rows=min(ROWS_AT_ONCE, rows) if self._arithmetic.is_quantized else rows,
         )
 
     def _inputs(
@@ -96,7 +103,9 @@ class LayerLoader:
         biases = [None] * len(rows) if bias is None else bias.split(rows)
         return list(zip(weight.split(rows), biases, strict=True))
 
-    def _residual(self, prefix: str, names: SublayerNames, inner: int, has_bias: bool) -> Residual:
+    def _residual(
+        self, prefix: str, names: SublayerNames, inner: int, has_bias: bool, least: float | None = None
+    ) -> Residual:
         stored = self._checkpoint.linear(
             prefix + names.output, inner, self._architecture.width, bias=has_bias
         )
@@ -104,7 +113,7 @@ class LayerLoader:
             None if name is None else self.norm(prefix + name)
             for name in (names.norm_before, names.norm_of_output, names.norm_of_sum)
         )
-        return Residual(self._linear(*stored), *norms)
+        return Residual(self._linear(*stored, least=least), *norms)
 
     def _head_norm(self, prefix: str) -> HeadNorm | None:
         shape, names = self._architecture, (self._names.query_norm, self._names.key_norm)
@@ -120,10 +129,15 @@ class LayerLoader:
         weight = self._checkpoint.tensor(f"{name}.weight", (width,))
         return self.on_device(weight + 1 if self._architecture.norm == "rms_around_1" else weight)
 
-    def _linear(self, weight: Tensor, bias: Tensor | None, activation: str | None = None) -> Linear:
-        return Linear(
-            self.on_device(weight),
-            None if bias is None else self.on_device(bias),
-            rows=self._arithmetic.max_tokens,
-            activation=activation,
-        )
+    def _linear(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str | None = None,
+        least: float | None = None,
+    ) -> LinearMap:
+        rows = self._arithmetic.max_tokens
+        weight, bias = self.on_device(weight), None if bias is None else self.on_device(bias)
+        if self._arithmetic.is_quantized:
+            return QuantizedLinear(weight, bias, rows=rows, activation=activation, least=least)
+        return Linear(weight, bias, rows=rows, activation=activation)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.models.layers.attend import Heads
-from pipeline.models.layers.linear import Linear
+from pipeline.models.layers.linear import LinearMap
 from pipeline.models.layers.rotary import Angles, rotate
 
 Attend = Callable[[Heads], Tensor]
@@ -52,7 +52,7 @@ def norm_of_sum(update: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, 
 class Residual:
     """Last map of a sublayer, and the normalizations around it."""
 
-    output: Linear
+    output: LinearMap
     norm_before: Norm | None
     norm_of_output: Norm | None
     norm_of_sum: Norm | None
@@ -88,7 +88,7 @@ class PackedAttention:
     """Attention of a layer: normalized heads, rotated by their positions."""
 
     residual: Residual
-    inputs: Linear
+    inputs: LinearMap
     """maps to queries, keys and values, side by side"""
     heads: int
     key_heads: int
@@ -115,9 +115,9 @@ class FeedForward:
     """Feed-forward layer, with gates (Shazeer 2020) or without."""
 
     residual: Residual
-    activated: Linear
+    activated: LinearMap
     """includes the activation"""
-    gated: Linear | None
+    gated: LinearMap | None
     """its output multiplies that of `activated`"""
     rows: int
     """tokens that are computed at once, so that a long text does not need memory for all inner values"""

@@ -13,6 +13,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
 }
+LEAST_ACTIVATIONS = {"gelu": -0.17, "gelu_new": -0.1701, "relu": -1e-3, "silu": -0.2785}
+"""limits just below the least values of the activations"""
+LinearMap = Callable[[Tensor], Tensor]
+"""Linear layer with its activation: (rows, outer) for (rows, inner)."""
 # by activation: the last arguments of mkldnn._linear_pointwise (operation, scalars, variant of the operation)
 _ONEDNN: dict[str | None, tuple[str, list[Any], str]] = {
     None: ("none", [], ""),

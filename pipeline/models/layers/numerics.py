@@ -13,9 +13,11 @@ from pipeline.device import Device
 from pipeline.errors import ConfigError
 from pipeline.log import say
 from pipeline.models.layers.linear import is_onednn
+from pipeline.models.layers.quantized import check_int8
 from pipeline.settings import Dtype, EncodeSettings
 
-_VERSION = "packed-1"  # to be changed whenever a change of the models' code changes bits
+# by dtype, to be changed whenever a change of the models' code changes bits
+_VERSIONS = {"float32": "packed-1", "bfloat16": "packed-1", "float16": "packed-1", "int8": "packed-1"}
 _MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # CPU: 512 to 2,048 are equally fast, more is slower
 
 
@@ -41,8 +43,13 @@ class Arithmetic:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Type of weights and activations."""
-        return cast(torch.dtype, getattr(torch, self.dtype))
+        """Type of weights and activations; with int8, of everything but the products of linear layers."""
+        return torch.float32 if self.is_quantized else cast(torch.dtype, getattr(torch, self.dtype))
+
+    @property
+    def is_quantized(self) -> bool:
+        """Return whether linear layers of Transformers compute in 8-bit integers."""
+        return self.dtype == "int8"
 
     def numerics_id(self, model: str) -> str:
         """Hash everything that can change a vector's bits.
@@ -55,7 +62,7 @@ class Arithmetic:
         """
         return digest_of(
             {
-                "version": _VERSION,
+                "version": _VERSIONS[self.dtype],
                 "model": model,
                 "dtype": self.dtype,
                 "max_tokens": self.max_tokens,
@@ -72,8 +79,11 @@ def arithmetic_of(encode: EncodeSettings, device: Device, max_length: int) -> Ar
     """Resolve the settings for a device, and log settings that the device or the machine does not support.
 
     Raises:
-        ConfigError: encode.max_tokens is below `max_length`, the longest text in tokens.
+        ConfigError: encode.max_tokens is below `max_length`, the longest text in tokens; or the device has no
+            instructions for int8.
     """
+    if encode.dtype == "int8":
+        check_int8(device)
     max_tokens = _buffer_tokens(encode.max_tokens, max_length, device)
     can_fuse = device.kind != "cpu" and importlib.util.find_spec("triton") is not None
     arithmetic = Arithmetic(device, encode.dtype, max_tokens, fused=encode.compile and can_fuse)
@@ -84,7 +94,7 @@ def arithmetic_of(encode: EncodeSettings, device: Device, max_length: int) -> Ar
         )
     if (
         device.kind == "cpu"
-        and encode.dtype != "float32"
+        and encode.dtype in ("bfloat16", "float16")
         and not is_onednn(arithmetic.torch_device, arithmetic.torch_dtype)
     ):
         say(
