@@ -58,7 +58,10 @@ def quarantined_rows(store: Store, candidate: Candidate) -> tuple[QuarantinedRow
 
 
 def search_examples(store: Store, candidate: Candidate) -> tuple[Answers, ...]:
-    """Return the example queries of the index with the ids and texts of their neighbours."""
+    """Return the example queries of the index with the ids and texts of their neighbours.
+
+    A query whose row has died is left out if its unit is gone: only its vector is stored.
+    """
     examples = candidate.built.examples
     addresses = {example.query for example in examples}
     addresses |= {address for example in examples for address, _ in example.neighbours}
@@ -72,4 +75,5 @@ def search_examples(store: Store, candidate: Candidate) -> tuple[Answers, ...]:
             ),
         )
         for example in examples
+        if example.query in rows
     )

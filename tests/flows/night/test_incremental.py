@@ -183,6 +183,18 @@ def test_only_new_and_changed_texts_are_encoded_and_known_ones_are_copied(nights
     assert_equal_releases(night, scratch)
 
 
+def test_a_corpus_whose_rows_are_all_replaced_is_published(nights: Callable[..., Night]):
+    """Rows of last night's queries are then in no unit of the new release."""
+    night = nights("index.queries=1000")
+    night.put({"a.parquet": [(f"old-{number}", text) for number, text in enumerate(sentences(90, seed=1))]})
+    night.run()
+    night.put({"a.parquet": [(f"new-{number}", text) for number, text in enumerate(sentences(90, seed=2))]})
+    outcome = night.run()
+    assert (outcome.status, night.current().rows) == ("published", 90)
+    report = Path(night.job.release.root) / "releases" / "00000002" / "report.html"
+    assert "new-" in report.read_text().split("answer")[-1]
+
+
 def test_files_that_only_moved_publish_nothing(nights: Callable[..., Night]):
     night = nights()
     night.put({"a.parquet": BASE[:20], "b.parquet": BASE[20:]})
