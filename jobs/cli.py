@@ -23,6 +23,7 @@ from jobs.preflight import preflight
 from jobs.releases import releases
 from jobs.search import search
 from jobs.search_template import search_template
+from jobs.serve import serve
 from jobs.train import train
 from jobs.whiten import whiten
 from pipeline.log import packages
@@ -85,6 +86,7 @@ for _command in (
     search_template,
     nightly,
     search,
+    serve,
     duplicates,
     export,
 ):

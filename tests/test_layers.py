@@ -37,6 +37,7 @@ ORDER = (
     "report",
     "targets",
     "flows",
+    "serve",
     "manta",
 )
 FLOWS = (

@@ -65,8 +65,8 @@ class ReleaseFiles:
             dead[np.isin(part_of_dead, chosen)],
             manifest.index.settings.get("effort"),
         )
-        unit_vectors = UnitVectors(options.store, manifest.units, options.verify)
-        self.filters = Filters(self.ids, self._parts, unit_vectors)
+        self._unit_vectors = UnitVectors(options.store, manifest.units, options.verify)
+        self.filters = Filters(self.ids, self._parts, self._unit_vectors)
         if options.parts is None and len(self) != manifest.rows:
             raise DataError(
                 options.store.uri_of(manifest.index.files[0].path),
@@ -80,10 +80,27 @@ class ReleaseFiles:
         return self._parts.ntotal
 
     def successor(self, manifest: ReleaseManifest, verify: bool) -> "ReleaseFiles":
-        """Open another release. If it has the same encoder, a loaded encoder is shared."""
+        """Open another release. If the encoder is loaded, it is shared, or the other release's is loaded."""
         is_same = (manifest.space_id, manifest.encoder) == (self.manifest.space_id, self.manifest.encoder)
-        encoder = self._encoder if is_same else None
+        encoder = self._encoder
+        if encoder is not None and not is_same:
+            encoder = load_query_encoder(self._options.store, manifest, self._options.device)
         return ReleaseFiles(manifest, self._options._replace(verify=verify), encoder)
+
+    def vector(self, row_id: str | int) -> np.ndarray:
+        """Return the raw vector (d,) float32 of a live row; see `OpenRelease.vector`."""
+        is_number = pa.types.is_integer(self.ids.schema.field("id").type)
+        literal = str(row_id) if is_number else "'" + str(row_id).replace("'", "''") + "'"
+        where = f"release {self.manifest.release}"
+        if is_number and not literal.removeprefix("-").isdecimal():
+            raise DataError(where, "an id that is a whole number", repr(row_id), "check the id")
+        exact = self.filters.select(f"id = {literal}").exact
+        if exact is None:
+            remedy = "restore the unit, or roll back"
+            raise DataError(where, f"the unit with the vector of {row_id!r}", "no such unit", remedy)
+        if not len(exact.addresses):
+            raise DataError(where, f"a row with id {row_id!r}", "none", "check the id")
+        return self._unit_vectors.take(exact.addresses[:1])[0]
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Encode texts as queries, (n, d) float32, with the release's encoder, loaded at the first call."""
@@ -112,7 +129,7 @@ class ReleaseFiles:
         else:
             scores, addresses = self._nearest(vectors, k, where)
         query, rank = np.nonzero(addresses != NO_NEIGHBOUR)
-        rows = self.ids.take(addresses[query, rank])
+        rows = self.rows(addresses[query, rank], texts=texts)
         columns = {
             "query": arrow_of(query.astype(np.int32)),
             "rank": arrow_of(rank.astype(np.int32) + 1),
@@ -120,9 +137,14 @@ class ReleaseFiles:
             "score": arrow_of(scores[query, rank].astype(np.float32)),
         }
         kept_columns = {name: rows[name] for name in rows.column_names if name not in columns}
-        if texts and "text" not in kept_columns:
-            columns["text"] = self._texts.take(addresses[query, rank])
         return pa.table({**columns, **kept_columns})
+
+    def rows(self, addresses: np.ndarray, *, texts: bool = False) -> pa.Table:
+        """Return the rows of `addresses` (n,) in their order; see `OpenRelease.rows`."""
+        rows = self.ids.take(addresses)
+        if not texts or "text" in rows.column_names:
+            return rows
+        return rows.add_column(1, "text", self._texts.take(addresses))
 
     def _nearest(self, vectors: np.ndarray, k: int, where: str | None) -> tuple[np.ndarray, np.ndarray]:
         """Return scores and addresses (q, k) of the nearest rows, NO_NEIGHBOUR after the last answer."""

@@ -84,6 +84,11 @@ class OpenRelease:
         return self.manifest.space_id
 
     @property
+    def releases(self) -> Releases:
+        """The releases of the root."""
+        return self._releases
+
+    @property
     def manifest(self) -> ReleaseManifest:
         """The release's manifest."""
         return self._files.manifest
@@ -177,15 +182,48 @@ class OpenRelease:
             )
         return files.search(vectors, k, **options)
 
-    def refresh(self, *, verify: bool = True) -> bool:
-        """Swap to the current release if it has changed; return whether it has.
+    def rows(self, addresses: np.ndarray, *, texts: bool = False) -> pa.Table:
+        """Return the rows of `addresses` (n,) int64 in their order: id, kept columns, and text if asked for.
 
-        A release that was opened by number is not swapped.
+        Raises:
+            DataError: no row has one of the addresses; also MissingTexts for a missing corpus unit.
         """
-        if not self._follows:
-            return False
-        manifest = self._releases.current()
-        if manifest is None or manifest.id == self.manifest.id:
-            return False
+        return self._files.rows(addresses, texts=texts)
+
+    def vector(self, row_id: str | int) -> np.ndarray:
+        """Return the raw vector (d,) float32 of a live row, which can be searched for as a query.
+
+        Raises:
+            DataError: no live row has the id, or the unit with its vector is missing or damaged.
+        """
+        return self._files.vector(row_id)
+
+    def snapshot(self) -> "OpenRelease":
+        """Return the release that is open now, with the same files, as an object that is never swapped."""
+        return OpenRelease(self._releases, self._files, follows=False)
+
+    def newer(self) -> ReleaseManifest | None:
+        """Return the manifest of the current release if that is another one; after a rollback it is older.
+
+        Returns None for a release that was opened by number.
+        """
+        manifest = self._releases.current() if self._follows else None
+        return None if manifest is None or manifest.id == self.manifest.id else manifest
+
+    def swap(self, manifest: ReleaseManifest, *, verify: bool = True) -> None:
+        """Open another release of the root in place of this one.
+
+        If the encoder is loaded, that of the other release is loaded before the swap, so no query waits for
+        it. After an error this release stays open.
+
+        Raises:
+            DataError: a file of the other release is missing or damaged.
+        """
         self._files = self._files.successor(manifest, verify)
+
+    def refresh(self, *, verify: bool = True) -> bool:
+        """Swap to the current release if it has changed; return whether it has. See `newer` and `swap`."""
+        if (manifest := self.newer()) is None:
+            return False
+        self.swap(manifest, verify=verify)
         return True

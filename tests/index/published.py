@@ -78,9 +78,11 @@ class Publisher:
 
     Attributes:
         in_units: texts are in corpus units, not among the kept columns.
+        encoder_path: path of the encoder in the store.
     """
 
     in_units = False
+    encoder_path = "encoders/e"
 
     def __init__(self, store: Store, folder: Path, scratch: Path) -> None:
         self.store, self.scratch, self.encoder = store, scratch, open_encoder(folder)
@@ -230,6 +232,6 @@ class Publisher:
         folder, references = self.encoder.folder, []
         for name in folder.files:
             content = folder.file(name).read_bytes()
-            self.store.write(f"encoders/e/{name}", content)
+            self.store.write(f"{self.encoder_path}/{name}", content)
             references.append(FileRef(path=name, sha256=sha256(content).hexdigest(), bytes=len(content)))
-        return EncoderFiles(path="encoders/e", files=tuple(references))
+        return EncoderFiles(path=self.encoder_path, files=tuple(references))

@@ -1,0 +1,117 @@
+"""Serve searches of the current release over HTTP, and a page to look at the corpus.
+
+manta serve releases
+MANTA_SERVE_TOKEN=... manta serve s3://bucket/index --host 0.0.0.0 --port 8000
+python -m jobs.serve releases
+"""
+
+import contextlib
+import os
+import socket
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from jobs.boundary import Say, guarded
+from jobs.command import CommitsRoot, Root, Verbose, options_command, standalone
+
+TOKEN = "MANTA_SERVE_TOKEN"
+"""environment variable with the token that requests must carry"""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The command line of a service."""
+
+    root: Root
+    host: Annotated[
+        str, typer.Option("--host", help=f"Address to listen on. Any but this machine's own needs {TOKEN}.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65_535, help="Port to listen on; 0 takes a free one.")
+    ] = 8000
+    poll_s: Annotated[
+        float, typer.Option("--poll-s", min=0.1, help="Seconds between two looks for another release.")
+    ] = 30.0
+    any_space: Annotated[
+        bool,
+        typer.Option(
+            "--any-space",
+            help="Also swap to releases of another encoder. Default: such a release is refused, because "
+            "scores, and vectors that clients send, would mean something else.",
+        ),
+    ] = False
+    commits_root: CommitsRoot = None
+    verbose: Verbose = False
+
+
+@options_command
+def serve(options: ServeOptions) -> None:
+    """Answer searches over HTTP with the current release of ROOT, until the process is stopped.
+
+    POST /search takes texts or vectors; GET /release, /healthz, /metrics (Prometheus) and /openapi.json
+    describe the service; / is a page to look at the corpus. When a night publishes, or somebody rolls back,
+    the service opens that release and swaps to it between two searches.
+    """
+    guarded(lambda say: _serve(options, say), as_json=False, verbose=options.verbose)
+
+
+def _serve(options: ServeOptions, say: Say) -> None:
+    from pipeline.errors import ConfigError
+
+    token = os.environ.get(TOKEN, "")
+    with _listening(options) as listener:
+        address, port = listener.getsockname()[:2]
+        if not token and not _is_loopback(address):
+            raise ConfigError(
+                f"--host {options.host}",
+                f"a token in {TOKEN}, because other machines can reach the service",
+                "none",
+                f"set {TOKEN}, or leave --host out",
+            )
+        try:
+            import uvicorn
+
+            from pipeline.serve.service import ServiceOptions, make_app
+        except ModuleNotFoundError as error:
+            found = f"no package {error.name}"
+            raise ConfigError(
+                "manta serve", "the packages of the extra serve", found, "pip install manta-embeddings[serve]"
+            ) from None
+        from pipeline.index.search import open_release
+
+        root = (options.root, options.commits_root) if options.commits_root else options.root
+        release = open_release(root)
+        app = make_app(release, ServiceOptions(options.poll_s, not options.any_space, token))
+        shown = f"[{address}]" if ":" in address else address
+        say(f"release {release.number} with {len(release):,} rows is served at http://{shown}:{port}/")
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        with contextlib.suppress(KeyboardInterrupt):  # SIGTERM or Ctrl-C, after open requests were answered
+            server.run(sockets=[listener])
+
+
+def _listening(options: ServeOptions) -> socket.socket:
+    """Return a socket that listens on the address of the options."""
+    from pipeline.errors import ConfigError
+
+    try:
+        family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((options.host, options.port), family=family, backlog=1_024)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {options.host} --port {options.port}",
+            "an address of this machine that is free",
+            str(error),
+            "choose another, or end the program that uses it",
+        ) from None
+
+
+def _is_loopback(address: str) -> bool:
+    import ipaddress
+
+    return ipaddress.ip_address(address).is_loopback
+
+
+if __name__ == "__main__":
+    standalone(serve)

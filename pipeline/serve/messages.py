@@ -1,0 +1,101 @@
+"""Bodies of the requests and responses of the service."""
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_QUERIES = 256
+"""Largest number of queries in one request."""
+MAX_ANSWERS = 1_000
+"""Largest number of answers to one query."""
+_MAX_CHARACTERS = 100_000  # of one query; encoders read a few hundred tokens
+
+
+class SearchRequest(BaseModel):
+    """Body of a search: texts, or vectors of the release's encoder."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    queries: list[str] | None = Field(None, min_length=1, max_length=MAX_QUERIES, description="texts")
+    vectors: list[list[float]] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_QUERIES,
+        description="raw vectors of the release's encoder, instead of texts",
+    )
+    space_id: str | None = Field(
+        None,
+        description="space of the queries, from GET /release. If the release is of another space, the answer "
+        "is 409. Vectors need it.",
+    )
+    k: int = Field(10, ge=1, le=MAX_ANSWERS, description="answers per query")
+    where: str | None = Field(
+        None,
+        max_length=_MAX_CHARACTERS,
+        description="a filter on the id and kept columns, such as price < 10 and lang in ('de', 'en')",
+    )
+    group: bool = Field(False, description="answer with documents: of the chunks of each, only the best one")
+    texts: bool = Field(False, description="add the text of each answer")
+
+    @model_validator(mode="after")
+    def _check_queries(self) -> Self:
+        if (self.queries is None) == (self.vectors is None):
+            raise ValueError("give either queries or vectors")
+        if self.vectors is not None and self.space_id is None:
+            raise ValueError("vectors need a space_id: that of the encoder that made them (GET /release)")
+        if any(len(query) > _MAX_CHARACTERS for query in self.queries or ()):
+            raise ValueError(f"a query has more than {_MAX_CHARACTERS:,} characters")
+        return self
+
+
+class FoundRow(BaseModel):
+    """One answer, with the columns that corpus.keep names."""
+
+    model_config = ConfigDict(extra="allow")
+
+    rank: int
+    """from 1"""
+    id: str | int
+    score: float
+    """cosine"""
+
+
+class SearchResponse(BaseModel):
+    """Answers to each query, best first, all from one release."""
+
+    release: int
+    space_id: str
+    answers: list[list[FoundRow]]
+
+
+class ServedRelease(BaseModel):
+    """The release that answers."""
+
+    release: int
+    space_id: str
+    rows: int
+    dim: int
+    """components of a raw vector"""
+    index: str
+    """kind of the index"""
+    published_at: str | None
+    encoder: str
+    gates: dict[str, Any]
+    refused: int | None
+    """number of the root's current release if it is of another space and was therefore refused"""
+
+
+class Health(BaseModel):
+    """State of the service."""
+
+    status: str
+    release: int
+    checked_s: float
+    """seconds since the root was last read without an error"""
+
+
+class Problem(BaseModel):
+    """An error."""
+
+    error: str
+    message: str

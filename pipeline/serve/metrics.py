@@ -1,0 +1,44 @@
+"""Prometheus metrics of the service."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_LATENCY_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class ServiceMetrics:
+    """Metrics of one service, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "manta_serve_requests", "Requests by route and status.", ("route", "status"), registry=registry
+        )
+        self.seconds = Histogram(
+            "manta_serve_request_seconds",
+            "Duration of requests by route.",
+            ("route",),
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self.batch_queries = Histogram(
+            "manta_serve_batch_queries",
+            "Queries that are answered together.",
+            buckets=_QUERIES,
+            registry=registry,
+        )
+        self.release = Gauge("manta_serve_release", "Number of the release that answers.", registry=registry)
+        self.rows = Gauge("manta_serve_rows", "Rows of the release that answers.", registry=registry)
+        self.refused = Gauge(
+            "manta_serve_refused_release",
+            "Number of the current release if it is refused because of its space, else 0.",
+            registry=registry,
+        )
+        self.swaps = Counter("manta_serve_swaps", "Swaps to another release.", registry=registry)
+        self.failures = Counter(
+            "manta_serve_refresh_failures", "Failed attempts to read the current release.", registry=registry
+        )
+
+    def text(self) -> bytes:
+        """Return all metrics in the text format of Prometheus."""
+        return bytes(generate_latest(self._registry))

@@ -1,0 +1,138 @@
+"""Routes of the page on which people look at a corpus. It works without scripts and external resources."""
+
+import time
+from typing import Annotated, Any
+
+from fastapi import FastAPI, HTTPException, Path, Query
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import HTMLResponse
+
+from pipeline.charts.frame import shorten
+from pipeline.charts.plane import PlanePoint, group_numbers, plane_chart
+from pipeline.errors import PipelineError
+from pipeline.index.search import OpenRelease
+from pipeline.report.explore import ExplorePage, MapPage, Question, render, render_map
+from pipeline.serve.batches import Batches, Search
+from pipeline.serve.sample_map import PlacedRows, SampleMap
+from pipeline.store.manifest import report_path
+
+_MAX_SHOWN = 100  # answers on the page
+_MAX_TITLE = 200  # characters
+_OVERVIEW = "index.html"
+_POLICY = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def add_page(app: FastAPI, release: OpenRelease, batches: Batches) -> None:
+    """Add the routes to an application."""
+    _add_search_page(app, release, batches)
+    _add_map(app, release)
+    _add_reports(app, release)
+
+
+def _add_search_page(app: FastAPI, release: OpenRelease, batches: Batches) -> None:
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def search_page(
+        q: str = "",
+        near: str = "",
+        where: str = "",
+        k: Annotated[int, Query(ge=1, le=_MAX_SHOWN)] = 10,
+        group: bool = False,
+    ) -> HTMLResponse:
+        question, began_s = Question(q.strip(), near, where.strip(), k, group), time.perf_counter()
+        answers, problem, status = None, "", 200
+        try:
+            if question.q or question.near:
+                answers = await _answers(question, release.snapshot(), batches)
+        except PipelineError as error:
+            problem, status = str(error), 400
+        seconds = time.perf_counter() - began_s
+        page = await run_in_threadpool(_page, release.snapshot(), question)
+        shown = ExplorePage(**page, answers=answers, problem=problem, seconds=seconds)
+        return HTMLResponse(render(shown), status, _POLICY)
+
+
+async def _answers(question: Question, release: OpenRelease, batches: Batches) -> list[dict[str, Any]]:
+    """Answer a question: rows near a text, or near another row."""
+    if question.q:
+        search = Search((question.q,), question.k, None, question.where or None, question.group, True)
+    else:
+        vector = await run_in_threadpool(release.vector, question.near)
+        space_id = release.space_id  # if another release is served meanwhile, the search refuses the vector
+        search = Search(vector[None], question.k, space_id, question.where or None, question.group, True)
+    return (await batches.search(search)).answers[0]
+
+
+def _page(release: OpenRelease, question: Question) -> dict[str, Any]:
+    """Return the values of the page that do not depend on the answer."""
+    manifest = release.manifest
+    commit = release.releases.commits.read(manifest.release)
+    corpus = manifest.settings.get("corpus", {})
+    return {
+        "root": release.releases.store.uri,
+        "release": manifest.release,
+        "rows": len(release),
+        "published": commit.committed_at[:16].replace("T", " ") + " UTC" if commit else "",
+        "encoder": manifest.settings.get("encoder", {}).get("path", "its encoder"),
+        "has_chunks": "chunks" in manifest.counts,
+        "columns": corpus.get("keep", ()),
+        "question": question,
+    }
+
+
+def _add_map(app: FastAPI, release: OpenRelease) -> None:
+    sample_map = SampleMap()
+
+    @app.get("/map", response_class=HTMLResponse, include_in_schema=False)
+    def map_page(colour: str = "") -> HTMLResponse:  # not async, so it runs in a thread of its own
+        opened = release.snapshot()
+        placed = sample_map.of(opened)
+        columns = [name for name in placed.rows.column_names if name not in ("id", "text")]
+        page = _map_page(placed, colour, columns, len(opened))
+        return HTMLResponse(render_map(page), headers=_POLICY)
+
+
+def _map_page(placed: PlacedRows, colour: str, columns: list[str], rows: int) -> MapPage:
+    colour = colour if colour in columns else ""
+    values = placed.rows[colour].to_pylist() if colour else [""] * placed.rows.num_rows
+    numbers, labels = group_numbers(values)
+    titles = placed.rows["text" if "text" in placed.rows.column_names else "id"].to_pylist()
+    points = [
+        PlanePoint(float(x), float(y), str(row_id), shorten(" ".join(str(title).split()), _MAX_TITLE), number)
+        for (x, y), row_id, title, number in zip(
+            placed.points, placed.rows["id"].to_pylist(), titles, numbers, strict=True
+        )
+    ]
+    return MapPage(
+        release=placed.release,
+        rows=rows,
+        method=placed.method,
+        variance=placed.variance,
+        shown=len(points),
+        columns=columns,
+        colour=colour,
+        labels=labels if colour else (),
+        chart=plane_chart(points),
+    )
+
+
+def _add_reports(app: FastAPI, release: OpenRelease) -> None:
+    """Add the pages that nights write: the list of releases, and the report of each."""
+    store = release.releases.store
+
+    def stored(path: str) -> HTMLResponse:
+        try:
+            return HTMLResponse(store.read(path), headers=_POLICY)
+        except FileNotFoundError:
+            raise HTTPException(404, f"{path} does not exist") from None
+
+    @app.get("/index.html", response_class=HTMLResponse, include_in_schema=False)
+    def overview() -> HTMLResponse:
+        return stored(_OVERVIEW)
+
+    @app.get("/releases/{number}/report.html", response_class=HTMLResponse, include_in_schema=False)
+    def report(number: Annotated[int, Path(ge=1)]) -> HTMLResponse:
+        return stored(report_path(number))

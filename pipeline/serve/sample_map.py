@@ -1,0 +1,83 @@
+"""Place a sample of the rows of a release on a plane: by UMAP if it is installed, else by PCA."""
+
+import importlib
+import importlib.util
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.flows.rows import LiveRows, placed_units
+from pipeline.index.search import OpenRelease
+from pipeline.index.texts import MissingTexts
+
+_ROWS = 1_500  # points that a browser draws at once, and that a person can still tell apart
+_UMAP_NEIGHBOURS = 15  # the default of umap-learn
+_STORED_SAMPLE = "train"  # the largest of the samples that encoding leaves beside a unit
+
+
+class PlacedRows(NamedTuple):
+    """Rows of a release on a plane.
+
+    Attributes:
+        release: number of the release.
+        method: UMAP or PCA.
+        variance: proportion of the vectors' variance that PCA shows; None for UMAP.
+        points: (n, 2).
+        rows: n rows: id, text if it can be read, and kept columns.
+    """
+
+    release: int
+    method: str
+    variance: float | None
+    points: np.ndarray
+    rows: pa.Table
+
+
+class SampleMap:
+    """The map of the latest release that was asked for; it is computed once. Threads may share an object."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._placed: PlacedRows | None = None
+
+    def of(self, release: OpenRelease) -> PlacedRows:
+        """Return the map of a release.
+
+        Raises:
+            DataError: a unit of the release is missing or damaged.
+        """
+        with self._lock:
+            if self._placed is None or self._placed.release != release.number:
+                self._placed = _place(release)
+            return self._placed
+
+
+def _place(release: OpenRelease) -> PlacedRows:
+    manifest = release.manifest
+    id_name = manifest.settings["corpus"]["id"]
+    live = LiveRows(release.releases.store, manifest.space_id, id_name, manifest.dead)
+    addresses, vectors = live.sample(placed_units(manifest), _ROWS, _STORED_SAMPLE)
+    try:
+        rows = release.rows(addresses, texts=True)
+    except MissingTexts:
+        rows = release.rows(addresses)
+    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    if importlib.util.find_spec("umap") and len(unit) > _UMAP_NEIGHBOURS:
+        umap = importlib.import_module("umap").UMAP(_UMAP_NEIGHBOURS, metric="cosine", random_state=0)
+        return PlacedRows(manifest.release, "UMAP", None, np.asarray(umap.fit_transform(unit)), rows)
+    points, variance = _principal_plane(unit)
+    return PlacedRows(manifest.release, "PCA", variance, points, rows)
+
+
+def _principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the first two principal components (n, 2) of vectors (n, d), and their part of the variance."""
+    centred = vectors - vectors.mean(axis=0)
+    _, spread, directions = np.linalg.svd(centred, full_matrices=False)
+    directions = directions[:2]
+    # the sign of a direction is arbitrary: its largest component is made positive
+    signs = np.sign(directions[np.arange(len(directions)), np.abs(directions).argmax(axis=1)])
+    points = np.zeros((len(vectors), 2))
+    points[:, : len(directions)] = centred @ (directions * signs[:, None]).T
+    return points, float((spread[:2] ** 2).sum() / max((spread**2).sum(), 1e-12))

@@ -1,0 +1,114 @@
+"""Measure `manta serve` under load: queries per second, latency, and swaps of releases meanwhile.
+
+    python -m tests.benchmarks.serve ROOT --clients 1 4 16 64 --seconds 20
+
+ROOT is a root of releases, such as out/quickstart/releases. Each client sends one query at a time, with one
+connection, and sends the next when it has the answer; queries are texts of the release itself. During each
+measurement with --swaps, the root is rolled back to its current release and the service reads it from
+scratch as often as it looks for one, so that swaps are part of the load. Any answer but 200, and any with
+fewer rows than asked for, counts as an error.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import aiohttp
+import numpy as np
+
+from pipeline.index.search import open_release
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
+from tests.benchmarks.machine import machine, print_table
+
+_K = 10
+_QUERIES = 500
+_SWAP_S = 2.0
+
+
+async def ask(session: aiohttp.ClientSession, url: str, query: str) -> bool:
+    """Send one query. Returns whether the answer is complete."""
+    async with session.post(f"{url}search", json={"queries": [query], "k": _K}) as response:
+        found = await response.json()
+        return response.status == 200 and len(found["answers"][0]) == _K
+
+
+async def load(url: str, queries: Sequence[str], clients: int, seconds: float) -> tuple[np.ndarray, int]:
+    """Send queries from several clients. Returns their durations in seconds and the number of errors."""
+    durations, errors = list[float](), 0
+    end = time.perf_counter() + seconds
+
+    async def client(number: int) -> None:
+        nonlocal errors
+        async with aiohttp.ClientSession() as session:
+            while (began := time.perf_counter()) < end:
+                complete = await ask(session, url, queries[(number + len(durations)) % len(queries)])
+                durations.append(time.perf_counter() - began)
+                errors += not complete
+
+    await asyncio.gather(*map(client, range(clients)))
+    return np.array(durations), errors
+
+
+async def swap_releases(releases: Releases, numbers: Sequence[int]) -> None:
+    """Roll back to each of the releases in turn, for ever."""
+    turn = 0
+    while True:
+        await asyncio.to_thread(releases.rollback, numbers[turn % len(numbers)])
+        turn += 1
+        await asyncio.sleep(_SWAP_S)
+
+
+async def measure(url: str, root: str, queries: Sequence[str], given: argparse.Namespace) -> None:
+    """Measure each number of clients, and print the table."""
+    releases = Releases(open_store(root))
+    numbers, rows = releases.numbers(), []
+    await load(url, queries, 1, 2.0)
+    for clients in given.clients:
+        swapping = asyncio.create_task(swap_releases(releases, numbers)) if given.swaps else None
+        durations, errors = await load(url, queries, clients, given.seconds)
+        if swapping:
+            swapping.cancel()
+        median, p99 = 1_000 * np.quantile(durations, [0.5, 0.99])
+        rate = len(durations) / given.seconds
+        rows.append((str(clients), f"{rate:,.0f}", f"{median:.1f}", f"{p99:.1f}", str(errors)))
+    print_table(("clients", "queries/s", "p50, ms", "p99, ms", "errors"), rows)
+    async with aiohttp.ClientSession() as session, session.get(f"{url}metrics") as response:
+        swaps = re.search(r"^manta_serve_swaps_total (\S+)", await response.text(), re.MULTILINE)
+    print(f"\nswaps: {float(swaps[1]) if swaps else 0:.0f}")
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("root")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--swaps", action="store_true")
+    given = parser.parse_args()
+    release = open_release(given.root)
+    rng = np.random.default_rng(0)
+    found = release.search(
+        rng.standard_normal((_QUERIES, release.manifest.index.dim), np.float32), 1, texts=True
+    )
+    queries = found["text"].to_pylist()
+    print(f"release {release.number} with {len(release):,} rows; {machine()}\n")
+    command = [sys.executable, "-m", "jobs.serve", given.root, "--port", "0", "--poll-s", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        url = process.stdout.readline().split()[-1]
+        asyncio.run(measure(url, given.root, queries, given))
+    finally:
+        process.terminate()
+        _, said = process.communicate()
+    print(json.dumps({"lines on standard error": len(said.splitlines())}))
+
+
+if __name__ == "__main__":
+    main()

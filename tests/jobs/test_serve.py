@@ -1,0 +1,70 @@
+"""`manta serve` listens where it was told to, needs a token beyond this machine, and ends on SIGTERM."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.store.store import open_store
+from tests.conftest import ROOT, CommandResult
+from tests.index.published import Publisher, texts
+from tests.models.folders import save_folder
+
+Manta = Callable[..., CommandResult]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A root with one release."""
+    folder = tmp_path_factory.mktemp("served")
+    Publisher(open_store(folder / "root"), save_folder(folder / "bert", "bert"), folder)(texts(20))
+    return str(folder / "root")
+
+
+def test_a_service_that_others_can_reach_needs_a_token(
+    root: str, manta: Manta, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("MANTA_SERVE_TOKEN", raising=False)
+    ended = manta("serve", root, "--host", "0.0.0.0", "--port", "0")
+    assert ended.code == 2
+    assert "expected a token in MANTA_SERVE_TOKEN" in ended.err
+
+
+def test_a_port_that_is_used_is_an_error(root: str, manta: Manta):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        ended = manta("serve", root, "--port", str(other.getsockname()[1]))
+    assert ended.code == 2
+    assert "an address of this machine that is free" in ended.err
+
+
+def test_a_root_without_a_release_is_an_error(tmp_path: Path, manta: Manta):
+    ended = manta("serve", str(tmp_path), "--port", "0")
+    assert ended.code == 3
+    assert "run manta nightly first" in ended.err
+
+
+def test_the_process_answers_until_sigterm_and_then_ends_well(root: str):
+    command = [sys.executable, "-m", "jobs.serve", root, "--port", "0"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.fullmatch(r"release 1 with 20 rows is served at (http://127\.0\.0\.1:\d+/)\n", line)
+        assert found, line
+        with urllib.request.urlopen(f"{found[1]}healthz") as response:
+            assert json.loads(response.read())["release"] == 1
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (0, "")
+    finally:
+        process.kill()

@@ -1,0 +1,82 @@
+"""A service over a root, on a free port of this machine."""
+
+import contextlib
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from pipeline.index.search import open_release
+from pipeline.serve.service import ServiceOptions, make_app
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client of a service.
+
+    Attributes:
+        url: address of the service.
+        headers: headers of every request.
+    """
+
+    url: str
+    headers: dict[str, str]
+
+    def get(self, path: str, **headers: str) -> tuple[int, str]:
+        """Return status and body."""
+        return self._send(urllib.request.Request(self.url + path, headers=self.headers | headers))
+
+    def post(self, path: str, body: Any) -> tuple[int, Any]:
+        """Send JSON. Returns status and decoded body."""
+        headers = {"Content-Type": "application/json", **self.headers}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        status, text = self._send(request)
+        return status, json.loads(text)
+
+    def json(self, path: str) -> Any:
+        """Return the decoded body of a successful GET."""
+        status, text = self.get(path)
+        assert status == 200, text
+        return json.loads(text)
+
+    @staticmethod
+    def _send(request: urllib.request.Request) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+
+@contextlib.contextmanager
+def serving(uri: str, options: ServiceOptions = ServiceOptions(), **headers: str) -> Iterator[Client]:
+    """Serve a root while the block runs."""
+    app = make_app(open_release(uri), options)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while not server.started:
+        assert time.monotonic() < deadline, "the service does not start"
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield Client(f"http://127.0.0.1:{port}", headers)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def wait_for_release(client: Client, number: int) -> None:
+    """Wait until the service answers with a release."""
+    deadline = time.monotonic() + 30
+    while client.json("/release")["release"] != number:
+        assert time.monotonic() < deadline, f"release {number} is not served"
+        time.sleep(0.02)

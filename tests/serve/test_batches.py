@@ -1,0 +1,110 @@
+"""Searches that are answered together get the answers that they get alone, and only faulty ones fail."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.index.search import OpenRelease, open_release
+from pipeline.serve.batches import Batches, Found, Overloaded, Search, json_rows
+from pipeline.serve.messages import MAX_QUERIES
+from pipeline.serve.metrics import ServiceMetrics
+from pipeline.store.store import open_store
+from tests.index.published import Publisher, texts
+from tests.models.folders import save_folder
+
+CORPUS = texts(120)
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> OpenRelease:
+    """An open release."""
+    folder = tmp_path_factory.mktemp("served")
+    Publisher(open_store(folder / "root"), save_folder(folder / "bert", "bert"), folder)(CORPUS)
+    return open_release(folder / "root")
+
+
+@pytest.fixture
+def batches(release: OpenRelease) -> Batches:
+    """Batches over the release."""
+    return Batches(release, ServiceMetrics())
+
+
+def ids(found: Found | Exception) -> list[list[str]]:
+    assert isinstance(found, Found)
+    return [[row["id"] for row in rows] for rows in found.answers]
+
+
+def test_searches_of_different_kinds_are_answered_together_as_alone(batches: Batches, release: OpenRelease):
+    vectors = release.encode(CORPUS[:3])
+    searches = [
+        Search(("two dogs",), 3),
+        Search(tuple(CORPUS[5:9]), 3),
+        Search(("two dogs", "a girl"), 3, where="length < 20"),
+        Search(vectors, 2, release.space_id),
+        Search(("a girl",), 7, texts=True),
+    ]
+    together = batches.answer(searches)
+    alone = [batches.answer([search])[0] for search in searches]
+    assert list(map(ids, together)) == list(map(ids, alone))
+    assert [len(found.answers) for found in together if isinstance(found, Found)] == [1, 4, 2, 3, 1]
+
+
+def test_a_faulty_search_fails_alone(batches: Batches, release: OpenRelease):
+    searches = [
+        Search(("two dogs",)),
+        Search((" ",)),
+        Search(("a girl",)),
+        Search((np.full((1, 48), np.nan, np.float32)), space_id=release.space_id),
+        Search(("a girl",), where="nothing = 1"),
+    ]
+    results = batches.answer(searches)
+    kinds = [type(result) for result in results]
+    assert kinds == [Found, ConfigError, Found, DataError, ConfigError]
+    assert ids(results[2]) == ids(batches.answer([searches[2]])[0])
+
+
+def test_queries_beyond_the_limit_are_refused_and_the_others_answered(release: OpenRelease):
+    batches = Batches(release, ServiceMetrics())
+
+    async def ask() -> list[Found | BaseException]:
+        full = tuple(CORPUS[:1] * MAX_QUERIES)
+        return await asyncio.gather(
+            *(batches.search(Search(full, 1)) for _ in range(18)), return_exceptions=True
+        )
+
+    kinds = [type(result) for result in asyncio.run(ask())]
+    assert kinds[:16] == [Found] * 16
+    assert kinds[16:] == [Overloaded] * 2
+
+
+def test_a_client_that_goes_away_does_not_disturb_others(release: OpenRelease):
+    batches = Batches(release, ServiceMetrics())
+
+    async def ask() -> Found:
+        impatient = asyncio.create_task(batches.search(Search(("two dogs",))))
+        patient = asyncio.create_task(batches.search(Search(("two dogs",))))
+        await asyncio.sleep(0)
+        impatient.cancel()
+        return await patient
+
+    assert ids(asyncio.run(ask())) == ids(batches.answer([Search(("two dogs",))])[0])
+
+
+def test_values_that_json_lacks_become_texts_or_null(tmp_path: Path):
+    table = pa.table(
+        {
+            "price": [1.5, float("nan"), float("inf")],
+            "day": pa.array([0, 1, None], pa.date32()),
+            "tags": [["a"], [], None],
+            "good": [True, None, False],
+        }
+    )
+    assert list(json_rows(table)) == [
+        {"price": 1.5, "day": "1970-01-01", "tags": ["a"], "good": True},
+        {"price": None, "day": "1970-01-02", "tags": [], "good": None},
+        {"price": None, "day": None, "tags": None, "good": False},
+    ]

@@ -1,0 +1,221 @@
+"""A service answers like the release itself, also while it swaps releases, and explains what it refuses."""
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.index.search import open_release
+from pipeline.serve.service import ServiceOptions
+from pipeline.store.base import Store
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
+from tests.index.published import Publisher, texts
+from tests.models.folders import save_folder
+from tests.serve.serving import Client, serving, wait_for_release
+
+CORPUS = texts(330)
+QUERIES = ["two dogs run near the river", "a girl reads", "Schnee am Fluss"]
+FAST = ServiceOptions(poll_s=0.05)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of two encoders, whose spaces differ."""
+    folder = tmp_path_factory.mktemp("encoders")
+    return {kind: save_folder(folder / kind, kind) for kind in ("bert", "mpnet")}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store."""
+    return open_store(tmp_path / "root")
+
+
+@pytest.fixture
+def publish(store: Store, folders: dict[str, Path], tmp_path: Path) -> Publisher:
+    """Publishes corpora into the store."""
+    return Publisher(store, folders["bert"], tmp_path)
+
+
+@pytest.fixture
+def client(publish: Publisher, store: Store) -> Iterator[Client]:
+    """A client of a service over release 1."""
+    publish(CORPUS)
+    with serving(store.uri) as client:
+        yield client
+
+
+def expected(uri: str, queries: Any, k: int, **options: Any) -> list[list[dict[str, Any]]]:
+    """Return the answers of the release itself, as JSON has them."""
+    answers: list[list[dict[str, Any]]] = [[] for _ in queries]
+    for row in open_release(uri).search(queries, k, **options).to_pylist():
+        answers[row.pop("query")].append(row)
+    return json.loads(json.dumps(answers))
+
+
+@pytest.mark.parametrize("options", [{}, {"where": "length < 25 and id like 'row-1%'"}, {"texts": True}])
+@pytest.mark.parametrize("k", [1, 7])
+def test_answers_equal_those_of_the_release(client: Client, store: Store, k: int, options: dict[str, Any]):
+    status, found = client.post("/search", {"queries": QUERIES, "k": k, **options})
+    assert status == 200
+    assert found["answers"] == expected(store.uri, QUERIES, k, **options)
+    assert found["release"] == 1
+
+
+def test_vectors_are_searched_if_they_are_of_the_release_s_space(client: Client, store: Store):
+    vectors, space_id = open_release(store.uri).encode(QUERIES), client.json("/release")["space_id"]
+    body = {"vectors": vectors.tolist(), "k": 4}
+    status, found = client.post("/search", body | {"space_id": space_id})
+    assert (status, found["answers"]) == (200, expected(store.uri, QUERIES, 4))
+    status, found = client.post("/search", body | {"space_id": "another"})
+    assert (status, found["error"]) == (409, "SpaceMismatch")
+    status, _ = client.post("/search", body)
+    assert status == 422, "vectors without a space may be of any"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({}, 422, "either queries or vectors"),
+        ({"queries": ["a"], "vectors": [[1.0]], "space_id": ""}, 422, "either queries or vectors"),
+        ({"queries": []}, 422, "queries"),
+        ({"queries": ["a"] * 257}, 422, "256"),
+        ({"queries": ["a"], "k": 0}, 422, "k"),
+        ({"queries": ["a"], "limit": 3}, 422, "limit"),
+        ({"queries": [" "]}, 400, "an empty query"),
+        ({"queries": ["a dog"], "where": "lenght < 3"}, 400, "did you mean 'length'"),
+        ({"queries": ["a dog"], "group": True}, 400, "whole texts"),
+        ({"vectors": [[1.0], [1.0, 2.0]], "space_id": "SPACE"}, 400, "one length"),
+        ({"vectors": [[0.0] * 48], "space_id": "SPACE"}, 400, "finite vectors"),
+        ({"vectors": [[1e300] * 48], "space_id": "SPACE"}, 400, "finite vectors"),
+        ({"vectors": [[1.0] * 3], "space_id": "SPACE"}, 400, "(q, 48)"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_is_explained(client: Client, body: Any, status: int, words: str):
+    if body.get("space_id") == "SPACE":
+        body = body | {"space_id": client.json("/release")["space_id"]}
+    got, problem = client.post("/search", body)
+    assert got == status
+    assert words in json.dumps(problem)
+    assert client.post("/search", {"queries": QUERIES})[0] == 200, "the service goes on"
+
+
+def test_concurrent_requests_get_the_answers_of_their_own_queries(client: Client, store: Store):
+    corpus_queries = CORPUS[:60]
+    wanted = expected(store.uri, corpus_queries, 3)
+
+    def ask(number: int) -> Any:
+        return client.post("/search", {"queries": [corpus_queries[number]], "k": 3})[1]["answers"][0]
+
+    with ThreadPoolExecutor(20) as pool:
+        found = list(pool.map(ask, range(60)))
+    for mine, its in zip(found, wanted, strict=True):
+        assert [row["id"] for row in mine] == [row["id"] for row in its]
+        np.testing.assert_allclose([row["score"] for row in mine], [row["score"] for row in its], atol=1e-6)
+    metrics = client.get("/metrics")[1]
+    batches = float(metrics.split("manta_serve_batch_queries_count ")[1].split()[0])
+    assert batches < 60, "requests that waited were answered together"
+    assert 'manta_serve_requests_total{route="/search",status="200"} 60.0' in metrics
+
+
+def test_swaps_under_load_give_no_failed_or_mixed_answer(publish: Publisher, store: Store):
+    sizes = (330, 60, 200)
+    publish(CORPUS)
+    ids = {1: expected(store.uri, QUERIES, 5)}
+    stop, answers = False, []
+    with serving(store.uri, FAST) as client, ThreadPoolExecutor(4) as pool:
+
+        def ask() -> None:
+            while not stop:
+                answers.append(client.post("/search", {"queries": QUERIES, "k": 5}))
+
+        asking = [pool.submit(ask) for _ in range(4)]
+        try:
+            for number, size in enumerate(sizes[1:], 2):
+                publish(CORPUS[:size])
+                ids[number] = expected(store.uri, QUERIES, 5)
+                wait_for_release(client, number)
+            Releases(store).rollback(1)
+            wait_for_release(client, 1)
+        finally:
+            stop = True
+        for future in asking:
+            future.result()
+    assert {status for status, _ in answers} == {200}
+    assert {found["release"] for _, found in answers} == {1, 2, 3}
+    for _, found in answers:
+        wanted = ids[found["release"]]
+        assert [[row["id"] for row in rows] for rows in found["answers"]] == [
+            [row["id"] for row in rows] for rows in wanted
+        ]
+
+
+def test_a_release_of_another_space_is_refused_until_it_is_wanted(
+    publish: Publisher, store: Store, folders: dict[str, Path], tmp_path: Path
+):
+    publish(CORPUS)
+    space_id = publish.encoder.space_id
+    with serving(store.uri, FAST) as client:
+        other = Publisher(store, folders["mpnet"], tmp_path)
+        other.encoder_path = "encoders/other"
+        other(CORPUS[:50])
+        while client.json("/release")["refused"] != 2:
+            time.sleep(0.02)
+        release = client.json("/release")
+        assert (release["release"], release["space_id"], release["rows"]) == (1, space_id, 330)
+        assert "manta_serve_refused_release 2.0" in client.get("/metrics")[1]
+        assert client.post("/search", {"queries": QUERIES})[1]["release"] == 1
+        publish(CORPUS[:100])
+        wait_for_release(client, 3)
+        assert client.json("/release")["refused"] is None
+    Releases(store).rollback(1)
+    with serving(store.uri, ServiceOptions(poll_s=0.05, same_space=False)) as client:
+        Releases(store).rollback(2)
+        wait_for_release(client, 2)
+        body = {"vectors": [[1.0] * 48], "space_id": space_id}
+        assert client.post("/search", body)[0] == 409, "vectors of the space of before are refused"
+        assert client.post("/search", {"queries": QUERIES})[1]["release"] == 2
+
+
+def test_a_damaged_new_release_leaves_the_old_one_in_service(
+    publish: Publisher, store: Store, tmp_path: Path
+):
+    publish(CORPUS)
+    with serving(store.uri, FAST) as client:
+        damaged = publish(CORPUS[:200], kind="IVF1,Flat")
+        file = Path(store.uri) / damaged.index.files[0].path
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + b"?")
+        while "manta_serve_refresh_failures_total 0.0" in client.get("/metrics")[1]:
+            time.sleep(0.02)
+        assert client.post("/search", {"queries": QUERIES})[1]["release"] == 1
+        file.write_bytes(content)
+        wait_for_release(client, 2)
+
+
+def test_every_path_but_the_health_check_needs_the_token(publish: Publisher, store: Store):
+    publish(CORPUS)
+    basic = base64.b64encode(b"anyone:secret").decode()
+    with serving(store.uri, ServiceOptions(token="secret")) as client:
+        assert client.get("/healthz")[0] == 200
+        paths = ("/release", "/metrics", "/", "/map", "/index.html", "/openapi.json", "/nothing")
+        assert {client.get(path)[0] for path in paths} == {401}
+        assert client.post("/search", {"queries": QUERIES})[0] == 401
+        for header in ("Bearer wrong", "Bearer", "secret", "Basic !", f"Bearer {basic}", "Bearer secretx"):
+            assert client.get("/release", Authorization=header)[0] == 401, header
+        for header in ("Bearer secret", f"Basic {basic}"):
+            assert client.get("/release", Authorization=header)[0] == 200, header
+
+
+def test_openapi_describes_the_search(client: Client):
+    schema = client.json("/openapi.json")
+    assert {"/search", "/healthz", "/release", "/metrics"} <= set(schema["paths"])
+    request = schema["components"]["schemas"]["SearchRequest"]["properties"]
+    assert {"queries", "vectors", "space_id", "k", "where", "group", "texts"} == set(request)
