@@ -3,10 +3,9 @@
     python -m tests.benchmarks.serve ROOT --clients 1 4 16 64 --seconds 20
 
 ROOT is a root of releases, such as out/quickstart/releases. Each client sends one query at a time, with one
-connection, and sends the next when it has the answer; queries are texts of the release itself. During each
-measurement with --swaps, the root is rolled back to its current release and the service reads it from
-scratch as often as it looks for one, so that swaps are part of the load. Any answer but 200, and any with
-fewer rows than asked for, counts as an error.
+connection, and sends the next when it has the answer; queries are texts of the release itself. With --swaps,
+the root is rolled back to each of its releases in turn, every two seconds, so that swaps are part of the load.
+Any answer but 200, and any with fewer rows than asked for, counts as an error.
 """
 
 import argparse
@@ -77,7 +76,7 @@ async def measure(url: str, root: str, queries: Sequence[str], given: argparse.N
         median, p99 = 1_000 * np.quantile(durations, [0.5, 0.99])
         rate = len(durations) / given.seconds
         rows.append((str(clients), f"{rate:,.0f}", f"{median:.1f}", f"{p99:.1f}", str(errors)))
-    print_table(("clients", "queries/s", "p50, ms", "p99, ms", "errors"), rows)
+    print_table("under load", rows, ("clients", "queries/s", "p50, ms", "p99, ms", "errors"))
     async with aiohttp.ClientSession() as session, session.get(f"{url}metrics") as response:
         swaps = re.search(r"^manta_serve_swaps_total (\S+)", await response.text(), re.MULTILINE)
     print(f"\nswaps: {float(swaps[1]) if swaps else 0:.0f}")
