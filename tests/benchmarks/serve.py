@@ -4,7 +4,7 @@
 
 ROOT is a root of releases, such as out/quickstart/releases. Each client sends one query at a time, with one
 connection, and sends the next when it has the answer; queries are texts of the release itself. With --swaps,
-the root is rolled back to each of its releases in turn, every two seconds, so that swaps are part of the load.
+the root is rolled back to each of its releases in turn, every two seconds, so swaps are part of the load.
 Any answer but 200, and any with fewer rows than asked for, counts as an error.
 """
 
