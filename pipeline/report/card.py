@@ -5,6 +5,7 @@ from pathlib import Path
 
 import yaml
 
+from pipeline.models.folder.reading import NO_LIMIT
 from pipeline.report.formats import two_decimals
 from pipeline.report.training import format_options
 from pipeline.report.training_report import TrainingReport
@@ -46,9 +47,14 @@ def _heading(report: TrainingReport) -> str:
     train_length = (
         "" if report.train_length is None else f"; in the training, texts over {report.train_length} were"
     )
+    longest = (
+        "no limit"
+        if encoder.max_length >= NO_LIMIT
+        else f"{encoder.max_length} tokens; longer texts are truncated"
+    )
     facts = [
         ("Dimensions", dimensions),
-        ("Longest text", f"{encoder.max_length} tokens; longer texts are truncated{train_length}"),
+        ("Longest text", f"{longest}{train_length}"),
         ("Pooling", " + ".join(encoder.pooling)),
         ("Vectors", "of length 1" if encoder.normalized else "not normalized: compare them by cosine"),
         (
@@ -84,7 +90,10 @@ def _usage(report: TrainingReport) -> str:
         return _PAIR_USAGE
     manta = "```bash\nmanta encode encoder.path=path/of/this/folder corpus.uri=texts.parquet\n```"
     if not (encoder.is_portable or encoder.has_own_modules):
-        return f"## Use\n\n{manta}\n\nOther libraries have no name for a part of it, and do not load it."
+        return (
+            f"## Use\n\n{manta}\n\nsentence-transformers does not compute its vectors: that library lacks "
+            "a part of it, or reads texts in another way."
+        )
     prompt = f", prompt={encoder.prompt!r}" if encoder.prompt else ""
     trust = ", trust_remote_code=True" if encoder.has_own_modules else ""
     lines = [

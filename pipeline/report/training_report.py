@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
+from pipeline.models.folder.encoder_folder import MASKED, MODEL2VEC, EncoderFolder
 from pipeline.models.folder.modules import Denoising, Dense, Normalization
 from pipeline.models.layers.pooling import POOLINGS
 from pipeline.report.formats import two_decimals
@@ -61,7 +61,7 @@ class EncoderSummary:
         head: True if the encoder keeps a layer of the objective after the pooling.
         prompt: text that is put before every text.
         template: template that every text is put into.
-        is_portable: True if sentence-transformers and embedding servers can load the encoder.
+        is_portable: True if sentence-transformers and embedding servers load the encoder, with its vectors.
         has_own_modules: True if sentence-transformers can load it with Python code from its folder.
         is_cross_encoder: True if it reads two texts together and has no vectors of single texts.
     """
@@ -87,8 +87,10 @@ class EncoderSummary:
         library_has_modules = all(POOLINGS[name].st_name for name in pooling) and all(
             isinstance(module, Dense | Normalization) for module in folder.tail
         )
+        # sentence-transformers keeps unknown tokens in a table of model2vec
+        reads_otherwise = folder.ends_sentences or folder.config.get("model_type") == MODEL2VEC
         is_portable = library_has_modules and not (
-            folder.whole_words or folder.parts or folder.template or folder.ends_sentences
+            folder.whole_words or folder.parts or folder.template or reads_otherwise
         )
         return cls(
             space_id=folder.space_id,

@@ -3,10 +3,10 @@
     MANTA_EVAL_DATA=... python -m tests.benchmarks.families
 
 Models are random and small: 6 layers of width 384. The packaged all-MiniLM-L6-v2, with its own tokenizer, has
-this size too. Both libraries are measured in turn, with the batch size at which the other one is fastest. The
-ratio depends on what else the machine does: beside another process, Manta's linear layers, which fill the
-vector units, lose more than torch.mm. The title has the speeds of both before and after. Takes about ten
-minutes on two idle cores.
+this size too. Both libraries are measured in turn, in CPU time of all threads, with the batch size at which
+sentence-transformers is fastest. The ratio depends on the processor: linear layers of Manta fill its vector
+units, which torch.mm does on Intel only. The title has the speeds of both, before and after. Takes about nine
+minutes on an idle machine.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import tokenizers
@@ -29,7 +30,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from pipeline.models.folder.locate import locate
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
-from tests.benchmarks.encode import captions, ceilings, mixed, seconds
+from tests.benchmarks.encode import captions, ceilings, measure, mixed, seconds
 from tests.benchmarks.machine import machine, print_table, spread
 from tests.models.folders import add_noise
 
@@ -130,26 +131,32 @@ def peer_of(folder: Path, pooling: str) -> SentenceTransformer:
     return SentenceTransformer(modules=modules, device="cpu")
 
 
-def ratios_of(
-    encoder: Encoder, peer: SentenceTransformer, texts: list[str], rounds: int
-) -> tuple[list[float], float, float]:
-    """Measure both in turn.
+class Compared(NamedTuple):
+    """Speed and accuracy of an encoder and of the same model in sentence-transformers."""
 
-    Returns:
-        Speeds of the encoder relative to the peer's, its median texts per second, and the largest difference.
-    """
+    ratios: list[float]
+    """of CPU time, sentence-transformers' divided by Manta's, of each round"""
+    rate: float
+    """texts that Manta encodes per second of CPU time, in the median of the rounds"""
+    difference: float
+    """largest difference between two values"""
+
+
+def compare(encoder: Encoder, peer: SentenceTransformer, texts: list[str], rounds: int) -> Compared:
+    """Measure both in turn, the peer with its best batch size."""
     times = {
         size: seconds(lambda size=size: peer.encode(texts, batch_size=size))  # type: ignore[misc]
         for size in BATCH_SIZES
     }
     best = min(times, key=lambda size: times[size])
     difference = float(np.abs(peer.encode(texts, batch_size=best) - encoder.encode(texts)).max())
-    pairs = np.empty((rounds, 2))
-    calls = (lambda: peer.encode(texts, batch_size=best), lambda: encoder.encode(texts))
-    for number in range(rounds):
-        for side in (number % 2, 1 - number % 2):
-            pairs[number, side] = seconds(calls[side])
-    return (pairs[:, 0] / pairs[:, 1]).tolist(), len(texts) / float(np.median(pairs[:, 1])), difference
+    calls = {
+        "peer": partial(peer.encode, texts, batch_size=best),
+        "Manta": partial(encoder.encode, texts),
+    }
+    taken = measure(calls, rounds)
+    ours = taken["Manta"].cpu
+    return Compared((taken["peer"].cpu / ours).tolist(), len(texts) / float(np.median(ours)), difference)
 
 
 def speeds() -> str:
@@ -175,12 +182,10 @@ def main(data: Path, names: list[str], rounds: int, threads: int) -> None:
             settings = EncoderSettings(path=str(folder), pooling=pooling)
             encoder = load_encoder(settings, EncodeSettings(threads=threads))
             peer = peer_of(folder, pooling) if make else SentenceTransformer(str(folder), device="cpu")
-            row, worst = [name, pooling], 0.0
-            for texts in corpora.values():
-                ratios, rate, difference = ratios_of(encoder, peer, texts, rounds)
-                worst = max(worst, difference)
-                row += [f"{rate:,.0f}", spread(ratios)]
-            rows.append([*row, f"{worst:.1e}"])
+            results = [compare(encoder, peer, texts, rounds) for texts in corpora.values()]
+            cells = [cell for each in results for cell in (f"{each.rate:,.0f}", spread(each.ratios))]
+            worst = max(each.difference for each in results)
+            rows.append([name, pooling, *cells, f"{worst:.1e}"])
             print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
     counts = ", ".join(f"{len(texts)} texts of {name}" for name, texts in corpora.items())
     print_table(

@@ -7,13 +7,16 @@ from pathlib import Path
 
 
 def machine() -> str:
-    """Return the CPU, the number of cores and the load of the last minute."""
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return f"{names[0] if names else 'unknown CPU'}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}"
+    """Return the CPU, the number of cores and the load of the last minute.
+
+    Family and model distinguish generations of one name: an AMD EPYC of family 25 is a Zen 3 or Zen 4, one of
+    family 26 a Zen 5.
+    """
+    lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    values = {key.strip(): value.strip() for key, _, value in lines}
+    name = values.get("model name", "unknown CPU")
+    number = f"family {values.get('cpu family', '?')}, model {values.get('model', '?')}"
+    return f"{name} ({number}), {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}"
 
 
 def spread(values: Sequence[float], spec: str = ".2f") -> str:

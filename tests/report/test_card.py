@@ -92,7 +92,7 @@ def test_no_code_for_other_libraries_if_they_cannot_load_the_encoder():
     text = card(replace(FULL, trained_encoder=replace(FULL.trained_encoder, is_portable=False)))
     assert "SentenceTransformer" not in text
     assert "library_name" not in front(text)
-    assert "do not load it" in text
+    assert "sentence-transformers does not compute its vectors" in text
 
 
 def test_a_template_needs_trust_remote_code(tmp_path: Path):

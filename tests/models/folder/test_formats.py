@@ -16,7 +16,11 @@ from tests.models.folders import LONG, TEXTS, edit_json, folder_at
 
 
 @pytest.mark.parametrize(
-    "pooling", ["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", ("cls", "mean")]
+    "pooling",
+    [
+        *("mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", ("cls", "mean")),
+        ("lasttoken", "weightedmean", "mean", "max", "cls", "mean_sqrt_len_tokens"),
+    ],
 )
 def test_a_sentence_transformers_folder_with_dense_layers_gives_its_vectors(folders, tmp_path, pooling):
     reference = save_sentence_transformer(folders["bert"], tmp_path / "st", pooling)
