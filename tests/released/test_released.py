@@ -19,6 +19,7 @@ from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.layers.linear import is_onednn
+from pipeline.models.layers.numerics import Arithmetic
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
@@ -211,5 +212,27 @@ def test_numerics_ids_do_not_change(family: str, forward: str, tmp_path: Path):
             "device": "cpu",
             "instructions": device.instruction_set(),
             "onednn": is_onednn(torch.device("cpu"), torch.float32),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "version"), [("bfloat16", "packed-2"), ("float16", "packed-1"), ("int8", "packed-1")]
+)
+def test_numerics_ids_of_lower_precision_do_not_change(dtype: str, version: str):
+    """Vectors in bfloat16 of version packed-1, with sums in bfloat16, have another id than those of today."""
+    device = Device("cpu")
+    weights = {"int8": torch.float32}.get(dtype, getattr(torch, dtype))
+    assert Arithmetic(device, dtype, 512, fused=False).numerics_id(PACKED) == digest_of(
+        {
+            "version": version,
+            "model": PACKED,
+            "dtype": dtype,
+            "max_tokens": 512,
+            "fused": False,
+            "torch": torch.__version__,
+            "device": "cpu",
+            "instructions": device.instruction_set(),
+            "onednn": is_onednn(torch.device("cpu"), weights),
         }
     )

@@ -41,9 +41,9 @@ class LayerLoader:
         if name is None:
             return None
         kind, shape = self._architecture.norm, (self._architecture.width,)
-        weight = self._norm_weight(name, self._architecture.width)
+        weight = self.for_sums(self._norm_weight(name, self._architecture.width))
         has_bias = self._architecture.biases.norms
-        bias = self.on_device(self._checkpoint.tensor(f"{name}.bias", shape)) if has_bias else None
+        bias = self.for_sums(self._checkpoint.tensor(f"{name}.bias", shape)) if has_bias else None
         return Norm(
             "layer" if kind == "layer" else "rms", weight, bias, self._architecture.epsilon, self._fused
         )
@@ -53,7 +53,11 @@ class LayerLoader:
         prefix = self._names.layer.format(i=number)
         return PackedLayer(self._attention(prefix, number), self._feed_forward(prefix))
 
-    def on_device(self, tensor: Tensor) -> Tensor:
+    def for_sums(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor to the device, in the type of residual sums."""
+        return tensor.to(self._arithmetic.torch_device, self._arithmetic.sum_dtype)
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
         """Copy a tensor to the device, in the type of the forward pass."""
         return tensor.to(self._arithmetic.torch_device, self._arithmetic.torch_dtype)
 
@@ -123,11 +127,11 @@ class LayerLoader:
             self._norm_weight(f"{prefix}{name}", shape.head_width).expand(count, -1)
             for name, count in zip(names, (shape.heads, shape.key_heads), strict=True)
         )
-        return HeadNorm(torch.cat(list(weights)), shape.epsilon)
+        return HeadNorm(self._on_device(torch.cat(list(weights))), shape.epsilon)
 
     def _norm_weight(self, name: str, width: int) -> Tensor:
         weight = self._checkpoint.tensor(f"{name}.weight", (width,))
-        return self.on_device(weight + 1 if self._architecture.norm == "rms_around_1" else weight)
+        return weight + 1 if self._architecture.norm == "rms_around_1" else weight
 
     def _linear(
         self,
@@ -137,7 +141,7 @@ class LayerLoader:
         least: float | None = None,
     ) -> LinearMap:
         rows = self._arithmetic.max_tokens
-        weight, bias = self.on_device(weight), None if bias is None else self.on_device(bias)
+        weight, bias = self._on_device(weight), None if bias is None else self._on_device(bias)
         if self._arithmetic.is_quantized:
             return QuantizedLinear(weight, bias, rows=rows, activation=activation, least=least)
         return Linear(weight, bias, rows=rows, activation=activation)

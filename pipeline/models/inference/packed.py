@@ -102,14 +102,14 @@ class PackedModel(Model):
 
         They are a table of positions, the row of token type 0, which all tokens have, their sums, or None.
         """
-        words = loader.on_device(loader.table(names.words, self.shape.vocabulary))
+        words = loader.for_sums(loader.table(names.words, self.shape.vocabulary))
         added = None
         if names.positions and self.shape.positions:
             added = loader.table(names.positions, self.shape.positions)
         if names.token_types and self.shape.token_types:
             first = loader.table(names.token_types, self.shape.token_types)[0]
             added = first if added is None else added + first
-        return words, None if added is None else loader.on_device(added)
+        return words, None if added is None else loader.for_sums(added)
 
     def _relative_bias(
         self, checkpoint: Checkpoint, folder: EncoderFolder, name: str | None

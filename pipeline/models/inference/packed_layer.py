@@ -61,10 +61,10 @@ class Residual:
         """Return x plus the output of the sublayer (Vaswani et al. 2017).
 
         Args:
-            x: (T, d).
+            x: (T, d), in the type of the sum, which may be wider than that of the linear maps.
             compute: the sublayer without its last map.
         """
-        update = self.output(compute(x if self.norm_before is None else self.norm_before(x)))
+        update = self.output(compute(x if self.norm_before is None else self.norm_before(x))).to(x.dtype)
         if self.norm_of_output is not None:
             update = self.norm_of_output(update)
         return update.add_(x) if self.norm_of_sum is None else self.norm_of_sum.of_sum(update, x)

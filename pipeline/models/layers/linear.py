@@ -46,7 +46,8 @@ class Linear:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return (rows, outer) for x (rows, inner)."""
+        """Return (rows, outer) in the type of the weight, for x (rows, inner) of any type."""
+        x = x.to(self._weight.dtype)
         if self._onednn:
             return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, *_ONEDNN[self._activation])
         y = F.linear(x, self._weight, self._bias)

@@ -181,6 +181,13 @@ def test_half_precision_on_a_cpu_is_close(minilm, dtype):
     assert half.numerics_id != minilm.numerics_id
 
 
+def test_bfloat16_rounds_products_alone_not_sums(minilm):
+    """With sums in bfloat16, the largest error of these texts is above 5e-5."""
+    half = load_encoder(EncoderSettings(), EncodeSettings(dtype="bfloat16"))
+    texts = random_texts(60)
+    assert 1 - (half.encode(texts) * minilm.encode(texts)).sum(1).min() < 3e-5
+
+
 def test_a_buffer_shorter_than_the_longest_text_is_refused(folders):
     with pytest.raises(ConfigError, match=r"encode\.max_tokens.*at least the encoder's max_length of 256"):
         load_encoder(EncoderSettings(), EncodeSettings(max_tokens=128))
