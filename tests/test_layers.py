@@ -19,6 +19,7 @@ ORDER = (
     "settings",
     "terminal",
     "log",
+    "cores",
     "device",
     "prefetch",
     "keep_alive",

@@ -26,11 +26,10 @@ def load_query_encoder(store: Store, manifest: ReleaseManifest, device: str) -> 
         DataError: a file is missing or changed, or this version does not know a setting.
         SpaceMismatch: the encoder's vectors are not of the release's space.
     """
-    import torch
-
     from pipeline.models.inference.encoder import load_encoder
+    from pipeline.models.layers.numerics import usual_threads
 
-    settings = EncodeSettings(compile=False, threads=torch.get_num_threads())
+    settings = EncodeSettings(compile=False, threads=usual_threads())
     stored_folder = manifest.encoder.path
     files = []
     for file in manifest.encoder.files:

@@ -71,10 +71,10 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def captions(root: Path, encoder: Encoder) -> Corpus:
+def captions(root: Path, encoder: Encoder, count: int = CAPTIONS) -> Corpus:
     """Sample captions, which are short sentences."""
     texts = pq.read_table(root / "captions" / "shards")["text"].to_pylist()
-    chosen = np.random.default_rng(0).choice(len(texts), CAPTIONS, replace=False)
+    chosen = np.random.default_rng(0).choice(len(texts), count, replace=False)
     return _corpus("captions", [texts[i] for i in chosen], encoder)
 
 
@@ -235,10 +235,10 @@ def start_up(script: str, *arguments: str) -> float:
     return float(np.median(durations))
 
 
-def main(root: Path, rounds: int, threads: list[int], start: bool) -> None:
+def main(root: Path, rounds: int, threads: list[int], count: int, start: bool) -> None:
     """Measure and print all tables."""
     chooser = encoder_of("float32", 1)
-    corpora = [captions(root, chooser), mixed(root, chooser)]
+    corpora = [captions(root, chooser, count), mixed(root, chooser)]
     print(f"all-MiniLM-L6-v2, {chooser.arithmetic.device.instruction_set()}; {machine()}; {rounds} rounds")
     for corpus in corpora:
         print(
@@ -254,13 +254,13 @@ def main(root: Path, rounds: int, threads: list[int], start: bool) -> None:
         "CPU time per text, inverse",
     )
     with tempfile.TemporaryDirectory(prefix="manta-bench-") as work:
-        for count in threads:
-            torch.set_num_threads(count)
-            by_name = engines(count, Path(work))
+        for number in threads:
+            torch.set_num_threads(number)
+            by_name = engines(number, Path(work))
             highest = "torch.mm {:.0f} GFLOP/s, Manta's linear layer {:.0f}".format(*ceilings())
             for corpus in corpora:
                 rows = compare(corpus, by_name, useful_gflop(chooser, corpus.lengths), rounds)
-                title = f"{corpus.name}, {count} threads; {highest}; load {os.getloadavg()[0]:.2f}"
+                title = f"{corpus.name}, {number} threads; {highest}; load {os.getloadavg()[0]:.2f}"
                 print_table(title, rows, header)
                 sys.stdout.flush()
         rows = accuracy(root, by_name)
@@ -279,9 +279,10 @@ if __name__ == "__main__":
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--captions", type=int, default=CAPTIONS)
     parser.add_argument("--start", action="store_true", help="measure the start of processes, too")
     given = parser.parse_args()
     folder = os.environ.get("MANTA_EVAL_DATA") or sys.exit(
         "set MANTA_EVAL_DATA to the folder of evaluation data"
     )
-    main(Path(folder), given.rounds, given.threads, given.start)
+    main(Path(folder), given.rounds, given.threads, given.captions, given.start)

@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.cores import usable_cores
 from pipeline.errors import PipelineError, TransientError
 from pipeline.flows.workers.nodes import Node, ResourceDemand
 from pipeline.flows.workers.stall import CpuMeter, StallTimer, hang_message, stall_limit_s
@@ -103,8 +104,8 @@ class LocalWorkers(Workers):
         return max(1, min(settings.index_workers or cpus, cpus, work))
 
     def encode_settings(self, encode: EncodeSettings, pool: Pool | None = None) -> EncodeSettings:
-        """Set one thread per core, at most OMP_NUM_THREADS, but not fewer than encode.threads."""
-        limit, cores = os.environ.get("OMP_NUM_THREADS", ""), len(os.sched_getaffinity(0))
+        """Set one thread per usable core, at most OMP_NUM_THREADS, but not fewer than encode.threads."""
+        limit, cores = os.environ.get("OMP_NUM_THREADS", ""), usable_cores()
         threads = min(cores, int(limit)) if limit.isdigit() and int(limit) else cores
         return encode.model_copy(update={"threads": max(encode.threads, threads)})
 

@@ -20,7 +20,7 @@ from pipeline.models.inference.backbone import load_backbone
 from pipeline.models.inference.model import Model
 from pipeline.models.inference.windows import Counters, EncodedBatch, Window, as_strings, windows
 from pipeline.models.layers.ngrams import load_ngrams
-from pipeline.models.layers.numerics import arithmetic_of, use_threads
+from pipeline.models.layers.numerics import arithmetic_of, use_threads, usual_threads
 from pipeline.models.layers.pooling import NGRAMS, Segments, layers_of, pool
 from pipeline.models.layers.post_pooling import apply_tail, load_tail
 from pipeline.models.layers.transfer import to_host
@@ -273,13 +273,13 @@ def load_encoder(
     Args:
         settings: a folder, URI, file of word vectors or hub id, alone or with settings that override
             the folder's own.
-        encode: numerical settings; None: the defaults, with as many threads as torch has now. torch's
-            own number of threads does not change.
+        encode: numerical settings; None: the defaults, with as many threads as torch has now, but at most one
+            for each core that this process may use. torch's own number of threads does not change.
         device: cpu, cuda, or auto.
 
     Raises:
         ModelError: the folder cannot be used; the message names file, expected and found.
     """
     settings = EncoderSettings(path=settings) if isinstance(settings, str) else settings
-    encode = encode or EncodeSettings(threads=torch.get_num_threads())
+    encode = encode or EncodeSettings(threads=usual_threads())
     return Encoder(open_folder(settings), encode, resolve(device), settings.path)

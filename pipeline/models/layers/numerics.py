@@ -9,6 +9,7 @@ from typing import cast
 import torch
 
 from pipeline.config import digest_of
+from pipeline.cores import usable_cores
 from pipeline.device import Device
 from pipeline.errors import ConfigError
 from pipeline.log import say
@@ -113,6 +114,14 @@ def arithmetic_of(encode: EncodeSettings, device: Device, max_length: int) -> Ar
             "which makes it slower than float32"
         )
     return arithmetic
+
+
+def usual_threads() -> int:
+    """Return torch's number of threads, but at most the number of cores that this process may use.
+
+    torch does not count the CPU quota of a container.
+    """
+    return min(torch.get_num_threads(), usable_cores())
 
 
 @contextmanager

@@ -4,6 +4,7 @@ Code in the folder is never run, and no question is asked on the terminal.
 """
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,22 @@ def test_encoding_keeps_torchs_number_of_threads(folders, threads: int):
     torch.set_num_threads(threads)
     encoder = load_encoder(EncoderSettings(path=str(folders["bert"])), EncodeSettings(threads=2))
     encoder.encode(TEXTS)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(("threads", "cores", "expected"), [(1, 8, 1), (3, 8, 3), (3, 2, 2)])
+def test_by_default_an_encoder_has_torchs_threads_but_not_more_than_cores(
+    folders, monkeypatch: pytest.MonkeyPatch, threads: int, cores: int, expected: int
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    torch.set_num_threads(threads)
+    encoder, during = load_encoder(str(folders["bert"])), list[int]()
+    forward = encoder._model.forward
+    monkeypatch.setattr(
+        encoder._model, "forward", lambda *given: (during.append(torch.get_num_threads()), forward(*given))[1]
+    )
+    encoder.encode(TEXTS)
+    assert set(during) == {expected}
     assert torch.get_num_threads() == threads
 
 

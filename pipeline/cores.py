@@ -1,0 +1,51 @@
+"""Cores that this process may use."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Return the number of cores that this process may use, at least 1.
+
+    These are the cores of its affinity. A CPU quota of its control groups, such as the limit of a container,
+    lowers their number, rounded down.
+
+    Args:
+        root: folder that contains proc and sys.
+    """
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Yield the quotas, in cores, of this process's control groups and of all groups that contain them.
+
+    Version 1 of control groups has a tree for each set of controllers, version 2 a single one.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # inside a container, its own group is at the top, and the groups of this path may be missing
+        group = PurePosixPath(path.lstrip("/"))
+        for each in (group, *group.parents):
+            yield from _quota(root / "sys/fs/cgroup" / controllers / each)
+
+
+def _quota(group: Path) -> Iterator[float]:
+    """Yield the quota of a control group, if it has one."""
+    try:
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()
+        else:
+            quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+    except OSError:
+        return
+    if quota != "max" and int(quota) > 0:
+        yield int(quota) / int(period)
