@@ -42,6 +42,7 @@ def test_one_of_many_processes_copies_and_another_replaces_it_if_it_is_killed(
     faulty.faults = Faults(delayed=1.0, delay_s=1.0)
     killed = start_reader(remote_store)
     while not any(path.name.startswith(PARTIAL) for path in cache.rglob("*")) and faulty.calls["GET"] == 0:
+        assert killed.poll() is None, "the reader ended before it began to copy"
         time.sleep(0.02)
     killed.send_signal(signal.SIGKILL)
     killed.wait()

@@ -182,9 +182,36 @@ def check_examples(
 
 
 ids = st.sampled_from(["a", "b", "c", "d", "e", "f", "é", None])
-
-
 texts = st.sampled_from(["one", " one", "two", "three", "four", "", None])
-
-
 rows = st.lists(st.tuples(ids, texts, st.sampled_from(["en", "de", None])), max_size=8)
+names = st.sampled_from(["1.parquet", "2.parquet", "3.parquet"])
+
+
+def edits_of(rows: st.SearchStrategy, *others: st.SearchStrategy) -> st.SearchStrategy:
+    """Return a strategy of edits (kind, name, argument) of files with these rows, and of `others`."""
+    return st.one_of(
+        st.tuples(st.just("put"), names, rows),
+        st.tuples(st.just("rename"), names, names),
+        st.tuples(st.just("drop"), names, st.just(None)),
+        st.tuples(st.just("append"), names, rows),
+        st.tuples(st.just("rebuild"), st.just(""), st.just(None)),
+        *others,
+    )
+
+
+def apply(nights: Nights, edit: tuple) -> None:
+    """Apply an edit of files; other kinds of edits are left to the caller."""
+    kind, name, argument = edit
+    if kind == "put":
+        nights.put(name, argument)
+    elif kind == "append":
+        nights.put(name, [*nights.files.get(name, []), *argument])
+    elif kind == "rename" and name in nights.files and argument not in nights.files:
+        nights.rename(name, argument)
+    elif kind == "drop" and name in nights.files:
+        nights.drop(name)
+
+
+def rebuild_reason(edits: list[tuple]) -> str:
+    """Return the reason for a rebuild if one of the edits is one."""
+    return "the test says so" if any(kind == "rebuild" for kind, *_ in edits) else ""

@@ -8,19 +8,10 @@ from hypothesis import strategies as st
 
 from pipeline.text.corpus import keys, sorted_rows
 from pipeline.text.corpus.task_map import map_here
-from tests.text.corpus.editing import Nights, check, rows
+from tests.text.corpus.editing import Nights, apply, check, edits_of, rebuild_reason, rows
 from tests.text.corpus.task_maps import map_in_other_processes
 
-names = st.sampled_from(["1.parquet", "2.parquet", "3.parquet"])
-
-
-edits = st.one_of(
-    st.tuples(st.just("put"), names, rows),
-    st.tuples(st.just("rename"), names, names),
-    st.tuples(st.just("drop"), names, st.just(None)),
-    st.tuples(st.just("append"), names, rows),
-    st.tuples(st.just("rebuild"), st.just(""), st.just(None)),
-)
+edits = edits_of(rows)
 
 
 @pytest.mark.parametrize("map_tasks", [map_here, map_in_other_processes])
@@ -44,16 +35,6 @@ def run_nights(nights, nights_edits, map_tasks):
     nights.put("0.parquet", [("always", "there", "en")])
     live: dict[int, tuple[str, str, str | None]] = check(nights, nights.night(), {})
     for night in nights_edits:
-        rebuild = ""
-        for kind, name, argument in night:
-            if kind == "put":
-                nights.put(name, argument)
-            elif kind == "append":
-                nights.put(name, [*nights.files.get(name, []), *argument])
-            elif kind == "rename" and name in nights.files and argument not in nights.files:
-                nights.rename(name, argument)
-            elif kind == "drop" and name in nights.files:
-                nights.drop(name)
-            elif kind == "rebuild":
-                rebuild = "the test says so"
-        live = check(nights, nights.night(rebuild), live)
+        for edit in night:
+            apply(nights, edit)
+        live = check(nights, nights.night(rebuild_reason(night)), live)
