@@ -1,7 +1,8 @@
-"""Copy a release, or the changes since the last export, to Parquet files.
+"""Copy a release to a vector database, or to Parquet files of changes.
 
 manta export releases parquet changes --name docs
-python -m jobs.export releases parquet changes --release 3 --json
+manta export releases pgvector postgresql://localhost/search --name docs
+python -m jobs.export releases qdrant http://localhost:6333 --release 3 --json
 """
 
 from dataclasses import dataclass
@@ -26,18 +27,22 @@ class ExportOptions:
         str,
         typer.Argument(
             metavar="KIND",
-            help="Kind of the target: parquet, which writes files of changes.",
+            help="Kind of the target: parquet (files of changes), pgvector, qdrant, lancedb, milvus, "
+            "opensearch or elasticsearch.",
         ),
     ]
     target: Annotated[
         str,
         typer.Argument(
             metavar="TARGET",
-            help="Folder or URI of the files.",
+            help="Address of its server, without user and password, or a folder.",
         ),
     ]
     name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="Name of the table; of files, their folder.")
+        str,
+        typer.Option(
+            "--name", metavar="NAME", help="Name of the table, collection or index; of files, their folder."
+        ),
     ] = "manta"
     release: Annotated[
         int | None,
@@ -54,7 +59,7 @@ class ExportOptions:
 
 @options_command
 def export(options: ExportOptions) -> None:
-    """Copy a release, or the changes since the last export, to Parquet files.
+    """Copy a release to a vector database, or to Parquet files of changes.
 
     Makes a table of id, raw vector and kept columns equal to the release. The first export writes all rows,
     later ones insert, replace and delete the rows that differ from the release that the target holds, also

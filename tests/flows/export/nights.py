@@ -33,6 +33,7 @@ class Rows(dict[str, Row]):
 
 
 UNKNOWN = "qqzzq xxyyx"  # has no vector
+ODD_IDS = ("q\"\\\\'; DROP", "\u6587 \u00e9 %", "a/b?c#d&e=f")
 LAST = 6  # number of the last release
 
 
@@ -57,11 +58,13 @@ def corpora() -> list[dict[str, Row]]:
     texts = sentences(400)
     first = {f"id-{number:03d}'": row(texts[number], number) for number in range(120)}
     first["no vector"] = row(UNKNOWN, 1)
+    first |= {name: row(texts[120 + number], number) for number, name in enumerate(ODD_IDS)}
     second = {name: each for number, (name, each) in enumerate(first.items()) if number % 10 != 3}
     for number in (5, 17, 60):
         second[f"id-{number:03d}'"] = row(texts[200 + number], number)
     for number in (6, 18):
         second[f"id-{number:03d}'"] = first[f"id-{number:03d}'"] | {"lang": "fr"}
+    del second[ODD_IDS[0]], second[ODD_IDS[1]]
     second |= {f"new-{number}": row(texts[130 + number], number) for number in range(7)}
     third = second | {"no vector": row(texts[150], 1), "new-1": row(UNKNOWN, 1)}
     fourth = {name: row(texts[250 + number], number) for number, name in enumerate(sorted(third))}

@@ -1,0 +1,40 @@
+"""An index of Elasticsearch: documents with id, vector (`dense_vector`) and kept columns."""
+
+import os
+from typing import Any, ClassVar
+
+from pipeline.errors import PipelineError
+from pipeline.targets import TARGETS
+from pipeline.targets.opensearch import OpenSearchTarget
+
+
+@TARGETS.register("elasticsearch")
+class ElasticsearchTarget(OpenSearchTarget):
+    """An index NAME. A key is in ELASTICSEARCH_API_KEY, or user and password in ELASTICSEARCH_USER and
+    ELASTICSEARCH_PASSWORD.
+    """
+
+    extra: ClassVar[str | None] = "elasticsearch"
+    module: ClassVar[str] = "elasticsearch"
+    settings: ClassVar[dict[str, Any]] = {}
+
+    def connect(self) -> Any:
+        """Return the client."""
+        user, password = (os.environ.get(f"ELASTICSEARCH_{part}") for part in ("USER", "PASSWORD"))
+        return self._module.Elasticsearch(
+            [self.uri],
+            api_key=os.environ.get("ELASTICSEARCH_API_KEY"),
+            basic_auth=(user, password) if user and password else None,
+            request_timeout=60,
+        )
+
+    def vector_type(self, dim: int) -> dict[str, Any]:
+        """Return the type of the field of vectors."""
+        return {"type": "dense_vector", "dims": dim, "index": True, "similarity": "cosine"}
+
+    def explain(self, error: Exception) -> PipelineError | None:
+        """Distinguish requests that the server refuses from a server that does not answer."""
+        if isinstance(error, self._module.ApiError):
+            code = error.status_code
+            return self.refused(error) if code < 500 and code != 429 else self.unreachable(error)
+        return self.unreachable(error) if isinstance(error, self._module.TransportError) else None

@@ -1,0 +1,99 @@
+"""A table of LanceDB: columns id, vector, and the kept columns."""
+
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from pipeline.errors import DataError, PipelineError
+from pipeline.targets import TARGETS, Position, Target
+
+_POSITIONS = "manta_positions"  # a table with one row per target
+_BATCH_IDS = 1_000  # ids in one condition of a deletion
+_CREATED = pa.schema([("target", pa.string()), ("position", pa.string())])
+
+
+@TARGETS.register("lancedb")
+class LanceTarget(Target):
+    """A table NAME of a folder or of object storage.
+
+    Every write makes a version of the table. The rows of a step are written together, so that there are few;
+    when an export ends, small files are merged, and versions that are older than a week are deleted.
+    """
+
+    extra: ClassVar[str | None] = "lancedb"
+
+    def __init__(self, uri: str, name: str) -> None:
+        super().__init__(uri, name)
+        self._database = self.client("lancedb").connect(uri)
+        self._pending: list[pa.Table] = []
+
+    def position(self) -> Position | None:
+        """Return the position in the row of the table `manta_positions`."""
+        if self._table(self.name) is None:
+            return None
+        stored = {}
+        if (positions := self._table(_POSITIONS)) is not None:
+            rows = positions.to_arrow()
+            stored = dict(zip(rows["target"].to_pylist(), rows["position"].to_pylist(), strict=True))
+        if self.name not in stored:
+            raise DataError(
+                self.where,
+                "no table of this name, or one that an export wrote",
+                "a table of another program",
+                "choose another --name",
+            )
+        return Position.model_validate_json(stored[self.name])
+
+    def create(self, schema: pa.Schema, position: Position) -> None:
+        """Store the position, then create the table."""
+        self.store_position(position)
+        self._database.create_table(self.name, schema=schema, mode="overwrite")
+
+    def upsert(self, rows: pa.Table) -> None:
+        """Keep the rows until the end of the step."""
+        self._pending.append(rows)
+
+    def delete(self, ids: pa.Array) -> None:
+        """Delete rows by a condition on their ids."""
+        table = self._database.open_table(self.name)
+        for start in range(0, len(ids), _BATCH_IDS):
+            values = ", ".join(map(_literal, ids.slice(start, _BATCH_IDS).to_pylist()))
+            table.delete(f"id IN ({values})")
+
+    def store_position(self, position: Position) -> None:
+        """Write the rows of the step, then the position."""
+        if self._pending:
+            self._merge(self.name, pa.concat_tables(self._pending), "id")
+            self._pending.clear()
+        if self._table(_POSITIONS) is None:
+            self._database.create_table(_POSITIONS, schema=_CREATED, exist_ok=True)
+        values = {"target": [self.name], "position": [position.model_dump_json()]}
+        self._merge(_POSITIONS, pa.table(values, schema=_CREATED), "target")
+        if position.next is None:
+            self._database.open_table(self.name).optimize(cleanup_older_than=timedelta(days=7))
+            self._database.open_table(_POSITIONS).optimize(cleanup_older_than=timedelta(days=7))
+
+    def count(self) -> int | None:
+        """Count the rows of the table."""
+        return int(self._database.open_table(self.name).count_rows())
+
+    def explain(self, error: Exception) -> PipelineError | None:
+        """Report errors of files and of object storage."""
+        return self.unreachable(error) if isinstance(error, OSError | RuntimeError) else None
+
+    def _table(self, name: str) -> Any:
+        """Open a table. Returns None if it does not exist."""
+        try:
+            return self._database.open_table(name)
+        except (ValueError, FileNotFoundError):
+            return None
+
+    def _merge(self, name: str, rows: pa.Table, key: str) -> None:
+        merge = self._database.open_table(name).merge_insert(key)
+        merge.when_matched_update_all().when_not_matched_insert_all().execute(rows)
+
+
+def _literal(value: object) -> str:
+    """Return a value as a literal of SQL."""
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)

@@ -1,0 +1,109 @@
+"""A collection of Milvus: id (the primary key), vector, and the kept columns as dynamic fields."""
+
+import json
+import os
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from pipeline.errors import ConfigError, DataError, PipelineError
+from pipeline.store.schema import vector_matrix
+from pipeline.targets import TARGETS, Position, Target
+from pipeline.targets.values import json_rows
+
+_KEY = "manta.position"  # property of the collection
+_MAX_ID_BYTES = 65_535  # limit of a VARCHAR
+_BATCH_BYTES = 8 << 20  # of the vectors of a request; servers refuse more than 64 MiB
+_BATCH_IDS = 1_000
+
+
+@TARGETS.register("milvus")
+class MilvusTarget(Target):
+    """A collection NAME, with cosine similarity and an index of the kind that the server chooses.
+
+    The token (or user:password) is in MILVUS_TOKEN. A path that ends in .db is a file of Milvus Lite.
+    """
+
+    extra: ClassVar[str | None] = "milvus"
+
+    def __init__(self, uri: str, name: str) -> None:
+        super().__init__(uri, name)
+        self._module = self.client("pymilvus")
+        with self.explained():
+            self._client = self._module.MilvusClient(uri=uri, token=os.environ.get("MILVUS_TOKEN", ""))
+
+    def position(self) -> Position | None:
+        """Return the position in the properties of the collection."""
+        if not self._client.has_collection(self.name):
+            return None
+        properties = self._client.describe_collection(self.name).get("properties") or {}
+        if _KEY not in properties:
+            raise DataError(
+                self.where,
+                "no collection of this name, or one that an export wrote",
+                "a collection of another program",
+                "choose another --name",
+            )
+        return Position.model_validate_json(properties[_KEY])
+
+    def create(self, schema: pa.Schema, position: Position) -> None:
+        """Create the collection, its index and its position."""
+        if self._client.has_collection(self.name):
+            self._client.drop_collection(self.name)
+        kinds = self._module.DataType
+        fields = self._client.create_schema(auto_id=False, enable_dynamic_field=True)
+        if pa.types.is_string(schema.field("id").type):
+            fields.add_field("id", kinds.VARCHAR, is_primary=True, max_length=_MAX_ID_BYTES)
+        else:
+            fields.add_field("id", kinds.INT64, is_primary=True)
+        fields.add_field("vector", kinds.FLOAT_VECTOR, dim=schema.field("vector").type.list_size)
+        index = self._client.prepare_index_params()
+        index.add_index("vector", index_type="AUTOINDEX", metric_type="COSINE")
+        self._client.create_collection(
+            self.name,
+            schema=fields,
+            index_params=index,
+            properties={_KEY: position.model_dump_json()},
+            consistency_level="Strong",
+        )
+
+    def upsert(self, rows: pa.Table) -> None:
+        """Upsert the rows in requests of some megabytes."""
+        dim = rows.schema.field("vector").type.list_size
+        batch_rows = max(1, _BATCH_BYTES // (4 * dim))
+        for start in range(0, len(rows), batch_rows):
+            batch = rows.slice(start, batch_rows)
+            vectors = vector_matrix(batch["vector"])
+            data = [row | {"vector": vector} for row, vector in zip(json_rows(batch), vectors, strict=True)]
+            self._client.upsert(self.name, data=data)
+
+    def delete(self, ids: pa.Array) -> None:
+        """Delete the rows."""
+        for start in range(0, len(ids), _BATCH_IDS):
+            listed = json.dumps(ids.slice(start, _BATCH_IDS).to_pylist(), ensure_ascii=False)
+            self._client.delete(self.name, filter=f"id in {listed}")  # the client does not escape `ids`
+
+    def store_position(self, position: Position) -> None:
+        """Store the position in the properties of the collection."""
+        self._client.alter_collection_properties(self.name, properties={_KEY: position.model_dump_json()})
+
+    def count(self) -> int | None:
+        """Count the rows of the collection."""
+        (found,) = self._client.query(self.name, filter="", output_fields=["count(*)"])
+        return int(found["count(*)"])
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def explain(self, error: Exception) -> PipelineError | None:
+        """Distinguish requests that the server refuses from a server that does not answer."""
+        errors: Any = self._module.exceptions
+        if isinstance(error, errors.ParamError | errors.DataNotMatchException):
+            return ConfigError(
+                self.where,
+                "a request that Milvus accepts",
+                " ".join(str(error).split()),
+                "check the address, the name and MILVUS_TOKEN",
+            )
+        return self.unreachable(error) if isinstance(error, errors.MilvusException) else None

@@ -1,0 +1,152 @@
+"""An index of OpenSearch with k-NN: documents with id, vector and kept columns."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
+from pipeline.store.schema import vector_matrix
+from pipeline.targets import TARGETS, Position, Target
+from pipeline.targets.values import json_rows
+
+_KEY = "manta"  # key of the position in the metadata of the index
+_BATCH_BYTES = 8 << 20  # of a request
+_MAX_ID_BYTES = 512  # limit of the server
+
+
+@TARGETS.register("opensearch")
+class OpenSearchTarget(Target):
+    """An index NAME. User and password are in OPENSEARCH_USER and OPENSEARCH_PASSWORD."""
+
+    extra: ClassVar[str | None] = "opensearch"
+    module: ClassVar[str] = "opensearchpy"
+    """package of the client"""
+    settings: ClassVar[dict[str, Any]] = {"index.knn": True}
+
+    def __init__(self, uri: str, name: str) -> None:
+        super().__init__(uri, name)
+        self._module = self.client(self.module)
+        self._client = self.connect()
+
+    def connect(self) -> Any:
+        """Return the client."""
+        user, password = (os.environ.get(f"OPENSEARCH_{part}") for part in ("USER", "PASSWORD"))
+        authorization = (user, password) if user and password else None
+        return self._module.OpenSearch(hosts=[self.uri], http_auth=authorization, timeout=60)
+
+    def vector_type(self, dim: int) -> dict[str, Any]:
+        """Return the type of the field of vectors."""
+        return {"type": "knn_vector", "dimension": dim, "space_type": "cosinesimil"}
+
+    def position(self) -> Position | None:
+        """Return the position in the metadata of the index."""
+        if not self._client.indices.exists(index=self.name):
+            return None
+        found = self._client.indices.get_mapping(index=self.name)[self.name]["mappings"].get("_meta", {})
+        if _KEY not in found:
+            raise DataError(
+                self.where,
+                "no index of this name, or one that an export wrote",
+                "an index of another program",
+                "choose another --name",
+            )
+        return Position.model_validate_json(found[_KEY])
+
+    def create(self, schema: pa.Schema, position: Position) -> None:
+        """Create the index with the position as metadata."""
+        if self._client.indices.exists(index=self.name):
+            self._client.indices.delete(index=self.name)
+        id_type = "keyword" if pa.types.is_string(schema.field("id").type) else "long"
+        if pa.types.is_uint64(schema.field("id").type):
+            id_type = "unsigned_long"
+        properties = {
+            "id": {"type": id_type},
+            "vector": self.vector_type(schema.field("vector").type.list_size),
+        }
+        mappings = {"properties": properties, "_meta": {_KEY: position.model_dump_json()}}
+        self._client.indices.create(index=self.name, body={"settings": self.settings, "mappings": mappings})
+
+    def upsert(self, rows: pa.Table) -> None:
+        """Write the documents in requests of some megabytes."""
+        vectors = vector_matrix(rows["vector"])
+        lines = (
+            (
+                json.dumps({"index": {"_id": _document_id(row["id"])}}),
+                json.dumps(row | {"vector": vector.tolist()}),
+            )
+            for row, vector in zip(json_rows(rows), vectors, strict=True)
+        )
+        self._send(lines)
+
+    def delete(self, ids: pa.Array) -> None:
+        """Delete the documents."""
+        self._send((json.dumps({"delete": {"_id": _document_id(each)}}),) for each in ids.to_pylist())
+
+    def store_position(self, position: Position) -> None:
+        """Store the position in the metadata of the index."""
+        meta = {"_meta": {_KEY: position.model_dump_json()}}
+        self._client.indices.put_mapping(index=self.name, body=meta)
+
+    def count(self) -> int | None:
+        """Make all changes visible to searches, and count the documents."""
+        self._client.indices.refresh(index=self.name)
+        return int(self._client.count(index=self.name)["count"])
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def explain(self, error: Exception) -> PipelineError | None:
+        """Distinguish requests that the server refuses from a server that does not answer."""
+        if not isinstance(error, self._module.OpenSearchException):
+            return None
+        code = getattr(error, "status_code", None)
+        if isinstance(code, int) and 400 <= code < 500 and code != 429:
+            return self.refused(error)
+        return self.unreachable(error)
+
+    def refused(self, error: Exception) -> ConfigError:
+        """Return the error for a request that the server refuses."""
+        return ConfigError(
+            self.where,
+            "a server that accepts the request",
+            " ".join(str(error).split()),
+            "check the address, the name, and the variables with user and password",
+        )
+
+    def _send(self, operations: Iterator[tuple[str, ...]]) -> None:
+        """Send operations, each of one line or two, in bulk requests."""
+        pending: list[str] = []
+        size = 0
+        for lines in operations:
+            pending += lines
+            size += sum(map(len, lines))
+            if size >= _BATCH_BYTES:
+                self._send_lines(pending)
+                pending, size = [], 0
+        if pending:
+            self._send_lines(pending)
+
+    def _send_lines(self, lines: list[str]) -> None:
+        answer = self._client.bulk(body="\n".join(lines) + "\n", index=self.name)
+        results = [next(iter(item.values())) for item in answer["items"]] if answer["errors"] else []
+        for result in results:
+            if "error" not in result or result["status"] == 404:  # a deleted document
+                continue
+            found = json.dumps(result["error"])[:500]
+            if result["status"] == 429 or result["status"] >= 500:
+                raise TransientError(self.where, "a server that takes the rows", found, "run again later")
+            raise DataError(
+                self.where, f"a row that the index can store, {result['_id']}", found, "correct the corpus"
+            )
+
+
+def _document_id(row_id: Any) -> str:
+    """Return the id of a document: the row's id, or its sha256 if it is longer than the server takes."""
+    text = str(row_id)
+    encoded = text.encode()
+    return text if len(encoded) <= _MAX_ID_BYTES else "sha256:" + hashlib.sha256(encoded).hexdigest()

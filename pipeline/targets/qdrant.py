@@ -1,0 +1,111 @@
+"""A collection of Qdrant: points with the raw vector, and id and kept columns as payload."""
+
+import os
+import uuid
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from pipeline.errors import ConfigError, DataError, PipelineError
+from pipeline.store.schema import vector_matrix
+from pipeline.targets import TARGETS, Position, Target
+from pipeline.targets.values import json_rows
+
+_IDS = uuid.UUID("b2f0c7c6-3c1e-5f0e-9a53-6d0a9f3b7a11")  # namespace of the ids of points
+_KEY = "manta"  # key of the position in the collection's metadata
+_BATCH_BYTES = 8 << 20  # of a request; servers refuse more than 32 MiB
+_VALUE_BYTES = 20  # of a number in JSON
+
+
+@TARGETS.register("qdrant")
+class QdrantTarget(Target):
+    """A collection NAME, with cosine similarity. The key of the API is in QDRANT_API_KEY.
+
+    Qdrant takes no ids of any text, so the id of a point is the UUID (version 5) of the row's id. It stores
+    vectors of length 1.
+    """
+
+    extra: ClassVar[str | None] = "qdrant"
+
+    def __init__(self, uri: str, name: str) -> None:
+        super().__init__(uri, name)
+        self._module = self.client("qdrant_client")
+        with self.explained():
+            if "://" in uri:
+                key = os.environ.get("QDRANT_API_KEY")
+                self._client = self._module.QdrantClient(url=uri, api_key=key, timeout=60)
+            else:
+                self._client = self._module.QdrantClient(path=uri)
+
+    def position(self) -> Position | None:
+        """Return the position in the collection's metadata."""
+        if not self._client.collection_exists(self.name):
+            return None
+        metadata = self._client.get_collection(self.name).config.metadata or {}
+        if _KEY not in metadata:
+            raise DataError(
+                self.where,
+                "no collection of this name, or one that an export wrote",
+                "a collection of another program",
+                "choose another --name; Qdrant must be of version 1.16 or newer",
+            )
+        return Position.model_validate_json(metadata[_KEY])
+
+    def create(self, schema: pa.Schema, position: Position) -> None:
+        """Create the collection with the position as metadata."""
+        if self._client.collection_exists(self.name):
+            self._client.delete_collection(self.name)
+        models = self._module.models
+        dim = schema.field("vector").type.list_size
+        self._client.create_collection(
+            self.name,
+            vectors_config=models.VectorParams(size=dim, distance=models.Distance.COSINE),
+            metadata={_KEY: position.model_dump_json()},
+        )
+
+    def upsert(self, rows: pa.Table) -> None:
+        """Upsert the points in requests of some megabytes."""
+        dim = rows.schema.field("vector").type.list_size
+        batch_rows = max(1, _BATCH_BYTES // (dim * _VALUE_BYTES))
+        for start in range(0, len(rows), batch_rows):
+            batch = rows.slice(start, batch_rows)
+            points = self._module.models.Batch(
+                ids=_point_ids(batch["id"]),
+                vectors=vector_matrix(batch["vector"]).tolist(),
+                payloads=json_rows(batch),
+            )
+            self._client.upsert(self.name, points=points, wait=True)
+
+    def delete(self, ids: pa.Array) -> None:
+        """Delete the points."""
+        self._client.delete(
+            self.name, points_selector=self._module.models.PointIdsList(points=_point_ids(ids)), wait=True
+        )
+
+    def store_position(self, position: Position) -> None:
+        """Store the position in the collection's metadata."""
+        self._client.update_collection(self.name, metadata={_KEY: position.model_dump_json()})
+
+    def count(self) -> int | None:
+        """Count the points."""
+        return int(self._client.count(self.name, exact=True).count)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def explain(self, error: Exception) -> PipelineError | None:
+        """Distinguish requests that the server refuses from a server that does not answer."""
+        errors = self.client("qdrant_client.http.exceptions")
+        if isinstance(error, errors.UnexpectedResponse) and (error.status_code or 500) < 500:
+            return ConfigError(
+                self.where,
+                "a server that accepts the request",
+                " ".join(str(error).split()),
+                "check the address and QDRANT_API_KEY",
+            )
+        return self.unreachable(error) if isinstance(error, errors.ApiException) else None
+
+
+def _point_ids(ids: pa.Array | pa.ChunkedArray) -> list[Any]:
+    return [str(uuid.uuid5(_IDS, str(each))) for each in ids.to_pylist()]

@@ -1,0 +1,55 @@
+"""Convert rows to values of Python and JSON, as clients of databases take them."""
+
+import base64
+import math
+from collections.abc import Callable
+from datetime import date, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+
+def python_column(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column. Times are truncated to microseconds, Python's smallest unit."""
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
+    elif pa.types.is_time64(kind):
+        column = column.cast(pa.time64("us"), safe=False)
+    elif pa.types.is_duration(kind):
+        column = column.cast(pa.duration("us"), safe=False)
+    return list(column.to_pylist())
+
+
+def json_value(value: Any) -> Any:
+    """Return a value for JSON.
+
+    Dates and times are in ISO format, durations in seconds, decimal numbers as texts, bytes in base64. NaN
+    and infinity become null, because JSON has neither.
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [json_value(each) for each in value]
+    if isinstance(value, dict):
+        return {str(key): json_value(each) for key, each in value.items()}
+    convert = next((convert for kind, convert in _CONVERSIONS if isinstance(value, kind)), None)
+    return convert(value) if convert else value
+
+
+_CONVERSIONS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (date, lambda value: value.isoformat()),  # a datetime, too
+    (time, time.isoformat),
+    (timedelta, timedelta.total_seconds),
+    (Decimal, str),
+    (bytes, lambda value: base64.b64encode(value).decode()),
+)
+
+
+def json_rows(rows: pa.Table) -> list[dict[str, Any]]:
+    """Return the rows as dictionaries for JSON, without their vectors."""
+    columns = {
+        name: map(json_value, python_column(rows[name])) for name in rows.column_names if name != "vector"
+    }
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

