@@ -13,7 +13,7 @@ class Matryoshka(Composite):
     """Sum of an objective's loss over truncated vectors (Kusupati et al. 2022, eq. 1, with weights 1).
 
     The terms of `row_terms` are added once, not for each length. The trained model returns vectors of full
-    length; its users truncate them.
+    length, which `encoder.dim` truncates.
     """
 
     def __init__(self, encoder: nn.Module, objective: Objective, *, dims: Sequence[int]) -> None:

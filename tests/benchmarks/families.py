@@ -127,8 +127,10 @@ def write_folder(make: Make, tokenizer: tokenizers.Tokenizer, folder: Path) -> P
 def peer_of(folder: Path, pooling: str) -> SentenceTransformer:
     """Load the folder in sentence-transformers."""
     mode = {"last": "lasttoken"}.get(pooling, pooling)
-    modules = [Transformer(str(folder), max_seq_length=512), Pooling(384, mode)]
-    return SentenceTransformer(modules=modules, device="cpu")
+    transformer = Transformer(str(folder), max_seq_length=512)
+    # for Qwen2, transformers replaces the pre-tokenizer of tokenizer.json by that of the published models
+    transformer.processor = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    return SentenceTransformer(modules=[transformer, Pooling(384, mode)], device="cpu")
 
 
 class Compared(NamedTuple):
