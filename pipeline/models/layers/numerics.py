@@ -52,8 +52,8 @@ class Arithmetic:
     def sum_dtype(self) -> torch.dtype:
         """Type of embeddings, residual sums and normalization of Transformers.
 
-        With bfloat16 on a CPU it is float32: sums in bfloat16 have three to four times the error
-        (1 - cosine), and save no time.
+        With bfloat16 on a CPU it is float32: sums in bfloat16 have three times the error (mean of
+        1 - cosine), and save no time.
         """
         wide = self.device.kind == "cpu" and self.dtype == "bfloat16"
         return torch.float32 if wide else self.torch_dtype
