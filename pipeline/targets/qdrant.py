@@ -104,7 +104,8 @@ class QdrantTarget(Target):
                 " ".join(str(error).split()),
                 "check the address and QDRANT_API_KEY",
             )
-        return self.unreachable(error) if isinstance(error, errors.ApiException) else None
+        is_locked = isinstance(error, RuntimeError) and "already accessed" in str(error)  # a folder
+        return self.unreachable(error) if is_locked or isinstance(error, errors.ApiException) else None
 
 
 def _point_ids(ids: pa.Array | pa.ChunkedArray) -> list[Any]:

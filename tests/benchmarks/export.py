@@ -70,6 +70,7 @@ def _publish(root: Path, rows: int) -> None:
         "index.kind=flat",
         "whiten.mode=off",
         "gates.recall_at_10=",
+        "cluster.small_rows=1000000",  # no Ray
     )
     changed = rng.choice(rows, rows // 100, replace=False)
     for night in range(2):

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 
 import pyarrow as pa
@@ -57,9 +58,9 @@ def export(
         running = _Export(releases, manifest, target, stages)
         stored = target.position()
         if stored is not None and not replace:
-            running.check(stored)
             if stored.held == running.wanted:
                 return Exported("unchanged", manifest.release, (manifest.release,), 0, 0, manifest.rows)
+            running.check(stored)
         return running.run(None if replace else stored)
 
 
@@ -86,7 +87,10 @@ class _Export:
     def __init__(self, releases: Releases, manifest: ReleaseManifest, target: Target, stages: Stages) -> None:
         self._releases, self._manifest, self._target, self._stages = releases, manifest, target, stages
         self.wanted = _held(manifest)
-        self._schema = RowChanges(releases.store, (), True, manifest).schema
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        return RowChanges(self._releases.store, (), True, self._manifest).schema
 
     def check(self, stored: Position) -> None:
         """Raise an error if the target cannot be changed into the release."""
