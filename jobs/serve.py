@@ -18,6 +18,7 @@ from jobs.command import CommitsRoot, Root, Verbose, options_command, standalone
 
 TOKEN = "MANTA_SERVE_TOKEN"
 """environment variable with the token that requests must carry"""
+_SHUTDOWN_S = 10  # time for open requests to end after SIGTERM
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,17 @@ class ServeOptions:
 
     root: Root
     host: Annotated[
-        str, typer.Option("--host", help=f"Address to listen on. Any but this machine's own needs {TOKEN}.")
+        str,
+        typer.Option(
+            "--host",
+            help=f"Address to listen on. If other machines can reach it, {TOKEN} must hold a token.",
+        ),
     ] = "127.0.0.1"
     port: Annotated[
         int, typer.Option("--port", min=0, max=65_535, help="Port to listen on; 0 takes a free one.")
     ] = 8000
     poll_s: Annotated[
-        float, typer.Option("--poll-s", min=0.1, help="Seconds between two looks for another release.")
+        float, typer.Option("--poll-s", min=0.1, help="Seconds between checks for a new current release.")
     ] = 30.0
     any_space: Annotated[
         bool,
@@ -60,8 +65,8 @@ def serve(options: ServeOptions) -> None:
 def _serve(options: ServeOptions, say: Say) -> None:
     from pipeline.errors import ConfigError
 
-    token = os.environ.get(TOKEN, "")
-    with _listening(options) as listener:
+    token = _token()
+    with _bound(options) as listener:
         address, port = listener.getsockname()[:2]
         if not token and not _is_loopback(address):
             raise ConfigError(
@@ -85,20 +90,45 @@ def _serve(options: ServeOptions, say: Say) -> None:
         release = open_release(root)
         app = make_app(release, ServiceOptions(options.poll_s, not options.any_space, token))
         shown = f"[{address}]" if ":" in address else address
-        say(f"release {release.number} with {len(release):,} rows is served at http://{shown}:{port}/")
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S
+        )
+        where = f"release {release.number} with {len(release):,} rows is served at http://{shown}:{port}/"
+
+        class Server(uvicorn.Server):
+            """A server that says when it listens."""
+
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                say(where)
+
+        server = Server(config)
         with contextlib.suppress(KeyboardInterrupt):  # SIGTERM or Ctrl-C, after open requests were answered
             server.run(sockets=[listener])
 
 
-def _listening(options: ServeOptions) -> socket.socket:
-    """Return a socket that listens on the address of the options."""
+def _token() -> str:
+    """Return the token that requests must carry; "" for none. White space around it is removed."""
+    from pipeline.errors import ConfigError
+
+    given = os.environ.get(TOKEN, "")
+    token = given.strip()
+    if (given and not token) or any(not "!" <= character <= "~" for character in token):
+        raise ConfigError(TOKEN, "printable ASCII characters without spaces", "others", "set another token")
+    return token
+
+
+def _bound(options: ServeOptions) -> socket.socket:
+    """Return a socket with the address of the options. It does not listen before the service is ready."""
     from pipeline.errors import ConfigError
 
     try:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((options.host, options.port), family=family, backlog=1_024)
-    except OSError as error:
+        bound = socket.socket(family)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((options.host, options.port))
+        return bound
+    except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"--host {options.host} --port {options.port}",
             "an address of this machine that is free",

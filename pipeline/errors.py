@@ -97,6 +97,10 @@ class Defect(_ExplainedError):
     exit_code = 70
 
 
+class QueryError(DataError):
+    """A query that cannot be searched for: a vector of another dimension, unknown words, an unknown id."""
+
+
 class SpaceMismatch(ModelError):
     """Vectors are in another space than expected."""
 

@@ -1,5 +1,6 @@
 """Draw rows as points on a plane, coloured by a column."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,7 +13,7 @@ from markupsafe import Markup, escape
 from pipeline.charts.frame import shorten, svg
 
 _WIDTH, _HEIGHT, _MARGIN = 888, 620, 12
-_MAX_COLOURS = 8  # more cannot be told apart
+_MAX_COLOURS = 8  # more cannot be distinguished
 _RANGES = 6  # of a column of numbers
 _MAX_LABEL = 40  # characters
 
@@ -63,21 +64,29 @@ def group_numbers(values: Sequence[Any]) -> tuple[list[int], list[str]]:
     Returns:
         The number of each value, and the label of each number.
     """
-    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    if len(numbers) == len(values) and len(set(numbers)) > _MAX_COLOURS:
-        return _ranges(np.array(numbers, dtype=np.float64))
+    known = [value for value in values if value is not None]
+    is_number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
+    if is_number and len({value for value in known if math.isfinite(value)}) > _MAX_COLOURS:
+        return _ranges(np.array([np.nan if value is None else value for value in values], dtype=np.float64))
     labels = [
         "none" if value is None else shorten(" ".join(str(value).split()), _MAX_LABEL) for value in values
     ]
     ordered = [label for label, _ in Counter(sorted(labels)).most_common()]
     own, others = ordered[: _MAX_COLOURS - 1], ordered[_MAX_COLOURS - 1 :]
     number_of = {label: number for number, label in enumerate(own)}
-    rest = others if len(others) == 1 else [f"{len(others):,} others"] * bool(others)
+    rest = others if len(others) < 2 else [f"{len(others):,} others"]
     return [number_of.get(label, len(own)) for label in labels], [*own, *rest]
 
 
 def _ranges(values: np.ndarray) -> tuple[list[int], list[str]]:
-    bounds = np.unique(np.quantile(values, np.linspace(0, 1, _RANGES + 1)))
-    numbers = np.clip(np.searchsorted(bounds, values, side="right") - 1, 0, len(bounds) - 2)
+    """Number the ranges of values (n,); those that are not finite are a group of their own."""
+    is_finite = np.isfinite(values)
+    finite = values[is_finite]
+    bounds = np.unique(np.quantile(finite, np.linspace(0, 1, _RANGES + 1)))
+    if len(bounds) < _RANGES + 1:  # many values are equal
+        bounds = np.linspace(finite.min(), finite.max(), _RANGES + 1)
+    numbers = np.clip(np.searchsorted(bounds, values, side="right") - 1, 0, _RANGES - 1)
     labels = [f"{low:,.6g} to {high:,.6g}" for low, high in pairwise(bounds)]
-    return numbers.tolist(), labels
+    if is_finite.all():
+        return numbers.tolist(), labels
+    return np.where(is_finite, numbers, _RANGES).tolist(), [*labels, "none"]

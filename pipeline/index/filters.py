@@ -32,14 +32,15 @@ class Filters:
             if (kept := self._kept.get(where)) is not None:
                 self._kept.move_to_end(where)
                 return kept
-        selection = self._evaluate(where)
+        selection = self.evaluate(where)
         with self._lock:
             self._kept[where] = selection
             while len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
         return selection
 
-    def _evaluate(self, where: str) -> SelectedRows:
+    def evaluate(self, where: str) -> SelectedRows:
+        """Return the rows that a filter lets pass, without keeping them for the next search."""
         condition = parse_where(where, self._ids.schema)
         members = AddressSet(self._ids.next_ordinal)
         for addresses in self._ids.matching(condition):

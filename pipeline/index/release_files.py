@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, QueryError
 from pipeline.index.filtered_search import search_selected
 from pipeline.index.filters import Filters
 from pipeline.index.grouped import search_grouped
@@ -93,13 +93,13 @@ class ReleaseFiles:
         literal = str(row_id) if is_number else "'" + str(row_id).replace("'", "''") + "'"
         where = f"release {self.manifest.release}"
         if is_number and not literal.removeprefix("-").isdecimal():
-            raise DataError(where, "an id that is a whole number", repr(row_id), "check the id")
-        exact = self.filters.select(f"id = {literal}").exact
+            raise QueryError(where, "an id that is a whole number", repr(row_id), "check the id")
+        exact = self.filters.evaluate(f"id = {literal}").exact
         if exact is None:
             remedy = "restore the unit, or roll back"
             raise DataError(where, f"the unit with the vector of {row_id!r}", "no such unit", remedy)
         if not len(exact.addresses):
-            raise DataError(where, f"a row with id {row_id!r}", "none", "check the id")
+            raise QueryError(where, f"a row with id {row_id!r}", "none", "check the id")
         return self._unit_vectors.take(exact.addresses[:1])[0]
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
@@ -174,7 +174,7 @@ class ReleaseFiles:
     def _valid_vectors(self, vectors: np.ndarray) -> np.ndarray:
         dim = self._parts.d
         if vectors.ndim != 2 or vectors.shape[1] != dim:
-            raise DataError(
+            raise QueryError(
                 "search",
                 f"vectors of shape (q, {dim})",
                 f"{vectors.shape}",
@@ -182,7 +182,7 @@ class ReleaseFiles:
             )
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
         if len(bad := np.flatnonzero(~(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)))):
-            raise DataError(
+            raise QueryError(
                 "search",
                 "finite vectors, none of them zero",
                 f"NaN, infinity or only zeros in query {bad[0]}",

@@ -10,7 +10,7 @@ from typing import TypedDict, Unpack
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import ConfigError, DataError, SpaceMismatch
+from pipeline.errors import ConfigError, QueryError, SpaceMismatch
 from pipeline.index.release_files import OpenOptions, ReleaseFiles
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
@@ -153,8 +153,8 @@ class OpenRelease:
 
         Raises:
             ConfigError: the filter is invalid, or the release has no chunks to group.
-            DataError: vectors have another dimension, NaN or infinity, or are zero; also MissingTexts for
-                a missing corpus unit.
+            QueryError: vectors have another dimension, NaN or infinity, or are zero.
+            DataError: a file of the release is missing or damaged; MissingTexts for a corpus unit.
         """
         if k < 1:
             raise ConfigError("search: k", "at least 1", str(k), "ask for one answer or more")
@@ -174,7 +174,7 @@ class OpenRelease:
         vectors = files.encode(query_texts)
         # Encoders of word vectors give zero for a text without a word of their vocabulary.
         if len(unknown := np.flatnonzero(~vectors.any(axis=1))):
-            raise DataError(
+            raise QueryError(
                 "search: query",
                 "a word that the release's encoder knows",
                 repr(query_texts[unknown[0]][:80]),
@@ -194,7 +194,8 @@ class OpenRelease:
         """Return the raw vector (d,) float32 of a live row, which can be searched for as a query.
 
         Raises:
-            DataError: no live row has the id, or the unit with its vector is missing or damaged.
+            QueryError: no live row has the id.
+            DataError: the unit with its vector is missing or damaged.
         """
         return self._files.vector(row_id)
 

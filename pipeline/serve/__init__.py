@@ -1,5 +1,6 @@
 """A small HTTP service over the current release of a root.
 
-`app` has the routes, `batches` answers concurrent requests together, `follow` swaps to newer releases, and
-`page` is the page on which people look at a corpus.
+`service` has the routes for programs, `messages` their bodies, `problems` the errors, and `page` the routes
+for people. `batches` answers concurrent searches together, `follow` swaps to newer releases, and `access`
+checks requests.
 """

@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from fastapi import HTTPException
+
 from pipeline.serve.metrics import ServiceMetrics
 
 Scope = MutableMapping[str, Any]
@@ -16,7 +18,10 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATH = "/healthz"
 """the only path that needs no token"""
+_LOOPBACK_NAMES = {"localhost", "127.0.0.1", "[::1]", "::1"}
 _DENIED = b'{"error":"Unauthorized","message":"this service needs a token: Authorization: Bearer TOKEN"}'
+_OTHER_HOST = b'{"error":"BadHost","message":"without a token, this service answers only as localhost"}'
+_TOO_LARGE = b'{"error":"TooLarge","message":"the body is too large: send fewer queries at a time"}'
 
 
 class TokenCheck:
@@ -30,12 +35,10 @@ class TokenCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http" or scope["path"] == OPEN_PATH or self._is_allowed(scope):
+        if scope["type"] == "lifespan" or scope["path"] == OPEN_PATH or self._is_allowed(scope):
             await self._app(scope, receive, send)
-            return
-        headers = [(b"content-type", b"application/json"), (b"www-authenticate", b'Basic realm="Manta"')]
-        await send({"type": "http.response.start", "status": 401, "headers": headers})
-        await send({"type": "http.response.body", "body": _DENIED})
+        else:
+            await _refuse(send, 401, _DENIED, (b"www-authenticate", b'Basic realm="Manta"'))
 
     def _is_allowed(self, scope: Scope) -> bool:
         given = dict(scope["headers"]).get(b"authorization", b"")
@@ -48,6 +51,61 @@ class TokenCheck:
         elif kind.lower() != b"bearer":
             return False
         return hmac.compare_digest(value, self._token)
+
+
+class LoopbackOnly:
+    """Answers 400 to requests for another host than this machine, for a service without a token.
+
+    Otherwise any web page that is open in a browser on this machine could read the corpus, under a name that
+    its author lets resolve to this machine (DNS rebinding).
+    """
+
+    def __init__(self, app: AsgiApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan" or _host_of(scope) in _LOOPBACK_NAMES:
+            await self._app(scope, receive, send)
+        else:
+            await _refuse(send, 400, _OTHER_HOST)
+
+
+class BodyLimit:
+    """Answers 413 to requests whose body is too large, before it is read."""
+
+    def __init__(self, app: AsgiApp, limit: int) -> None:
+        self._app, self._limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        declared = dict(scope.get("headers", ())).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self._limit:
+            await _refuse(send, 413, _TOO_LARGE)
+            return
+        size = 0
+
+        async def receive_limited() -> MutableMapping[str, Any]:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._limit:  # a body without a declared length
+                raise HTTPException(413, "the body is too large")
+            return message
+
+        await self._app(scope, receive_limited, send)
+
+
+def _host_of(scope: Scope) -> str:
+    """Return the host that a request is for, without its port."""
+    host = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
+    return host if host.endswith("]") else host.rpartition(":")[0] or host
+
+
+async def _refuse(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    content_type = (b"content-type", b"application/json")
+    await send({"type": "http.response.start", "status": status, "headers": [content_type, *headers]})
+    await send({"type": "http.response.body", "body": body})
 
 
 class RequestMetrics:
@@ -72,7 +130,7 @@ class RequestMetrics:
         try:
             await self._app(scope, receive, send_and_note)
         finally:
-            # the route, not the path: paths of strangers would make metrics without end
+            # the route, not the path: unknown paths would create an unbounded number of label values
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.seconds.labels(route).observe(time.perf_counter() - began_s)

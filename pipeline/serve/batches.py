@@ -3,20 +3,28 @@
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import PipelineError, TransientError
+from pipeline.errors import ConfigError, QueryError, TransientError
 from pipeline.index.search import OpenRelease
 from pipeline.serve.messages import MAX_QUERIES
 from pipeline.serve.metrics import ServiceMetrics
 
 _MAX_WAITING = 4_096  # queries; later requests are refused until some are answered
+
+
+IsGone = Callable[[], Awaitable[bool]]
+
+
+async def never_gone() -> bool:
+    """Return False: the client waits."""
+    return False
 
 
 class Overloaded(TransientError):
@@ -44,7 +52,7 @@ class Search:
     texts: bool = False
 
     @property
-    def kind(self) -> tuple[Any, ...]:
+    def batch_key(self) -> tuple[Any, ...]:
         """Value that is equal for searches that can be computed together."""
         shape = self.queries.shape[1:] if isinstance(self.queries, np.ndarray) else None
         return shape, self.k, self.space_id, self.where, self.group, self.texts
@@ -59,6 +67,14 @@ class Found:
     answers: list[list[dict[str, Any]]]
 
 
+class _Waiting(NamedTuple):
+    """A search that waits, with the future of its result."""
+
+    search: Search
+    result: "asyncio.Future[Found]"
+    is_gone: IsGone
+
+
 class Batches:
     """Answers searches in batches: while one is computed, new searches wait and form the next.
 
@@ -67,28 +83,31 @@ class Batches:
 
     def __init__(self, release: OpenRelease, metrics: ServiceMetrics) -> None:
         self._release, self._metrics = release, metrics
-        self._waiting: list[tuple[Search, asyncio.Future[Found]]] = []
+        self._waiting: list[_Waiting] = []
         self._computing: asyncio.Task[None] | None = None
         # one thread, because encoder and faiss use all cores by themselves
         self._thread = ThreadPoolExecutor(1, "search")
 
-    async def search(self, search: Search) -> Found:
+    async def search(self, search: Search, is_gone: IsGone = never_gone) -> Found:
         """Answer a search.
+
+        Args:
+            is_gone: says whether the client has gone; its search is then dropped before it is computed.
 
         Raises:
             PipelineError: the queries or the filter are invalid, or a file of the release is missing.
             Overloaded: too many queries wait.
         """
-        waiting = sum(len(other.queries) for other, _ in self._waiting)
+        waiting = sum(len(other.search.queries) for other in self._waiting)
         if waiting + len(search.queries) > _MAX_WAITING:
             raise Overloaded(
                 "search", f"at most {_MAX_WAITING:,} queries at a time", "more", "send them again later"
             )
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append((search, future))
+        result: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(search, result, is_gone))
         if self._computing is None:
             self._computing = asyncio.create_task(self._compute())
-        return await future
+        return await result
 
     def close(self) -> None:
         """End the thread."""
@@ -97,50 +116,61 @@ class Batches:
     async def _compute(self) -> None:
         """Answer all waiting searches, batch after batch."""
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            batch = self._take_batch()
-            searches = [search for search, _ in batch]
-            results = await loop.run_in_executor(self._thread, self.answer, searches)
-            for (_, future), result in zip(batch, results, strict=True):
-                if future.cancelled():  # its client has gone
-                    continue
-                if isinstance(result, Found):
-                    future.set_result(result)
-                else:
-                    future.set_exception(result)
-        self._computing = None
+        try:
+            while self._waiting:
+                batch = await self._take_batch()
+                searches = [each.search for each in batch]
+                results = await loop.run_in_executor(self._thread, self.answer, searches)
+                for waiting, result in zip(batch, results, strict=True):
+                    if waiting.result.done():
+                        continue
+                    if isinstance(result, Found):
+                        waiting.result.set_result(result)
+                    else:
+                        waiting.result.set_exception(result)
+        finally:
+            self._computing = None
 
-    def _take_batch(self) -> list[tuple[Search, "asyncio.Future[Found]"]]:
-        """Remove the oldest searches, with at most MAX_QUERIES queries, from those that wait."""
-        ends = np.cumsum([len(search.queries) for search, _ in self._waiting])
+    async def _take_batch(self) -> list[_Waiting]:
+        """Take the oldest searches, with at most MAX_QUERIES queries; drop those whose client has gone."""
+        ends = np.cumsum([len(each.search.queries) for each in self._waiting])
         count = max(1, int(np.searchsorted(ends, MAX_QUERIES, side="right")))
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        self._metrics.batch_queries.observe(int(ends[count - 1]))
+        oldest, self._waiting = self._waiting[:count], self._waiting[count:]
+        batch = []
+        for each in oldest:
+            if not each.result.done() and await each.is_gone():
+                each.result.cancel()
+            if not each.result.done():
+                batch.append(each)
+        if batch:
+            self._metrics.batch_queries.observe(sum(len(each.search.queries) for each in batch))
         return batch
 
     def answer(self, searches: Sequence[Search]) -> list[Found | Exception]:
         """Answer searches, all from one release. Errors are returned in the place of answers."""
         release = self._release.snapshot()
         results: dict[int, Found | Exception] = {}
-        kinds = defaultdict(list)
+        numbers_by_key = defaultdict(list)
         for number, search in enumerate(searches):
-            kinds[search.kind].append(number)
-        for numbers in kinds.values():
+            numbers_by_key[search.batch_key].append(number)
+        for numbers in numbers_by_key.values():
             same = [searches[number] for number in numbers]
             results.update(zip(numbers, _answer_same(release, same), strict=True))
         return [results[number] for number in range(len(searches))]
 
 
 def _answer_same(release: OpenRelease, searches: list[Search]) -> list[Found | Exception]:
-    """Answer searches of one kind together; if that fails, one by one, so that only the faulty ones fail."""
+    """Answer searches of one key together; if a query is invalid, one by one, so that only that one fails."""
     try:
         return list(_answers(release, searches))
-    except PipelineError as error:
+    except (ConfigError, QueryError) as error:
         if len(searches) == 1:
             return [error]
         return [result for search in searches for result in _answer_same(release, [search])]
-    except Exception as error:  # a defect of the program ends the request, not the service
-        return [error for _ in searches]
+    except Exception as error:  # any other error, or a defect, ends these requests, but not the service
+        return [error] * len(searches)
+    except BaseException as error:  # a panic in the Rust code of a tokenizer
+        return [RuntimeError(f"{type(error).__name__}: {error}")] * len(searches)
 
 
 def _answers(release: OpenRelease, searches: list[Search]) -> Iterator[Found]:

@@ -1,16 +1,17 @@
 """Follow the current release of a root: open a newer one beside the served one, then swap."""
 
-import asyncio
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from pipeline.index.search import OpenRelease
 from pipeline.log import say
 from pipeline.serve.metrics import ServiceMetrics
+from pipeline.store.manifest import ReleaseManifest
 
 _WARM_QUERY = "a query that loads the encoder"
+_MAX_PAUSE_S = 600.0  # longest time between two attempts to open the same damaged release
 
 
 class Follower:
@@ -20,56 +21,89 @@ class Follower:
 
     Attributes:
         refused: number of the current release if it is of another space and was refused.
+        published: number of the served release, and the time of its commit if it is known.
     """
 
     def __init__(self, release: OpenRelease, metrics: ServiceMetrics, *, same_space: bool) -> None:
         self._release, self._metrics, self._same_space = release, metrics, same_space
-        self._thread = ThreadPoolExecutor(1, "refresh")
-        self._last_reason = ""
+        self._last_sentence = ""
+        self._failed, self._failures, self._try_again = "", 0, 0.0
         self._checked = time.monotonic()
         self.refused: int | None = None
+        self.published = self._read_published()
         self._count()
 
     @property
     def checked_s(self) -> float:
-        """Seconds since the root was last read without an error."""
+        """Seconds since the current release was last followed, or refused, without an error."""
         return time.monotonic() - self._checked
 
     def warm(self) -> None:
         """Load the encoder and search once, so that the first request is as fast as later ones."""
+        # ones, because encoders of word vectors give zero for unknown words
         self._release.search(np.ones_like(self._release.encode([_WARM_QUERY])), 1)
 
-    async def follow(self, poll_s: float) -> None:
-        """Look for another release every `poll_s` seconds, for ever."""
-        while True:
-            await asyncio.sleep(poll_s)
-            await asyncio.get_running_loop().run_in_executor(self._thread, self.refresh)
+    def start(self, poll_s: float) -> threading.Event:
+        """Look for another release every `poll_s` seconds, until the returned event is set.
 
-    def refresh(self) -> None:
+        The thread is a daemon: the process does not wait for a release that is being opened when it ends.
+        """
+        stop = threading.Event()
+
+        def follow() -> None:
+            while not stop.wait(poll_s):
+                self.refresh(poll_s)
+
+        threading.Thread(target=follow, daemon=True, name="refresh").start()
+        return stop
+
+    def refresh(self, poll_s: float) -> None:
         """Swap if there is another release. After an error the served release stays."""
-        reason = ""
+        sentence = ""
         try:
-            self.refused = None
-            if (newer := self._release.newer()) is not None:
-                if self._same_space and newer.space_id != self._release.space_id:
-                    self.refused = newer.release
-                    reason = f"release {newer.release} is of another space ({newer.space_id})"
-                else:
-                    self._release.swap(newer)
-                    self._metrics.swaps.inc()
-                    say(f"serves release {self._release.number}: {len(self._release):,} rows")
-            self._checked = time.monotonic()
+            newer = self._release.newer()
+            is_refused = newer is not None and self._same_space and newer.space_id != self._release.space_id
+            self.refused = newer.release if newer is not None and is_refused else None
+            if newer is not None and is_refused:
+                why = f"release {newer.release} is of another space ({newer.space_id})"
+                sentence = f"still serves release {self._release.number}: {why}"
+            elif newer is not None and self._swap(newer, poll_s):
+                sentence = f"serves release {self._release.number}: {len(self._release):,} rows"
+            if newer is None or is_refused or newer.id == self._release.manifest.id:
+                self._checked = time.monotonic()
         except Exception as error:  # the service must outlive any fault of the store or of a new release
             self._metrics.failures.inc()
-            reason = f"{type(error).__name__}: {error}"
-        if reason and reason != self._last_reason:
-            say(f"still serves release {self._release.number}: {reason}")
-        self._last_reason = reason
-        self._count()
+            why = f"{type(error).__name__}: {error}"
+            sentence = f"still serves release {self._release.number}: {why}"
+        self._report(sentence)
 
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown(wait=False)
+    def _swap(self, newer: ReleaseManifest, poll_s: float) -> bool:
+        """Swap to a release. Returns False if it could not be opened a short time ago: that costs much."""
+        if newer.id == self._failed and time.monotonic() < self._try_again:
+            return False
+        self._failures = self._failures + 1 if newer.id == self._failed else 1
+        self._failed = newer.id
+        self._try_again = time.monotonic() + min(poll_s * 2**self._failures, _MAX_PAUSE_S)
+        self._release.swap(newer)
+        self._failed = ""
+        self._metrics.swaps.inc()
+        self.published = self._read_published()
+        return True
+
+    def _report(self, sentence: str) -> None:
+        """Print the sentence, unless it is the last one, and set the metrics."""
+        try:
+            if sentence and sentence != self._last_sentence:
+                say(sentence)
+            self._last_sentence = sentence or self._last_sentence
+            self._count()
+        except OSError:  # standard error is closed or its disk is full; searches go on
+            self._metrics.failures.inc()
+
+    def _read_published(self) -> tuple[int, str | None]:
+        number = self._release.number
+        commit = self._release.releases.commits.read(number)
+        return number, commit.committed_at if commit else None
 
     def _count(self) -> None:
         self._metrics.release.set(self._release.number)

@@ -8,7 +8,12 @@ MAX_QUERIES = 256
 """Largest number of queries in one request."""
 MAX_ANSWERS = 1_000
 """Largest number of answers to one query."""
-_MAX_CHARACTERS = 100_000  # of one query; encoders read a few hundred tokens
+MAX_ROWS = 25_600
+"""Largest number of answers to all queries of a request."""
+MAX_BODY_BYTES = 32 << 20
+"""Largest body of a request: 256 vectors of 4,096 components take half of it."""
+MAX_CHARACTERS = 20_000
+"""Largest length of a query or a filter; encoders read at most some thousand tokens."""
 
 
 class SearchRequest(BaseModel):
@@ -26,12 +31,12 @@ class SearchRequest(BaseModel):
     space_id: str | None = Field(
         None,
         description="space of the queries, from GET /release. If the release is of another space, the answer "
-        "is 409. Vectors need it.",
+        "is 409. Required with vectors.",
     )
     k: int = Field(10, ge=1, le=MAX_ANSWERS, description="answers per query")
     where: str | None = Field(
         None,
-        max_length=_MAX_CHARACTERS,
+        max_length=MAX_CHARACTERS,
         description="a filter on the id and kept columns, such as price < 10 and lang in ('de', 'en')",
     )
     group: bool = Field(False, description="answer with documents: of the chunks of each, only the best one")
@@ -43,8 +48,10 @@ class SearchRequest(BaseModel):
             raise ValueError("give either queries or vectors")
         if self.vectors is not None and self.space_id is None:
             raise ValueError("vectors need a space_id: that of the encoder that made them (GET /release)")
-        if any(len(query) > _MAX_CHARACTERS for query in self.queries or ()):
-            raise ValueError(f"a query has more than {_MAX_CHARACTERS:,} characters")
+        if self.k * len(self.queries or self.vectors or ()) > MAX_ROWS:
+            raise ValueError(f"more than {MAX_ROWS:,} answers in all: send fewer queries, or a smaller k")
+        if any(len(query) > MAX_CHARACTERS for query in self.queries or ()):
+            raise ValueError(f"a query has more than {MAX_CHARACTERS:,} characters")
         return self
 
 
@@ -91,7 +98,7 @@ class Health(BaseModel):
     status: str
     release: int
     checked_s: float
-    """seconds since the root was last read without an error"""
+    """seconds since the root's current release was last followed, or refused, without an error"""
 
 
 class Problem(BaseModel):

@@ -1,8 +1,10 @@
 """Routes of the page on which people look at a corpus. It works without scripts and external resources."""
 
 import time
+from dataclasses import replace
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import FastAPI, HTTPException, Path, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse
@@ -11,14 +13,20 @@ from pipeline.charts.frame import shorten
 from pipeline.charts.plane import PlanePoint, group_numbers, plane_chart
 from pipeline.errors import PipelineError
 from pipeline.index.search import OpenRelease
+from pipeline.index.texts import MissingTexts
+from pipeline.log import say
 from pipeline.report.explore import ExplorePage, MapPage, Question, render, render_map
-from pipeline.serve.batches import Batches, Search
+from pipeline.serve.batches import Batches, Found, Search
+from pipeline.serve.follow import Follower
+from pipeline.serve.messages import MAX_CHARACTERS
+from pipeline.serve.problems import status_of
 from pipeline.serve.sample_map import PlacedRows, SampleMap
 from pipeline.store.manifest import report_path
 
 _MAX_SHOWN = 100  # answers on the page
 _MAX_TITLE = 200  # characters
 _OVERVIEW = "index.html"
+_Text = Annotated[str, Query(max_length=MAX_CHARACTERS)]
 _POLICY = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'",
@@ -26,59 +34,77 @@ _POLICY = {
 }
 
 
-def add_page(app: FastAPI, release: OpenRelease, batches: Batches) -> None:
+def add_page(app: FastAPI, release: OpenRelease, batches: Batches, follower: Follower) -> None:
     """Add the routes to an application."""
-    _add_search_page(app, release, batches)
+    _add_search_page(app, release, batches, follower)
     _add_map(app, release)
     _add_reports(app, release)
 
 
-def _add_search_page(app: FastAPI, release: OpenRelease, batches: Batches) -> None:
+def _add_search_page(app: FastAPI, release: OpenRelease, batches: Batches, follower: Follower) -> None:
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def search_page(
-        q: str = "",
-        near: str = "",
-        where: str = "",
+        q: _Text = "",
+        near: _Text = "",
+        where: _Text = "",
         k: Annotated[int, Query(ge=1, le=_MAX_SHOWN)] = 10,
         group: bool = False,
     ) -> HTMLResponse:
         question, began_s = Question(q.strip(), near, where.strip(), k, group), time.perf_counter()
-        answers, problem, status = None, "", 200
+        opened, answers, problem, status = release.snapshot(), None, "", 200
         try:
             if question.q or question.near:
-                answers = await _answers(question, release.snapshot(), batches)
+                found = await _find(question, opened, batches)
+                answers, opened = found.answers[0], _same(opened, found, release)
         except PipelineError as error:
-            problem, status = str(error), 400
-        seconds = time.perf_counter() - began_s
-        page = await run_in_threadpool(_page, release.snapshot(), question)
-        shown = ExplorePage(**page, answers=answers, problem=problem, seconds=seconds)
+            problem, status = str(error), status_of(error)
+            if status >= 500:
+                say(f"GET /: {error}")
+        shown = ExplorePage(
+            **_page(opened, question, follower),
+            answers=answers,
+            problem=problem,
+            seconds=time.perf_counter() - began_s,
+        )
         return HTMLResponse(render(shown), status, _POLICY)
 
 
-async def _answers(question: Question, release: OpenRelease, batches: Batches) -> list[dict[str, Any]]:
-    """Answer a question: rows near a text, or near another row."""
-    if question.q:
-        search = Search((question.q,), question.k, None, question.where or None, question.group, True)
-    else:
-        vector = await run_in_threadpool(release.vector, question.near)
-        space_id = release.space_id  # if another release is served meanwhile, the search refuses the vector
-        search = Search(vector[None], question.k, space_id, question.where or None, question.group, True)
-    return (await batches.search(search)).answers[0]
+def _same(opened: OpenRelease, found: Found, release: OpenRelease) -> OpenRelease:
+    """Return the release that answered: `opened`, or the one that took its place meanwhile."""
+    return opened if found.release == opened.number else release.snapshot()
 
 
-def _page(release: OpenRelease, question: Question) -> dict[str, Any]:
+async def _find(question: Question, release: OpenRelease, batches: Batches) -> Found:
+    """Answer a question: rows near a text, or near another row; without texts if these cannot be read."""
+    queries: tuple[str, ...] | np.ndarray = (question.q,)
+    if not question.q:
+        queries = (await run_in_threadpool(release.vector, question.near))[None]
+    search = Search(
+        queries,
+        question.k,
+        space_id=None if question.q else release.space_id,
+        where=question.where or None,
+        group=question.group,
+        texts=True,
+    )
+    try:
+        return await batches.search(search)
+    except MissingTexts:
+        return await batches.search(replace(search, texts=False))
+
+
+def _page(release: OpenRelease, question: Question, follower: Follower) -> dict[str, Any]:
     """Return the values of the page that do not depend on the answer."""
-    manifest = release.manifest
-    commit = release.releases.commits.read(manifest.release)
-    corpus = manifest.settings.get("corpus", {})
+    manifest, (number, published_at) = release.manifest, follower.published
+    published = published_at[:16].replace("T", " ") + " UTC" if published_at else ""
     return {
         "root": release.releases.store.uri,
         "release": manifest.release,
         "rows": len(release),
-        "published": commit.committed_at[:16].replace("T", " ") + " UTC" if commit else "",
+        "published": published if number == manifest.release else "",
         "encoder": manifest.settings.get("encoder", {}).get("path", "its encoder"),
         "has_chunks": "chunks" in manifest.counts,
-        "columns": corpus.get("keep", ()),
+        "columns": manifest.settings.get("corpus", {}).get("keep", ()),
         "question": question,
     }
 

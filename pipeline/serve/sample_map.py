@@ -12,7 +12,7 @@ from pipeline.flows.rows import LiveRows, placed_units
 from pipeline.index.search import OpenRelease
 from pipeline.index.texts import MissingTexts
 
-_ROWS = 1_500  # points that a browser draws at once, and that a person can still tell apart
+_ROWS = 1_500  # points that a browser draws at once, and that a person can still distinguish
 _UMAP_NEIGHBOURS = 15  # the default of umap-learn
 _STORED_SAMPLE = "train"  # the largest of the samples that encoding leaves beside a unit
 
@@ -36,7 +36,7 @@ class PlacedRows(NamedTuple):
 
 
 class SampleMap:
-    """The map of the latest release that was asked for; it is computed once. Threads may share an object."""
+    """Cache of one map: that of the release last requested. Threads may share an object."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -56,7 +56,7 @@ class SampleMap:
 
 def _place(release: OpenRelease) -> PlacedRows:
     manifest = release.manifest
-    id_name = manifest.settings["corpus"]["id"]
+    id_name = manifest.settings.get("corpus", {}).get("id", "id")
     live = LiveRows(release.releases.store, manifest.space_id, id_name, manifest.dead)
     addresses, vectors = live.sample(placed_units(manifest), _ROWS, _STORED_SAMPLE)
     try:

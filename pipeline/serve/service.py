@@ -1,29 +1,36 @@
 """The parts of a running service, and the routes over them."""
 
-import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.concurrency import run_in_threadpool
 
-from pipeline.errors import ConfigError, DataError, PipelineError, SpaceMismatch, TransientError
+from pipeline.errors import QueryError
 from pipeline.index.search import OpenRelease
-from pipeline.index.texts import MissingTexts
-from pipeline.log import say
-from pipeline.serve.access import OPEN_PATH, RequestMetrics, TokenCheck
-from pipeline.serve.batches import Batches, Search
+from pipeline.serve.access import OPEN_PATH, BodyLimit, LoopbackOnly, RequestMetrics, TokenCheck
+from pipeline.serve.batches import Batches, Found, Search
 from pipeline.serve.follow import Follower
-from pipeline.serve.messages import Health, Problem, SearchRequest, SearchResponse, ServedRelease
+from pipeline.serve.messages import (
+    MAX_BODY_BYTES,
+    Health,
+    Problem,
+    SearchRequest,
+    SearchResponse,
+    ServedRelease,
+)
 from pipeline.serve.metrics import ServiceMetrics
 from pipeline.serve.page import add_page
+from pipeline.serve.problems import add_problems
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-_PROBLEMS: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in (400, 401, 409, 503)}
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem} for status in (400, 401, 409, 413, 422, 503)
+}
 
 
 @dataclass(frozen=True)
@@ -53,40 +60,47 @@ def make_app(release: OpenRelease, options: ServiceOptions) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        task = asyncio.create_task(follower.follow(options.poll_s))
+        stop = follower.start(options.poll_s)
         yield
-        task.cancel()
-        follower.close()
+        stop.set()
         batches.close()
 
     # the pages of documentation that FastAPI offers load scripts from elsewhere
     app = FastAPI(title="Manta", lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.exception_handler(PipelineError)(_explain)
+    add_problems(app)
     _add_search(app, batches)
     _add_state(app, release, follower, metrics)
-    add_page(app, release, batches)
+    add_page(app, release, batches, follower)
+    app.add_middleware(BodyLimit, limit=MAX_BODY_BYTES)
     if options.token:
         app.add_middleware(TokenCheck, token=options.token)
+    else:
+        app.add_middleware(LoopbackOnly)
     app.add_middleware(RequestMetrics, metrics=metrics)  # the outermost, so it counts refused requests
     return app
 
 
 def _add_search(app: FastAPI, batches: Batches) -> None:
     @app.post("/search", response_model=SearchResponse, responses=_PROBLEMS)
-    async def search(request: SearchRequest) -> Response:
+    async def search(body: SearchRequest, request: Request) -> Response:
         """Search for the nearest rows of each query."""
-        queries = tuple(request.queries) if request.queries is not None else _matrix(request.vectors or [])
-        fields = request.model_dump(include={"k", "space_id", "where", "group", "texts"})
-        found = await batches.search(Search(queries, **fields))
-        # not validated again: the answers are made from a table with these columns
-        return Response(json.dumps(asdict(found), ensure_ascii=False), media_type="application/json")
+        queries = tuple(body.queries) if body.queries is not None else _matrix(body.vectors or [])
+        fields = body.model_dump(include={"k", "space_id", "where", "group", "texts"})
+        found = await batches.search(Search(queries, **fields), request.is_disconnected)
+        content = await run_in_threadpool(_to_json, found)  # may be megabytes
+        return Response(content, media_type="application/json")
+
+
+def _to_json(found: Found) -> str:
+    """Return the body of a SearchResponse, not validated: its rows come from a table with these columns."""
+    return json.dumps(vars(found), ensure_ascii=False)
 
 
 def _matrix(vectors: list[list[float]]) -> np.ndarray:
-    """Return vectors as (q, d) float32. Raises DataError if they differ in length."""
+    """Return vectors as (q, d) float32. Raises QueryError if they differ in length."""
     lengths = sorted({len(vector) for vector in vectors})
     if len(lengths) > 1:
-        raise DataError("search: vectors", "one length", f"{lengths[0]} and {lengths[-1]}", "send equal ones")
+        raise QueryError("search: vectors", "one length", f"{lengths[0]} and {lengths[-1]}", "check them")
     with np.errstate(over="ignore"):  # infinity is refused by the search
         return np.array(vectors, dtype=np.float32)
 
@@ -100,7 +114,7 @@ def _add_state(app: FastAPI, release: OpenRelease, follower: Follower, metrics: 
     @app.get("/release")
     async def current() -> ServedRelease:
         """Describe the release that answers."""
-        return _describe(release.snapshot(), follower.refused)
+        return _describe(release.snapshot(), follower)
 
     @app.get("/metrics", response_class=Response)
     async def prometheus() -> Response:
@@ -108,34 +122,16 @@ def _add_state(app: FastAPI, release: OpenRelease, follower: Follower, metrics: 
         return Response(metrics.text(), media_type=_PROMETHEUS)
 
 
-def _describe(release: OpenRelease, refused: int | None) -> ServedRelease:
-    manifest = release.manifest
-    commit = release.releases.commits.read(manifest.release)
+def _describe(release: OpenRelease, follower: Follower) -> ServedRelease:
+    manifest, (number, published_at) = release.manifest, follower.published
     return ServedRelease(
         release=manifest.release,
         space_id=manifest.space_id,
         rows=len(release),
         dim=manifest.index.dim,
         index=manifest.index.kind,
-        published_at=commit.committed_at if commit else None,
+        published_at=published_at if number == manifest.release else None,
         encoder=manifest.settings.get("encoder", {}).get("path", ""),
         gates={name: gate.model_dump(mode="json") for name, gate in manifest.gates.items()},
-        refused=refused,
+        refused=follower.refused,
     )
-
-
-async def _explain(request: Request, error: Exception) -> JSONResponse:
-    """Return the response to a request that failed."""
-    status, headers = 500, {}
-    if isinstance(error, TransientError):
-        status, headers = 503, {"Retry-After": "1"}
-    elif isinstance(error, MissingTexts):  # a file is gone, and the request is not to blame
-        status = 503
-    elif isinstance(error, SpaceMismatch):
-        status = 409
-    elif isinstance(error, ConfigError | DataError):
-        status = 400
-    if status >= 500:
-        say(f"{request.method} {request.url.path}: {error}")
-    body = {"error": type(error).__name__, "message": str(error)}
-    return JSONResponse(body, status, headers)

@@ -10,10 +10,10 @@ Any answer but 200, and any with fewer rows than asked for, counts as an error.
 
 import argparse
 import asyncio
-import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 
@@ -33,8 +33,7 @@ _SWAP_S = 2.0
 async def ask(session: aiohttp.ClientSession, url: str, query: str) -> bool:
     """Send one query. Returns whether the answer is complete."""
     async with session.post(f"{url}search", json={"queries": [query], "k": _K}) as response:
-        found = await response.json()
-        return response.status == 200 and len(found["answers"][0]) == _K
+        return response.status == 200 and len((await response.json())["answers"][0]) == _K
 
 
 async def load(url: str, queries: Sequence[str], clients: int, seconds: float) -> tuple[np.ndarray, int]:
@@ -66,15 +65,18 @@ async def swap_releases(releases: Releases, numbers: Sequence[int]) -> None:
 async def measure(url: str, root: str, queries: Sequence[str], given: argparse.Namespace) -> None:
     """Measure each number of clients, and print the table."""
     releases = Releases(open_store(root))
-    numbers, rows = releases.numbers(), []
+    numbers, current, rows = releases.numbers(), releases.get_or_current(None).release, []
     await load(url, queries, 1, 2.0)
     for clients in given.clients:
         swapping = asyncio.create_task(swap_releases(releases, numbers)) if given.swaps else None
+        began = time.perf_counter()
         durations, errors = await load(url, queries, clients, given.seconds)
+        seconds = time.perf_counter() - began
         if swapping:
             swapping.cancel()
+            await asyncio.to_thread(releases.rollback, current)
         median, p99 = 1_000 * np.quantile(durations, [0.5, 0.99])
-        rate = len(durations) / given.seconds
+        rate = len(durations) / seconds
         rows.append((str(clients), f"{rate:,.0f}", f"{median:.1f}", f"{p99:.1f}", str(errors)))
     print_table("under load", rows, ("clients", "queries/s", "p50, ms", "p99, ms", "errors"))
     async with aiohttp.ClientSession() as session, session.get(f"{url}metrics") as response:
@@ -98,15 +100,17 @@ def main() -> None:
     queries = found["text"].to_pylist()
     print(f"release {release.number} with {len(release):,} rows; {machine()}\n")
     command = [sys.executable, "-m", "jobs.serve", given.root, "--port", "0", "--poll-s", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        url = process.stdout.readline().split()[-1]
-        asyncio.run(measure(url, given.root, queries, given))
-    finally:
-        process.terminate()
-        _, said = process.communicate()
-    print(json.dumps({"lines on standard error": len(said.splitlines())}))
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().split()[-1]
+            asyncio.run(measure(url, given.root, queries, given))
+        finally:
+            process.terminate()
+            process.wait()
+        log.seek(0)
+        print(f"lines on standard error: {len(log.readlines())}")
 
 
 if __name__ == "__main__":

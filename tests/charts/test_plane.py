@@ -32,6 +32,20 @@ def test_numbers_are_divided_into_ranges_of_as_many_rows():
     assert numbers == sorted(numbers)
 
 
+@pytest.mark.parametrize("missing", [None, float("nan"), float("inf")])
+def test_rows_without_a_number_are_a_group_of_their_own(missing: float | None):
+    numbers, labels = group_numbers([*range(20), missing])
+    assert labels[-1] == "none"
+    assert (numbers[-1], len(labels)) == (6, 7)
+    assert max(numbers[:-1]) == 5
+
+
+def test_a_number_that_most_rows_have_leaves_ranges_for_the_others():
+    numbers, labels = group_numbers([0] * 200 + list(range(1, 10)))
+    assert len(set(numbers)) > 3
+    assert labels[0] == "0 to 1.5"
+
+
 def test_ids_and_texts_are_escaped():
     chart = plane_chart([PlanePoint(0, 0, '"><script>&/ü', "<script>alert(1)</script>", 0)])
     assert "<script>" not in chart

@@ -45,6 +45,20 @@ def test_a_port_that_is_used_is_an_error(root: str, manta: Manta):
     assert "an address of this machine that is free" in ended.err
 
 
+@pytest.mark.parametrize("token", [" ", "two words", "gehört"])
+def test_a_token_that_no_header_can_carry_is_an_error(
+    root: str, manta: Manta, monkeypatch: pytest.MonkeyPatch, token: str
+):
+    monkeypatch.setenv("MANTA_SERVE_TOKEN", token)
+    ended = manta("serve", root, "--port", "0")
+    assert ended.code == 2
+    assert "printable ASCII" in ended.err
+
+
+def test_an_invalid_host_name_is_an_error(root: str, manta: Manta):
+    assert manta("serve", root, "--host", "a..b", "--port", "0").code == 2
+
+
 def test_a_root_without_a_release_is_an_error(tmp_path: Path, manta: Manta):
     ended = manta("serve", str(tmp_path), "--port", "0")
     assert ended.code == 3
@@ -63,8 +77,11 @@ def test_the_process_answers_until_sigterm_and_then_ends_well(root: str):
         assert found, line
         with urllib.request.urlopen(f"{found[1]}healthz") as response:
             assert json.loads(response.read())["release"] == 1
+        slow = socket.create_connection(("127.0.0.1", int(found[1].rpartition(":")[2].strip("/"))))
+        slow.sendall(b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
-        assert (process.returncode, errors) == (0, "")
+        slow.close()
+        assert process.returncode == 0, errors
     finally:
         process.kill()

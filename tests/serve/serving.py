@@ -6,7 +6,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,7 @@ class Client:
 def serving(uri: str, options: ServiceOptions = ServiceOptions(), **headers: str) -> Iterator[Client]:
     """Serve a root while the block runs."""
     app = make_app(open_release(uri), options)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=5))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 30
@@ -76,7 +76,12 @@ def serving(uri: str, options: ServiceOptions = ServiceOptions(), **headers: str
 
 def wait_for_release(client: Client, number: int) -> None:
     """Wait until the service answers with a release."""
+    wait_until(lambda: client.json("/release")["release"] == number)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true. Raises AssertionError after 30 seconds."""
     deadline = time.monotonic() + 30
-    while client.json("/release")["release"] != number:
-        assert time.monotonic() < deadline, f"release {number} is not served"
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -1,13 +1,14 @@
 """Searches that are answered together get the answers that they get alone, and only faulty ones fail."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, QueryError, TransientError
 from pipeline.index.search import OpenRelease, open_release
 from pipeline.serve.batches import Batches, Found, Overloaded, Search, json_rows
 from pipeline.serve.messages import MAX_QUERIES
@@ -28,9 +29,11 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> OpenRelease:
 
 
 @pytest.fixture
-def batches(release: OpenRelease) -> Batches:
+def batches(release: OpenRelease) -> Iterator[Batches]:
     """Batches over the release."""
-    return Batches(release, ServiceMetrics())
+    batches = Batches(release, ServiceMetrics())
+    yield batches
+    batches.close()
 
 
 def ids(found: Found | Exception) -> list[list[str]]:
@@ -63,7 +66,7 @@ def test_a_faulty_search_fails_alone(batches: Batches, release: OpenRelease):
     ]
     results = batches.answer(searches)
     kinds = [type(result) for result in results]
-    assert kinds == [Found, ConfigError, Found, DataError, ConfigError]
+    assert kinds == [Found, ConfigError, Found, QueryError, ConfigError]
     assert ids(results[2]) == ids(batches.answer([searches[2]])[0])
 
 
@@ -79,6 +82,73 @@ def test_queries_beyond_the_limit_are_refused_and_the_others_answered(release: O
     kinds = [type(result) for result in asyncio.run(ask())]
     assert kinds[:16] == [Found] * 16
     assert kinds[16:] == [Overloaded] * 2
+
+
+class _PanickingRelease:
+    """A release whose first search ends in a panic of Rust code, which is no Exception in Python."""
+
+    def __init__(self, release: OpenRelease) -> None:
+        self._release, self._searched = release, False
+
+    def snapshot(self) -> "_PanickingRelease":
+        return self
+
+    def __getattr__(self, name: str):
+        return getattr(self._release, name)
+
+    def search(self, *arguments, **options) -> pa.Table:
+        if not self._searched:
+            self._searched = True
+            raise BaseException("panicked")
+        return self._release.search(*arguments, **options)
+
+
+def test_a_panic_ends_its_search_and_not_the_service(release: OpenRelease):
+    batches = Batches(_PanickingRelease(release), ServiceMetrics())
+
+    async def ask() -> list[Found | BaseException]:
+        return [
+            *await asyncio.gather(batches.search(Search(("two dogs",))), return_exceptions=True),
+            await asyncio.wait_for(batches.search(Search(("two dogs",))), 30),
+        ]
+
+    failed, found = asyncio.run(ask())
+    assert isinstance(failed, RuntimeError)
+    assert "panicked" in str(failed)
+    assert ids(found) == ids(Batches(release, ServiceMetrics()).answer([Search(("two dogs",))])[0])
+
+
+def test_a_fault_of_the_store_is_met_once_for_a_batch(release: OpenRelease):
+    asked = []
+
+    class FailingRelease(_PanickingRelease):
+        def search(self, *arguments, **options) -> pa.Table:
+            asked.append(arguments)
+            raise TransientError("store", "an answer", "none", "try again")
+
+    results = Batches(FailingRelease(release), ServiceMetrics()).answer([Search(("two dogs",))] * 50)
+    assert [type(result) for result in results] == [TransientError] * 50
+    assert len(asked) == 1
+
+
+def test_searches_of_clients_that_have_gone_are_not_computed(release: OpenRelease):
+    metrics = ServiceMetrics()
+    batches = Batches(release, metrics)
+
+    async def gone() -> bool:
+        return True
+
+    async def ask() -> list[Found | BaseException]:
+        return await asyncio.gather(
+            batches.search(Search(("two dogs",)), gone),
+            batches.search(Search(("a girl",))),
+            return_exceptions=True,
+        )
+
+    left, found = asyncio.run(ask())
+    assert isinstance(left, asyncio.CancelledError)
+    assert isinstance(found, Found)
+    assert b"manta_serve_batch_queries_sum 1.0" in metrics.text()
 
 
 def test_a_client_that_goes_away_does_not_disturb_others(release: OpenRelease):

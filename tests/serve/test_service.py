@@ -2,7 +2,6 @@
 
 import base64
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from tests.index.published import Publisher, texts
 from tests.models.folders import save_folder
-from tests.serve.serving import Client, serving, wait_for_release
+from tests.serve.serving import Client, serving, wait_for_release, wait_until
 
 CORPUS = texts(330)
 QUERIES = ["two dogs run near the river", "a girl reads", "Schnee am Fluss"]
@@ -89,6 +88,9 @@ def test_vectors_are_searched_if_they_are_of_the_release_s_space(client: Client,
         ({"queries": ["a"] * 257}, 422, "256"),
         ({"queries": ["a"], "k": 0}, 422, "k"),
         ({"queries": ["a"], "limit": 3}, 422, "limit"),
+        ({"queries": ["a"] * 256, "k": 1_000}, 422, "25,600 answers"),
+        ({"queries": ["a" * 20_001]}, 422, "20,000 characters"),
+        ({"vectors": [[float("nan")]]}, 422, "need a space_id"),
         ({"queries": [" "]}, 400, "an empty query"),
         ({"queries": ["a dog"], "where": "lenght < 3"}, 400, "did you mean 'length'"),
         ({"queries": ["a dog"], "group": True}, 400, "whole texts"),
@@ -166,8 +168,7 @@ def test_a_release_of_another_space_is_refused_until_it_is_wanted(
         other = Publisher(store, folders["mpnet"], tmp_path)
         other.encoder_path = "encoders/other"
         other(CORPUS[:50])
-        while client.json("/release")["refused"] != 2:
-            time.sleep(0.02)
+        wait_until(lambda: client.json("/release")["refused"] == 2)
         release = client.json("/release")
         assert (release["release"], release["space_id"], release["rows"]) == (1, space_id, 330)
         assert "manta_serve_refused_release 2.0" in client.get("/metrics")[1]
@@ -193,8 +194,7 @@ def test_a_damaged_new_release_leaves_the_old_one_in_service(
         file = Path(store.uri) / damaged.index.files[0].path
         content = file.read_bytes()
         file.write_bytes(content[:-1] + b"?")
-        while "manta_serve_refresh_failures_total 0.0" in client.get("/metrics")[1]:
-            time.sleep(0.02)
+        wait_until(lambda: "manta_serve_refresh_failures_total 0.0" not in client.get("/metrics")[1])
         assert client.post("/search", {"queries": QUERIES})[1]["release"] == 1
         file.write_bytes(content)
         wait_for_release(client, 2)
@@ -212,6 +212,15 @@ def test_every_path_but_the_health_check_needs_the_token(publish: Publisher, sto
             assert client.get("/release", Authorization=header)[0] == 401, header
         for header in ("Bearer secret", f"Basic {basic}"):
             assert client.get("/release", Authorization=header)[0] == 200, header
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(client: Client):
+    assert client.get("/search", **{"Content-Length": str(33 << 20)})[0] == 413
+
+
+def test_without_a_token_only_this_machine_s_names_are_answered(client: Client):
+    for host, status in (("localhost", 200), ("127.0.0.1:1", 200), ("[::1]:80", 200), ("evil.example", 400)):
+        assert client.get("/release", Host=host)[0] == status, host
 
 
 def test_openapi_describes_the_search(client: Client):
