@@ -8,13 +8,17 @@ python -m jobs.serve releases
 import contextlib
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jobs.boundary import Say, guarded
 from jobs.command import CommitsRoot, Root, Verbose, options_command, standalone
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 TOKEN = "MANTA_SERVE_TOKEN"
 """environment variable with the token that requests must carry"""
@@ -76,8 +80,6 @@ def _serve(options: ServeOptions, say: Say) -> None:
                 f"set {TOKEN}, or leave --host out",
             )
         try:
-            import uvicorn
-
             from pipeline.serve.service import ServiceOptions, make_app
         except ModuleNotFoundError as error:
             found = f"no package {error.name}"
@@ -89,22 +91,25 @@ def _serve(options: ServeOptions, say: Say) -> None:
         root = (options.root, options.commits_root) if options.commits_root else options.root
         release = open_release(root)
         app = make_app(release, ServiceOptions(options.poll_s, not options.any_space, token))
-        shown = f"[{address}]" if ":" in address else address
-        config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S
-        )
-        where = f"release {release.number} with {len(release):,} rows is served at http://{shown}:{port}/"
+        url = f"http://{f'[{address}]' if ':' in address else address}:{port}/"
+        sentence = f"release {release.number} with {len(release):,} rows is served at {url}"
+        _run(app, listener, lambda: say(sentence))
 
-        class Server(uvicorn.Server):
-            """A server that says when it listens."""
 
-            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-                await super().startup(sockets)
-                say(where)
+def _run(app: "FastAPI", listener: socket.socket, when_it_listens: Callable[[], None]) -> None:
+    """Serve an application until SIGTERM or Ctrl-C; open requests are answered first."""
+    import uvicorn
 
-        server = Server(config)
-        with contextlib.suppress(KeyboardInterrupt):  # SIGTERM or Ctrl-C, after open requests were answered
-            server.run(sockets=[listener])
+    class Server(uvicorn.Server):
+        """A server that says when it listens."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            when_it_listens()
+
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S)
+    with contextlib.suppress(KeyboardInterrupt):
+        Server(config).run(sockets=[listener])
 
 
 def _token() -> str:
