@@ -31,7 +31,7 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.benchmarks.encode_peers import Encode, peers
 from tests.benchmarks.machine import machine, print_table, spread
 
-BATCH_SIZES = (8, 32, 64, 128)
+BATCH_SIZES = (4, 8, 32, 64)
 DTYPES = ("float32", "bfloat16", "int8")
 CAPTIONS = 1_500
 TEXTS_PER_BIN = 4  # texts for each of the lengths 8 to 15 tokens, 16 to 23 and so on up to 256
