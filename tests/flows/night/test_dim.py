@@ -1,4 +1,4 @@
-"""Nights over truncated vectors and over static embeddings: whitened, indexed, searched and evaluated."""
+"""Nights over truncated vectors and over static embeddings: whitened, indexed and searched."""
 
 from collections.abc import Callable
 from pathlib import Path
