@@ -96,3 +96,7 @@ class ReleaseSettings(Settings):
     commits_root: str | None = None
     """another store for commits, needed if the store of `root` overwrites files that exist (no conditional
     writes); null: `root`"""
+    metrics_file: str | None = None
+    """file that every night replaces with its metrics, for the textfile collector of Prometheus's node
+    exporter: /var/lib/node_exporter/manta.prom, for example. On a cluster, Ray exports them, too; without
+    one, this is the only way. null: no file"""

@@ -122,6 +122,7 @@ def judge_candidate(
         answers = answer_queries(run, candidate, queries, query_vectors)
     metrics.count_quarantined(manifest.counts)
     metrics.record_gates(gates)
+    metrics.record_changes(manifest.counts, manifest.choices)
     judged = replace(candidate, manifest=manifest.model_copy(update=update))
     return judged, ReleaseComparison(previous, summary, answers)
 

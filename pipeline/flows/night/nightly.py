@@ -7,7 +7,7 @@ from pipeline.flows.index.build import IndexInput
 from pipeline.flows.night.candidate import Candidate, CandidateParts, LiveUnits, make_manifest
 from pipeline.flows.night.gates import judge_candidate
 from pipeline.flows.night.night_workers import night_workers
-from pipeline.flows.night.outcome import NightOutcome, outcome_of, publish_or_refuse
+from pipeline.flows.night.outcome import NightOutcome, publish_or_refuse, unchanged_outcome
 from pipeline.flows.night.overview import refresh_page_at_end
 from pipeline.flows.night.previous import (
     PreviousRelease,
@@ -27,6 +27,7 @@ from pipeline.flows.rows import LiveRows, place_units
 from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import decide_transform
 from pipeline.flows.workers import metrics
+from pipeline.flows.workers.metrics_file import metrics_written_to
 from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
@@ -51,7 +52,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
     """
     releases = open_releases(job)
     store = releases.store
-    with refresh_page_at_end(releases):
+    with metrics_written_to(job.release.metrics_file), refresh_page_at_end(releases):
         releases.commits.next_number()  # a damaged sequence shows before any work
         previous = load_previous(releases)
         encoder = encoder_copy_path(open_folder(job.encoder))  # an unusable encoder shows before any work
@@ -61,14 +62,13 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
             say(f"{damage}; this night makes again what is missing, and publishes it as a new release")
         up_to_date = None if damage else same_release(job, previous, encoder)
         if up_to_date and has_same_files(job, previous):
-            return outcome_of("unchanged", up_to_date, store.uri, {"why": "nothing changed"})
+            return unchanged_outcome(releases, up_to_date, "nothing changed")
 
         check_before_reading(job, releases, previous)
         with lease(store), night_workers(job, store, previous, stages, verbose=verbose) as workers:
             corpus = ingest_corpus(job, releases, previous, stages, workers.for_ingest())
             if up_to_date and corpus.has_same_rows:
-                why = "files changed, but no row did"
-                return outcome_of("unchanged", up_to_date, store.uri, {"why": why})
+                return unchanged_outcome(releases, up_to_date, "files changed, but no row did")
             run = workers.for_corpus(corpus)
             candidate = build_candidate(run, previous, corpus)
             comparison = judge_candidate(run, previous.release, candidate)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Literal
 
 from pipeline.errors import GatesRefused, PublishConflict, RootHeld
@@ -79,6 +80,15 @@ def publish_or_refuse(
             f"{manifest.parent}"
         )
     return outcome_of("published", published, store.uri, {"queries": queries})
+
+
+def unchanged_outcome(releases: Releases, release: ReleaseManifest, why: str) -> NightOutcome:
+    """Describe a night after which the current release stays current, because `why`."""
+    metrics.count_night("unchanged")
+    if metrics.listeners and (commit := releases.commits.read(release.release)) is not None:
+        committed_at = datetime.fromisoformat(commit.committed_at).timestamp()
+        metrics.record_release(release.release, release.rows, committed_at)
+    return outcome_of("unchanged", release, releases.store.uri, {"why": why})
 
 
 def _held_outcome(held: RootHeld, releases: Releases, folder: str) -> NightOutcome:

@@ -1,18 +1,18 @@
 """Report metrics to Prometheus through the metrics agent of every Ray node.
 
-Without a connection to Ray each call does nothing. Ray sends a process's metrics to its node's agent every
-ten seconds and when the process disconnects. The node's metrics port serves a gauge as `ray_<name>` and a
-counter as `ray_<name>_total`.
+Without a connection to Ray each call only tells `listeners`, which `metrics_file` sets. Ray sends a process's
+metrics to its node's agent every ten seconds and when the process disconnects. The node's metrics port serves
+a gauge as `ray_<name>` and a counter as `ray_<name>_total`.
 """
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.errors import GatesRefused, PipelineError
-from pipeline.store.manifest import Gate
+from pipeline.store.manifest import Choice, Gate
 from pipeline.store.units import counts_under
 
 
@@ -31,6 +31,8 @@ class MetricSeries:
 
     def record(self, value: float, **labels: str) -> None:
         """Add to a counter, or set a gauge."""
+        for listener in listeners:
+            listener(self, value, labels)
         ray = sys.modules.get("ray")  # not imported by a night in which nothing changed
         if ray is None or not ray.is_initialized():
             return
@@ -44,6 +46,9 @@ class MetricSeries:
         elif value > 0:  # Ray refuses 0
             metric.inc(value, tags=labels)
 
+
+listeners: list[Callable[[MetricSeries, float, Mapping[str, str]], None]] = []
+"""functions that are called with each value that this process records"""
 
 ROWS = MetricSeries("Counter", "manta_encoded_rows", "rows whose vectors were computed")
 TOKENS = MetricSeries("Counter", "manta_encoded_tokens", "tokens of those rows")
@@ -68,6 +73,12 @@ PUBLISHED = MetricSeries(
     "Unix time of the commit of the current release; its age is time() minus this",
 )
 LIVE_ROWS = MetricSeries("Gauge", "manta_release_rows", "live rows of the current release")
+CHANGED_ROWS = MetricSeries(
+    "Gauge", "manta_changed_rows", "new, changed, deleted and encoded rows of the last candidate", ("change",)
+)
+DRIFT = MetricSeries(
+    "Gauge", "manta_drift", "drift of the last candidate's vectors since the whitening was decided"
+)
 GATE_VALUE = MetricSeries("Gauge", "manta_gate_value", "value of a gate for the last candidate", ("gate",))
 GATE_THRESHOLD = MetricSeries("Gauge", "manta_gate_threshold", "threshold of a gate", ("gate",))
 GATE_PASSED = MetricSeries(
@@ -116,6 +127,16 @@ def record_gates(gates: Mapping[str, Gate]) -> None:
             GATE_VALUE.record(float(gate.value), gate=name)
         if gate.threshold is not None:
             GATE_THRESHOLD.record(float(gate.threshold), gate=name)
+
+
+def record_changes(counts: Mapping[str, int], choices: Iterable[Choice]) -> None:
+    """Record the counts of a candidate's changed rows, and the drift that its decisions measured."""
+    for change in ("new", "changed", "deleted", "encoded"):
+        CHANGED_ROWS.record(counts.get(change, 0), change=change)
+    for choice in choices:
+        measured = (choice.numbers.get(name) for name in ("drift", "shift", "spread", "outside"))
+        if parts := [float(part) for part in measured if part is not None]:
+            DRIFT.record(max(parts))
 
 
 def record_release(number: int, rows: int, committed_at: float) -> None:

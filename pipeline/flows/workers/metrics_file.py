@@ -1,0 +1,83 @@
+"""Write the metrics of a night to a file for the textfile collector of Prometheus's node exporter.
+
+The names are those that Ray's agent would export, so dashboard and alerts need no change.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pipeline.errors import PipelineError
+from pipeline.flows.workers import metrics
+from pipeline.flows.workers.metrics import NIGHTS, MetricSeries
+from pipeline.store.disk import translate_disk_errors
+
+_Labels = tuple[tuple[str, str], ...]
+
+
+class RecordedMetrics:
+    """The values that one process recorded."""
+
+    def __init__(self) -> None:
+        self._values: dict[MetricSeries, dict[_Labels, float]] = {}
+
+    def record(self, series: MetricSeries, value: float, labels: Mapping[str, str]) -> None:
+        """Add to a counter, or set a gauge."""
+        values, key = self._values.setdefault(series, {}), tuple(sorted(labels.items()))
+        values[key] = value + (values.get(key, 0.0) if series.kind == "Counter" else 0.0)
+
+    def has(self, series: MetricSeries) -> bool:
+        """Return whether a value of the series was recorded."""
+        return series in self._values
+
+    def text(self) -> str:
+        """Return the values in the text format of Prometheus."""
+        lines = []
+        for series, values in self._values.items():
+            name = f"ray_{series.name}" + ("_total" if series.kind == "Counter" else "")
+            lines += [f"# HELP {name} {series.description}", f"# TYPE {name} {series.kind.lower()}"]
+            for labels, value in values.items():
+                pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
+                lines.append(f"{name}{{{pairs}}} {value!r}" if pairs else f"{name} {value!r}")
+        return "\n".join(lines) + "\n"
+
+
+@contextlib.contextmanager
+def metrics_written_to(path: str | None) -> Iterator[None]:
+    """Write the metrics that the block records to a file when it ends, also if it fails.
+
+    Args:
+        path: the file, which is replaced as a whole; None records nothing.
+
+    Raises:
+        ConfigError: the folder of the file is not writable.
+    """
+    if path is None:
+        yield
+        return
+    recorded = RecordedMetrics()
+    metrics.listeners.append(recorded.record)
+    try:
+        yield
+    except PipelineError as error:
+        if not recorded.has(NIGHTS):  # it failed before it had workers
+            metrics.count_night("failed", error.exit_code)
+        raise
+    finally:
+        metrics.listeners.remove(recorded.record)
+        _replace(Path(path).expanduser(), recorded.text())
+
+
+def _replace(file: Path, text: str) -> None:
+    # The collector reads names that end in .prom, so it never reads an incomplete file.
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    with translate_disk_errors(str(file.parent)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.chmod(0o644)
+        os.replace(temporary, file)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,120 @@
+"""The metrics of a night without Ray are in a file that the parser of Prometheus reads, however it ends."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pipeline.errors import ConfigError, DataError, GatesRefused
+from pipeline.flows.night.nightly import nightly
+from pipeline.flows.workers import metrics
+from pipeline.flows.workers.metrics_file import metrics_written_to
+from pipeline.log import Stages
+from pipeline.settings import Job
+from pipeline.stats.drift import drift
+from pipeline.stats.moments import Moments
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
+from tests.infra.queries import exported
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def samples(file: Path) -> Samples:
+    """Read a file with Prometheus's own parser."""
+    families = text_string_to_metric_families(file.read_text())
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def value(found: Samples, series: metrics.MetricSeries, **labels: str) -> float | None:
+    return found.get((exported(series), frozenset(labels.items())))
+
+
+def test_labels_of_any_text_are_escaped_and_counters_add_up(tmp_path: Path):
+    file, odd = tmp_path / "new" / "manta.prom", 'a "b" \\ c\nd = {e}, é'
+    with metrics_written_to(str(file)):
+        metrics.count_quarantined({f"quarantined_{odd}": 3, "quarantined_empty": 1, "rows": 9})
+        metrics.count_quarantined({f"quarantined_{odd}": 4})
+        metrics.record_release(7, 100, 1_790_000_000.25)
+        metrics.record_release(8, 90, 1_790_000_001.25)
+    found = samples(file)
+    assert value(found, metrics.QUARANTINED, reason=odd) == 7
+    assert value(found, metrics.QUARANTINED, reason="empty") == 1
+    assert value(found, metrics.RELEASE) == 8
+    assert value(found, metrics.PUBLISHED) == 1_790_000_001.25
+    assert [each.name for each in file.parent.iterdir()] == ["manta.prom"]
+    metrics.record_release(9, 1, 1.0)
+    assert samples(file) == found, "nothing is recorded after the block"
+
+
+def test_a_failure_is_counted_once_with_its_exit_code(tmp_path: Path):
+    file = tmp_path / "manta.prom"
+    with pytest.raises(DataError), metrics_written_to(str(file)):
+        raise DataError("a", "b", "c", "d")
+    assert samples(file) == {
+        (exported(metrics.NIGHTS), frozenset({("outcome", "failed"), ("exit_code", "3")})): 1
+    }
+    with pytest.raises(GatesRefused), metrics_written_to(str(file)), metrics.count_failures():
+        raise GatesRefused("a", ("b",))
+    assert samples(file) == {
+        (exported(metrics.NIGHTS), frozenset({("outcome", "refused"), ("exit_code", "5")})): 1
+    }
+
+
+def test_a_folder_that_is_a_file_is_explained(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="a writable folder"), metrics_written_to(str(tmp_path / "file/x")):
+        pass
+
+
+def moment_files(releases: Releases) -> list[str]:
+    """Return the files of the moments of the first two releases."""
+    files = [releases.get(number).moments for number in (1, 2)]
+    return [file.path for file in files if file is not None]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_nights_without_ray_export_outcome_release_gates_changes_and_drift(
+    make_job: Callable[..., Job], tmp_path: Path
+):
+    file = tmp_path / "manta.prom"
+    overrides = (f"release.metrics_file={file}", "whiten.mode=on", "whiten.max_drift=0.9")
+
+    def run(*more: str) -> Samples:
+        nightly(make_job(*overrides, *more), Stages())
+        return samples(file)
+
+    first = run()
+    releases = Releases(open_store(tmp_path / "releases"))
+    gates = releases.get(1).gates
+    assert value(first, metrics.NIGHTS, outcome="published", exit_code="0") == 1
+    assert value(first, metrics.GATE_VALUE, gate="recall_at_10") == gates["recall_at_10"].value
+    assert value(first, metrics.CHANGED_ROWS, change="new") == 400
+    assert value(first, metrics.DRIFT) is None
+    part = tmp_path / "corpus" / "part-0.parquet"
+    pq.write_table(pq.read_table(part).slice(10), part)
+    second = run()
+    contents = [(tmp_path / "releases" / path).read_bytes() for path in moment_files(releases)]
+    moments = map(Moments.from_bytes, contents)
+    assert value(second, metrics.DRIFT) == pytest.approx(drift(*moments).distance)
+    assert value(second, metrics.CHANGED_ROWS, change="deleted") == 10
+    assert value(second, metrics.LIVE_ROWS) == 390
+    unchanged = run()
+    assert value(unchanged, metrics.NIGHTS, outcome="unchanged", exit_code="0") == 1
+    for series in (metrics.RELEASE, metrics.LIVE_ROWS):
+        assert value(unchanged, series) == value(second, series)
+    committed = value(unchanged, metrics.PUBLISHED)
+    assert committed is not None
+    assert abs(committed - (value(second, metrics.PUBLISHED) or 0)) <= 1.5, "commits record whole seconds"
+    pq.write_table(pq.read_table(part).slice(5), part)
+    with pytest.raises(GatesRefused):
+        run("gates.max_size_gib=1e-9")
+    refused = samples(file)
+    assert value(refused, metrics.NIGHTS, outcome="refused", exit_code="5") == 1
+    assert value(refused, metrics.GATE_PASSED, gate="size_gib") == 0
