@@ -33,6 +33,7 @@ NEEDS = {
     "kubectl": "a Kubernetes cluster: tests/infra checks the manifests",
     "docker build": "a registry: tests/infra reads the Dockerfile",
     "manta export ROOT pgvector": "a server: tests/flows/export has one",
+    "manta serve": "a client: tests/jobs/test_serve.py is one",
     "manta search ROOT -": "standard input: tests/jobs/test_search.py gives it",
     "manta evaluate evaluate.names=[senteval]": "the transfer tasks: tests/evaluate has small ones",
 }

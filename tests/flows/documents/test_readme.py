@@ -105,12 +105,12 @@ def test_documented_reading_of_units_gives_every_vector(make_job: Callable[..., 
 
 def search_blocks(root: str) -> list[str]:
     """Return the four blocks that search: with this package, and with plain faiss in one part, in two, and
-    with a filter.
+    with a filter. Retrievers of other libraries, which are not installed here, are left out.
     """
     found = [
         block.replace("out/quickstart/releases", root)
         for block in blocks("pipeline/store/README.md")
-        if "faiss" in block or "open_release" in block
+        if ("faiss" in block or "open_release" in block) and "BaseRetriever" not in block
     ]
     assert len(found) == 4
     return found
