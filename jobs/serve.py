@@ -6,6 +6,7 @@ python -m jobs.serve releases
 """
 
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Callable
@@ -52,6 +53,10 @@ class ServeOptions:
         ),
     ] = False
     commits_root: CommitsRoot = None
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the address, the release and errors as JSON objects."),
+    ] = False
     verbose: Verbose = False
 
 
@@ -63,7 +68,7 @@ def serve(options: ServeOptions) -> None:
     describe the service; / is a page to look at the corpus. When a night publishes, or somebody rolls back,
     the service opens that release and swaps to it between two searches.
     """
-    guarded(lambda say: _serve(options, say), as_json=False, verbose=options.verbose)
+    guarded(lambda say: _serve(options, say), as_json=options.as_json, verbose=options.verbose)
 
 
 def _serve(options: ServeOptions, say: Say) -> None:
@@ -92,8 +97,9 @@ def _serve(options: ServeOptions, say: Say) -> None:
         release = open_release(root)
         app = make_app(release, ServiceOptions(options.poll_s, not options.any_space, token))
         url = f"http://{f'[{address}]' if ':' in address else address}:{port}/"
+        facts = {"status": "serving", "url": url, "release": release.number, "rows": len(release)}
         sentence = f"release {release.number} with {len(release):,} rows is served at {url}"
-        _run(app, listener, lambda: say(sentence))
+        _run(app, listener, lambda: say(json.dumps(facts) if options.as_json else sentence))
 
 
 def _run(app: "FastAPI", listener: socket.socket, when_it_listens: Callable[[], None]) -> None:

@@ -33,6 +33,8 @@ JOBS = (
     "search-template",
     "nightly",
     "search",
+    "export",
+    "serve",
     "duplicates",
 )
 OF_RELEASES = ("list", "show", "diff", "quarantine", "verify", "rollback", "hold", "release", "prune")

@@ -38,6 +38,11 @@ def test_a_service_that_others_can_reach_needs_a_token(
     assert "expected a token in MANTA_SERVE_TOKEN" in ended.err
 
 
+def test_the_address_and_errors_are_json_if_asked_for(root: str, manta: Manta):
+    ended = manta("serve", root, "--host", "a..b", "--port", "0", "--json")
+    assert json.loads(ended.out)["exit_code"] == ended.code == 2
+
+
 def test_a_port_that_is_used_is_an_error(root: str, manta: Manta):
     with socket.create_server(("127.0.0.1", 0)) as other:
         ended = manta("serve", root, "--port", str(other.getsockname()[1]))

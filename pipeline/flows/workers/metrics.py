@@ -38,6 +38,8 @@ class MetricSeries:
             return
         from ray.util import metrics
 
+        # Ray refuses other characters
+        labels = {name: text.encode("ascii", "backslashreplace").decode() for name, text in labels.items()}
         metric: Any = getattr(metrics, self.kind)(
             self.name, description=self.description, tag_keys=self.labels
         )

@@ -56,7 +56,7 @@ def test_the_encoder_sums_word_vectors_and_nights_store_and_search_the_sums(tmp_
     folder = open_folder(EncoderSettings(path=rank.run.encoder))
     assert (folder.family, folder.pooling, folder.dim, folder.lower) == ("words", ("sum",), 12, True)
     encoder = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings())
-    vectors = dict(zip(read_words(folder.path), encoder._model._table.numpy(), strict=True))
+    vectors = dict(zip(read_words(folder.path), encoder._model._table.rows.numpy(), strict=True))
     expected = vectors["the"] + vectors["dog"] + vectors["reads"]
     np.testing.assert_allclose(encoder.encode("the Dog reads"), expected, atol=1e-6)
     assert_nights_store_and_search(tmp_path, rank, rows=(120,))
