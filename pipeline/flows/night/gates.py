@@ -19,7 +19,7 @@ from pipeline.index.gates import judge, lowest_cosine
 from pipeline.index.metrics import RowCounts
 from pipeline.log import say
 from pipeline.stats.tensors import pack, unpack
-from pipeline.store.base import Store
+from pipeline.store.base import Store, in_threads
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.stored import FileRef
 from pipeline.store.summary import Summary
@@ -66,7 +66,7 @@ class RepeatedIds(PlainTask[tuple[TableBucket, ...], int]):
     store: Store
 
     def work(self, buckets: tuple[TableBucket, ...]) -> int:
-        return sum(self._count(bucket) for bucket in buckets)
+        return sum(in_threads(self._count, buckets))
 
     def _count(self, bucket: TableBucket) -> int:
         table = read_key_bucket(self.store, (bucket,), 0, 1, ("id", "address"))
