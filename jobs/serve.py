@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TOKEN = "MANTA_SERVE_TOKEN"
 """environment variable with the token that requests must carry"""
-_SHUTDOWN_S = 10  # time for open requests to end after SIGTERM
+_SHUTDOWN_S = 5  # time for open requests to end after SIGTERM
 
 
 @dataclass(frozen=True)
