@@ -12,7 +12,7 @@ import typer
 from jobs.command import Answer, CommandRun, job_command, standalone
 from pipeline.log import counted, duration
 from pipeline.settings import Job
-from pipeline.store.manifest import USER_QUERY_RECALL
+from pipeline.store.manifest import RELEVANCE, RELEVANCE_CHANGE, USER_QUERY_RECALL
 
 Verify = Annotated[
     bool,
@@ -47,7 +47,7 @@ def nightly(run: CommandRun, verify: Verify = False) -> Answer:
     }[outcome.status]
     lines = [
         f"{first}, {duration(sum(stage.seconds for stage in run.stages.finished))}",
-        *_recall_lines(outcome.facts["gates"]),
+        *_query_lines(outcome.facts["gates"]),
         f"  root    {outcome.root}",
         f"  report  {outcome.report}",
         f"  search  {search_command(run.job)}",
@@ -78,13 +78,15 @@ def _describe_rows(counts: dict[str, int], rows: int) -> str:
     return f"{shown}, {counted(counts['quarantined'], 'row')} quarantined ({listed})"
 
 
-def _recall_lines(gates: dict[str, Any]) -> list[str]:
-    """Describe recall@10 for gates.queries and for rows of the corpus; [] without gates.queries."""
-    if (user_recall := gates.get(USER_QUERY_RECALL)) is None:
-        return []
-    row_recall = gates.get("recall_at_10")
-    addition = f", {row_recall['value']:.4f} for rows of the corpus" if row_recall else ""
-    return [f"  recall  recall@10 is {user_recall['value']:.4f} for gates.queries{addition}"]
+def _query_lines(gates: dict[str, Any]) -> list[str]:
+    """Describe the measurements with queries of gates.queries and gates.relevance; [] without them."""
+    lines = []
+    if user_recall := gates.get(USER_QUERY_RECALL):
+        row_recall = gates.get("recall_at_10")
+        addition = f", {row_recall['value']:.4f} for rows of the corpus" if row_recall else ""
+        lines.append(f"  recall  recall@10 is {user_recall['value']:.4f} for gates.queries{addition}")
+    relevance = [gates[name] for name in (RELEVANCE, RELEVANCE_CHANGE) if name in gates]
+    return [*lines, *(f"  scores  {gate['sentence']}" for gate in relevance)]
 
 
 def search_command(job: Job) -> str:

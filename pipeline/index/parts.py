@@ -86,21 +86,9 @@ class Parts(SearchedParts):
         by_part = map_in_threads(lambda part: self._search_part(part, vectors, k, nprobe), self.indexes)
         return best_of(by_part, k)
 
-    def search_until_k(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Search like `search`, but visit more lists for queries that have fewer than k answers.
-
-        The number of lists is doubled until a query has k answers or has visited every list.
-        """
-        scores, addresses = self.search(vectors, k)
-        expected, nlist = min(k, self.ntotal), nlist_of(self.base)
-        nprobe = unwrap(self.base).nprobe if nlist else 0
-        while nprobe < nlist:
-            incomplete = np.flatnonzero((addresses != NO_NEIGHBOUR).sum(axis=1) < expected)
-            if not len(incomplete):
-                break
-            nprobe = min(2 * nprobe, nlist)
-            scores[incomplete], addresses[incomplete] = self.search(vectors[incomplete], k, nprobe)
-        return scores, addresses
+    def search_lists(self, vectors: np.ndarray, k: int, nprobe: int) -> tuple[np.ndarray, np.ndarray]:
+        """Search like `search`, but in the `nprobe` nearest lists of each query."""
+        return self.search(vectors, k, nprobe)
 
     def addresses(self) -> Iterator[np.ndarray]:
         """Yield the addresses of all rows in blocks, dead rows included."""

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.index.structure import nlist_of, unwrap
 from pipeline.index.threads import faiss_threads
+from pipeline.index.truth import NO_NEIGHBOUR
 
 
 class SearchedParts(abc.ABC):
@@ -37,6 +39,29 @@ class SearchedParts(abc.ABC):
     @abc.abstractmethod
     def search(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Search for the k nearest live rows; the interface of a faiss index. See `Parts.search`."""
+
+    @abc.abstractmethod
+    def search_lists(self, vectors: np.ndarray, k: int, nprobe: int) -> tuple[np.ndarray, np.ndarray]:
+        """Search like `search`, but in the `nprobe` nearest lists of each query."""
+
+    def search_until_k(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Search like `search`, but visit more lists for queries that have fewer than k answers.
+
+        The number of lists is doubled until a query has k answers or has visited every list. This is how
+        searchers search.
+        """
+        scores, addresses = self.search(vectors, k)
+        if not (_count_answers(addresses) < k).any():
+            return scores, addresses
+        expected, nlist = min(k, self.ntotal), nlist_of(self.base)
+        nprobe = unwrap(self.base).nprobe if nlist else 0
+        while nprobe < nlist:
+            incomplete = np.flatnonzero(_count_answers(addresses) < expected)
+            if not len(incomplete):
+                break
+            nprobe = min(2 * nprobe, nlist)
+            scores[incomplete], addresses[incomplete] = self.search_lists(vectors[incomplete], k, nprobe)
+        return scores, addresses
 
     @abc.abstractmethod
     def holds(self, addresses: np.ndarray) -> np.ndarray:
@@ -69,6 +94,11 @@ class SearchedParts(abc.ABC):
         """
         sizes = self.list_sizes()
         return float(len(sizes) * (sizes**2).sum() / sizes.sum() ** 2) if sizes.any() else 1.0
+
+
+def _count_answers(addresses: np.ndarray) -> np.ndarray:
+    """Count the answers of each query (q,), given their addresses (q, k)."""
+    return np.asarray((addresses != NO_NEIGHBOUR).sum(axis=1))
 
 
 def best_of(by_part: Sequence[tuple[np.ndarray, np.ndarray]], k: int) -> tuple[np.ndarray, np.ndarray]:

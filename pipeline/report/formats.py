@@ -62,6 +62,8 @@ _GATE_NAMES = {
     "quarantined": "rows quarantined, of those read",
     "size_gib": "index files, GiB",
     "p99_ms": "latency (p99), ms",
+    "relevance": "relevance for your own queries",
+    "relevance_change": "relevance, change since the previous release",
     "canary_cosine": "cosine of unchanged texts with the previous release",
 }
 

@@ -20,6 +20,7 @@ from pipeline.report.changes import (
 )
 from pipeline.report.formats import cosine, excerpt, gate_name, gate_value, percent_interval
 from pipeline.report.page import Filters, render_template
+from pipeline.report.relevance import RelevanceSection
 from pipeline.stats.sample import Histogram
 from pipeline.store.answers import Answers
 from pipeline.store.manifest import USER_QUERY_RECALL, Gate
@@ -142,6 +143,8 @@ class NightReport:
     """a few of the quarantined rows"""
     answers: tuple[ChangedAnswers, ...] = ()
     """fixed queries with their results in the previous release and in this one"""
+    relevance: RelevanceSection | None = None
+    """measurements of gates.relevance"""
     settings: str = ""
     """YAML"""
     packages: Mapping[str, str] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from pipeline.settings.evaluate import (
     TaskSettings,
     TemplateSettings,
 )
-from pipeline.settings.index import GateSettings, IndexSettings, ReleaseSettings
+from pipeline.settings.index import GateSettings, IndexSettings, ReleaseSettings, RelevanceSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.settings.transform import FlowSettings, WhitenSettings
 
@@ -47,6 +47,7 @@ __all__ = [
     "MaskWordsSettings",
     "NodesSettings",
     "ReleaseSettings",
+    "RelevanceSettings",
     "TaskSettings",
     "TemplateSettings",
     "TrainSettings",

@@ -1,8 +1,8 @@
 """Settings of the index, of the gates before a release, and of the root that holds releases."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.config import Settings
 from pipeline.settings.corpus import Uri
@@ -52,6 +52,29 @@ class IndexSettings(Settings):
     larger file is kept, and new rows are written to a second file"""
 
 
+class RelevanceSettings(Settings):
+    """A gate on the results for queries of your own, or on sentence pairs with scores of your own."""
+
+    queries: str | None = None
+    """path or URI of a Parquet, JSON lines or CSV file. With the columns query and id, every row of it names
+    a row of the corpus (with corpus.chunk, a document) that is relevant to the query, and nDCG@10 of the
+    candidate's index is measured, from 0 to 1. With sentence1, sentence2 and score, Spearman's correlation of
+    cosines with the scores is measured, from -1 to 1. null: no such file"""
+    at_least: Annotated[float, Field(ge=-1, le=1)] | None = None
+    """smallest nDCG@10, or correlation; null: no bound"""
+    not_below: Literal["previous"] | None = None
+    """previous: a candidate is refused if it is significantly worse than the previous release on the queries
+    that both have: if the 95 % interval of the difference, from 1,000 paired bootstrap resamples with seed
+    1111, is below 0; null: not compared"""
+
+    @model_validator(mode="after")
+    def _bounds_need_queries(self) -> Self:
+        set_here = [name for name in ("at_least", "not_below") if getattr(self, name) is not None]
+        if self.queries is None and set_here:
+            raise ValueError(f"queries, a file, as {set_here[0]} has no effect without it")
+        return self
+
+
 class GateSettings(Settings):
     """Quality gates that a candidate must pass to be published; null switches a gate off.
 
@@ -65,6 +88,8 @@ class GateSettings(Settings):
     """path or URI of a file with texts that users search for, one on each line, or Parquet with a column
     query or text. Their recall@10 is reported too, at the cost of one exact search of all rows each night,
     and refuses nothing; the gate recall_at_10 uses rows of the corpus as queries. null: no such file"""
+    relevance: RelevanceSettings = RelevanceSettings()
+    """judged queries of your own; by default there are none"""
     max_size_gib: Annotated[float, Field(gt=0)] | None = None
     """largest size of the index files"""
     p99_ms: Annotated[float, Field(gt=0)] | None = None

@@ -4,12 +4,16 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Literal
 
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from pipeline.config import digest_of
 from pipeline.store.release_units import Units, UnitTable
 from pipeline.store.stored import SCHEMA_VERSION, FileRef, Stored
 
 # Name of the gate for the recall on the user's own queries (gates.queries); it never refuses a release.
 USER_QUERY_RECALL = "recall_at_10_queries"
+# Names of the gates of gates.relevance: its value, and its difference from the previous release.
+RELEVANCE, RELEVANCE_CHANGE = "relevance", "relevance_change"
 
 
 class PartLayout(Stored):
@@ -130,6 +134,8 @@ class ReleaseManifest(Stored):
     """moments of the live rows"""
     canary: FileRef | None = None
     """vectors of the canary texts"""
+    relevance: FileRef | None = None
+    """scores of the queries of gates.relevance, one row each (Parquet)"""
     numerics: dict[str, int]
     rows: int
     units: Units
@@ -148,6 +154,14 @@ class ReleaseManifest(Stored):
     counts: dict[str, int] = {}
     settings: dict[str, Any] = {}
     packages: dict[str, str] = {}
+
+    @model_serializer(mode="wrap")
+    def _without_missing_relevance(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields without `relevance` if there is none, as in manifests of earlier versions."""
+        value: dict[str, Any] = serialize(self)
+        if self.relevance is None:
+            value.pop("relevance", None)  # only some fields may be dumped
+        return value
 
     @property
     def id(self) -> str:

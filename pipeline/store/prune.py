@@ -26,6 +26,7 @@ _PRUNED_FOLDERS = (
     "units",
     "keys",
     "moments",
+    "relevance",
     "transforms",
     "indexes",
     "ids",

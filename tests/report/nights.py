@@ -14,6 +14,7 @@ from pipeline.report.night import (
     Throughput,
     VectorCharts,
 )
+from pipeline.report.relevance import QueryScores, RelevanceSection
 from pipeline.stats.sample import cosine_histogram
 from pipeline.store.answers import Answers, Hit
 from pipeline.store.manifest import Gate
@@ -112,6 +113,12 @@ FULL = replace(
             (_ONE, Hit(id="2", score=0.8, text="gone answer")),
             (Hit(id="3", score=0.95, text="fresh answer"), _ONE),
         ),
+    ),
+    relevance=RelevanceSection(
+        "nDCG@10",
+        ("nDCG@10 of 40 queries is 0.8125", "nDCG@10 changed by -0.0125"),
+        differing=3,
+        changed=(QueryScores("lost question", 1.0, 0.63), QueryScores("won question", 0.0, 0.5)),
     ),
     decisions=("Whitening is used: MRR 0.6124 raw, 0.6371 whitened.",),
     stages=(Stage("ingest", seconds=2.1), Stage("encode", seconds=181.0), Stage("publish")),

@@ -16,6 +16,7 @@ from pipeline.log import Stage
 from pipeline.post.choose import Curve
 from pipeline.report.changes import ChangedAnswers, QuarantinedRow, RowChange
 from pipeline.report.night import NightReport, render
+from pipeline.report.relevance import QueryScores, RelevanceSection
 from pipeline.store.answers import Answers, Hit
 from pipeline.store.manifest import Gate
 from pipeline.store.summary import Summary
@@ -44,7 +45,8 @@ def test_the_page_is_well_formed_and_self_contained(report: NightReport) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["throughput", "lengths", "created", "parent", "transform_id", "max_length", "previous"]
+    "name",
+    ["throughput", "lengths", "created", "parent", "transform_id", "max_length", "previous", "relevance"],
 )
 def test_the_page_is_well_formed_without_an_optional_value(name: str) -> None:
     Page(render(replace(FULL, **{name: None})))
@@ -187,6 +189,14 @@ def test_changed_results_are_shown_side_by_side() -> None:
     assert "All have the answers of release 41." in spaced_words(replace(FULL, answers=FULL.answers[:1]))
 
 
+def test_judged_queries_are_shown_with_both_scores() -> None:
+    page = spaced_words(FULL)
+    assert "Your own queries nDCG@10 of 40 queries is 0.8125. nDCG@10 changed by -0.0125." in page
+    assert "query release 41 release 42 lost question 1 0.63 won question 0 0.5" in page
+    assert "3 differ from release 41; those that changed most are shown." in page
+    assert "Your own queries" not in spaced_words(SMALLEST)
+
+
 def test_a_refusal_is_shown_first() -> None:
     shown = words(REFUSED)
     assert "refused, not published" in shown
@@ -247,6 +257,7 @@ def test_all_texts_are_escaped() -> None:
             changed_rows=(changed,),
             quarantined=(quarantined,),
             answers=(ChangedAnswers(hostile("asked query"), (hit,), ()),),
+            relevance=RelevanceSection("nDCG@10", (), 1, (QueryScores(hostile("judged query"), 0, 1),)),
         )
     )
     assert_shown_as_text(page, *hostile.shown, *stored.shown)

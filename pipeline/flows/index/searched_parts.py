@@ -195,6 +195,16 @@ class PartsOnWorkers(SearchedParts):
         self._searched_s += found.seconds
         return found.scores, found.addresses
 
+    def search_lists(self, vectors: np.ndarray, k: int, nprobe: int) -> tuple[np.ndarray, np.ndarray]:
+        """Search like `search`, with another effort."""
+        effort = get_effort(self)
+        assert effort is not None
+        set_effort(self, nprobe)
+        try:
+            return self.search(vectors, k)
+        finally:
+            set_effort(self, effort)
+
     def holds(self, addresses: np.ndarray) -> np.ndarray:
         """Return a mask (n,) of the addresses (n,) that are in the index, dead rows included."""
         return np.isin(addresses, np.concatenate([facts.held for facts in self._facts]))

@@ -11,6 +11,7 @@ from pipeline.flows.index.records import store_queries
 from pipeline.flows.index.released import StoredTruth, scan_release, use_index
 from pipeline.flows.night.gates import count_repeated_ids
 from pipeline.flows.night.previous import load_previous
+from pipeline.flows.night.relevance import measure_relevance
 from pipeline.flows.night.user_queries import user_query_gates
 from pipeline.flows.rows import LiveRows, placed_units
 from pipeline.flows.run import Run
@@ -22,6 +23,7 @@ from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.base import Store
 from pipeline.store.manifest import Gate, ReleaseManifest
+from pipeline.store.release import Releases
 from pipeline.store.stored import FileRef
 from pipeline.store.verify import check_sizes
 from pipeline.text.tokens.coverage import ScriptCoverage
@@ -63,6 +65,8 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
         run = Run(job, releases.store, workers, stages)
         measured, bad = _measure_release(run, manifest)
         repeated, reported = count_repeated_ids(run, corpus), user_query_gates(run, manifest)
+        if relevance := measure_relevance(run, corpus, manifest, _parent(releases, manifest)):
+            reported |= relevance.gates
         bar.add(manifest.rows)
     covered = ScriptCoverage.of(manifest.counts)
     counts = RowCounts(
@@ -75,6 +79,13 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
         max_quarantined=job.corpus.max_quarantined,
     )
     return Remeasured(manifest.release, judge(measured, counts, job.gates) | reported, measured)
+
+
+def _parent(releases: Releases, manifest: ReleaseManifest) -> ReleaseManifest | None:
+    """Return the release that a release followed; None if it was the first, or that one was pruned."""
+    if manifest.parent is None or manifest.parent not in releases.numbers():
+        return None
+    return releases.get(manifest.parent)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def predict_cost(job: Job, size: NightSize, nodes: Sequence[Node]) -> NightCost:
     """Predict the cost of a first night on the nodes, which do nothing else.
 
     Not counted: kinds of index that train more than lists (opq_ivf_pq, factory strings with PQ), a flow as
-    transform, gates.queries, and waiting for nodes.
+    transform, gates.queries, gates.relevance, and waiting for nodes.
 
     Raises:
         ConfigError: no encode worker fits the nodes.

@@ -48,11 +48,11 @@ class AskIndex:
     hits: int
 
     def __call__(self, parts: "SearchedParts") -> ScoresAndAddresses:
-        """Find the nearest rows in all parts together."""
+        """Find the nearest rows in all parts together, as searchers do."""
         from pipeline.index.threads import faiss_threads
 
         with faiss_threads(1):
-            return parts.search(self.vectors, self.hits)
+            return parts.search_until_k(self.vectors, self.hits)
 
 
 def fixed_queries(store: Store, candidate: Candidate, previous: Sequence[Answers]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from pipeline.flows.encode.probe import encode_texts
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.fixed_queries import answer_queries, fixed_queries
 from pipeline.flows.night.overview import load_summary
+from pipeline.flows.night.relevance import measure_relevance
 from pipeline.flows.night.report import ReleaseComparison
 from pipeline.flows.night.user_queries import user_query_gates
 from pipeline.flows.run import Run, map_in_order
@@ -118,13 +119,16 @@ def judge_candidate(
         measured, dtype = candidate.built.measured, job.encode.dtype
         gates = judge(measured, counts, job.gates, canary=canary_cosine, dtype=dtype)
         gates |= user_query_gates(run, manifest)
-        update = {"gates": gates, "canary": _store_canary_vectors(store, canaries)}
+        update: dict[str, object] = {"gates": gates, "canary": _store_canary_vectors(store, canaries)}
+        if relevance := measure_relevance(run, candidate.corpus, manifest, previous):
+            gates |= relevance.gates
+            update["relevance"] = relevance.file
         answers = answer_queries(run, candidate, queries, query_vectors)
     metrics.count_quarantined(manifest.counts)
     metrics.record_gates(gates)
     metrics.record_changes(manifest.counts, manifest.choices)
     judged = replace(candidate, manifest=manifest.model_copy(update=update))
-    return judged, ReleaseComparison(previous, summary, answers)
+    return judged, ReleaseComparison(previous, summary, answers, relevance)
 
 
 def load_canary_vectors(release: ReleaseManifest, store: Store) -> np.ndarray | None:

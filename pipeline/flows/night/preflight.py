@@ -9,9 +9,11 @@ import pyarrow as pa
 
 from pipeline.device import resolve
 from pipeline.errors import ConfigError, PipelineError
+from pipeline.evaluate.judgements import read_judgements
 from pipeline.flows.corpus import corpus_of, sample_files
 from pipeline.flows.night.disk_space import check_disk_space, estimate_space
 from pipeline.flows.night.stages import check_index_and_transform
+from pipeline.flows.night.user_queries import read_user_queries
 from pipeline.flows.workers.nodes import describe_resources
 from pipeline.log import Stages, counted, packages
 from pipeline.models.folder.folder import open_folder
@@ -93,6 +95,8 @@ class _Checks:
             yield "corpus", self.corpus
             yield "tokens", self.tokens
             yield "space", self.space
+        if self.job.gates.queries is not None or self.job.gates.relevance.queries is not None:
+            yield "queries", self.queries
         yield "cluster", self.cluster
 
     def versions(self) -> str:
@@ -212,6 +216,15 @@ class _Checks:
             corpus = corpus.model_copy(update={"max_rows": round(corpus.max_rows * self.texts_per_row)})
         job = self.job.model_copy(update={"corpus": corpus})
         return check_disk_space(estimate_space(job, store, counts), store, root)
+
+    def queries(self) -> str:
+        """Check that the files of gates.queries and gates.relevance can be read."""
+        found = list[str]()
+        if self.job.gates.queries is not None:
+            found.append(f"gates.queries: {counted(len(read_user_queries(self.job.gates)), 'text')}")
+        if self.job.gates.relevance.queries is not None:
+            found.append(f"gates.relevance: {read_judgements(self.job.gates.relevance.queries).count}")
+        return "; ".join(found)
 
     def cluster(self) -> str:
         """Check that workers can be started."""

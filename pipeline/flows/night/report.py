@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+import numpy as np
+
 from pipeline.config import to_yaml
 from pipeline.flows.encode.rejected import rejected_warnings
 from pipeline.flows.encode.result import LENGTH_BIN
@@ -11,6 +13,7 @@ from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.flows.index.rules import REBUILT, near_dead_warnings
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.example_rows import changed_rows, quarantined_rows, search_examples
+from pipeline.flows.night.relevance import MeasuredRelevance
 from pipeline.flows.run import Run
 from pipeline.log import Stage
 from pipeline.post import Transform
@@ -25,6 +28,7 @@ from pipeline.report.night import (
     Throughput,
     VectorCharts,
 )
+from pipeline.report.relevance import QueryScores, RelevanceSection
 from pipeline.settings import Job
 from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_spectrum
 from pipeline.stats.spectrum import spectrum_of
@@ -36,6 +40,8 @@ from pipeline.store.summary import Summary
 from pipeline.store.units import counts_under
 from pipeline.text.tokens.coverage import ScriptCoverage, token_warnings
 
+_CHANGED_QUERIES = 5  # shown of those with lower scores, and of those with higher ones
+
 
 @dataclass(frozen=True)
 class ReleaseComparison:
@@ -45,11 +51,13 @@ class ReleaseComparison:
         previous: manifest of the previous release; None for the first.
         summary: summary of the previous release, without answers if its file is missing; None for the first.
         answers: the candidate's answers to the fixed queries.
+        relevance: its scores for the queries of gates.relevance; None if that is not set.
     """
 
     previous: ReleaseManifest | None
     summary: Summary | None
     answers: tuple[Answers, ...]
+    relevance: MeasuredRelevance | None = None
 
     @property
     def changes(self) -> tuple[ChangedAnswers, ...]:
@@ -100,6 +108,7 @@ def summarize(run: Run, candidate: Candidate, comparison: ReleaseComparison) -> 
         changed_rows=tuple(changed_rows(store, candidate, comparison.previous)),
         quarantined=quarantined_rows(store, candidate),
         answers=comparison.changes,
+        relevance=_relevance_section(comparison.relevance),
     )
 
 
@@ -110,6 +119,27 @@ def warnings_of(release: ReleaseManifest) -> tuple[str, ...]:
         *rejected_warnings(release.counts, release.counts["total"]),
         *near_dead_warnings(release.choices),
     )
+
+
+def _relevance_section(measured: MeasuredRelevance | None) -> RelevanceSection | None:
+    """Return the scores for the user's queries, with those that lost and won most since the last release."""
+    if measured is None:
+        return None
+    sentences, change = tuple(gate.sentence for gate in measured.gates.values()), measured.change
+    if change is None or measured.scores.gold is not None:  # the cosine of a single pair says nothing
+        return RelevanceSection(measured.scores.metric, sentences)
+    differences = change.now - change.before
+    order = np.argsort(differences, kind="stable")
+    order = order[differences[order] != 0]
+    shown = (
+        order
+        if len(order) <= 2 * _CHANGED_QUERIES
+        else np.r_[order[:_CHANGED_QUERIES], order[-_CHANGED_QUERIES:]]
+    )
+    changed = (
+        QueryScores(change.keys[row][0], float(change.before[row]), float(change.now[row])) for row in shown
+    )
+    return RelevanceSection(measured.scores.metric, sentences, len(order), tuple(changed))
 
 
 def _index_section(candidate: Candidate) -> IndexSection:

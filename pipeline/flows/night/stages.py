@@ -1,6 +1,7 @@
 """Parts of a night: its checks, its ingestion, and the decision to extend or to build the index."""
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.evaluate.judgements import read_judgements
 from pipeline.flows.corpus import corpus_of, read_corpus
 from pipeline.flows.encode.encoder_copy import keep_encoder
 from pipeline.flows.index import rules
@@ -94,6 +95,8 @@ def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease
     check_index_and_transform(job, previous.release)
     row_cutter(corpus_of(job))  # raises for chunks that have no room beside the prompt
     read_user_queries(job.gates)  # raises for an unreadable file
+    if job.gates.relevance.queries is not None:
+        read_judgements(job.gates.relevance.queries)  # as above
     if held := releases.commits.hold():
         then = "tonight's candidate is made and judged, but not published"
         say(f"release {held.release} has been held since {held.committed_at}: {then}")

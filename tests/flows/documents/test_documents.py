@@ -119,6 +119,7 @@ def documents_folder(encoder: Path, child: LocalWorkers, tmp_path_factory: pytes
     for task in ("STS12", "STS13", "STSB-dev"):
         write_pairs(folder / "tasks" / "sts" / f"{task}.parquet", 40)
     pq.write_table(pa.Table.from_pylist(inference(40)), folder / "nli.parquet")
+    (folder / "judged.csv").write_text("query,id\n" + "".join(f"{texts[row]},d{row}\n" for row in range(9)))
     (folder / "night.yaml").write_text(f"corpus: {{uri: {folder}/docs}}\nrelease: {{root: {folder}/night}}\n")
     with connect(ClusterSettings(), Stages(), local=child):
         for root in ("bucket/index", "out/quickstart/releases", "out/docs"):

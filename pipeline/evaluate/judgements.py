@@ -1,0 +1,216 @@
+"""Read a user's own queries with the ids of their relevant rows, or sentence pairs with scores."""
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.evaluate.sts import check_scores
+from pipeline.store.arrays import is_text, plain_type
+from pipeline.store.store import store_of
+from pipeline.text.corpus.normalize import normalize, replace_surrogates
+from pipeline.text.corpus.queries import is_parquet, read_lines
+
+_JUDGED, _PAIRS = ("query", "id"), ("sentence1", "sentence2", "score")
+_COLUMNS = (*_JUDGED, *_PAIRS)
+_JSON_SUFFIXES, _CSV_SUFFIXES = (".jsonl", ".ndjson", ".json"), (".csv",)
+_REMEDY = "correct the file named by gates.relevance.queries"
+
+
+@dataclass(frozen=True)
+class JudgedQueries:
+    """Different queries, each with the ids of its relevant rows.
+
+    Attributes:
+        where: path or URI of the file.
+        queries: normalized as texts of the corpus are.
+        relevant: for each query its different ids, as strings, sorted.
+    """
+
+    where: str
+    queries: tuple[str, ...]
+    relevant: tuple[tuple[str, ...], ...]
+
+    @property
+    def count(self) -> str:
+        """Number of queries and of relevant ids, in words."""
+        ids = {row_id for of_query in self.relevant for row_id in of_query}
+        return f"queries: {len(self.queries):,}, relevant ids: {len(ids):,}"
+
+
+@dataclass(frozen=True)
+class JudgedPairs:
+    """Sentence pairs with scores.
+
+    Attributes:
+        where: path or URI of the file.
+        left: first sentence of each pair, normalized as texts of the corpus are.
+        right: second sentence of each pair.
+        gold: (n,) float64 scores; larger is more similar.
+    """
+
+    where: str
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+    gold: np.ndarray
+
+    @property
+    def count(self) -> str:
+        """Number of pairs, in words."""
+        return f"pairs: {len(self.gold):,}"
+
+
+def read_judgements(file: str) -> JudgedQueries | JudgedPairs:
+    """Read queries (columns query and id) or pairs (sentence1, sentence2 and score).
+
+    The file is Parquet, JSON lines or CSV. A query with several relevant rows has a row for each.
+
+    Raises:
+        ConfigError: there is no such file, or its name has another ending.
+        DataError: the file cannot be read, lacks columns or values, or its scores are all equal.
+    """
+    table = _read_table(file)
+    columns = next((form for form in (_JUDGED, _PAIRS) if set(form) <= set(table.column_names)), None)
+    if columns is None:
+        raise DataError(
+            file,
+            "the columns query and id, or sentence1, sentence2 and score",
+            ", ".join(table.column_names) or "no columns",
+            "rename the columns of the file",
+        )
+    if not len(table):
+        raise DataError(file, "rows with " + " and ".join(columns), "no rows", _REMEDY)
+    if columns == _JUDGED:
+        return _group_by_query(file, _texts(table, "query", file), _ids(table, file))
+    gold = _numbers(table, "score", file)
+    check_scores(gold, -np.inf, np.inf, file)
+    left, right = (_texts(table, name, file) for name in ("sentence1", "sentence2"))
+    return JudgedPairs(file, tuple(left), tuple(right), gold)
+
+
+def _group_by_query(file: str, queries: list[str], ids: list[str]) -> JudgedQueries:
+    """Collect the ids of equal queries."""
+    relevant: dict[str, set[str]] = {}
+    for query, row_id in zip(queries, ids, strict=True):
+        relevant.setdefault(query, set()).add(row_id)
+    return JudgedQueries(file, tuple(relevant), tuple(tuple(sorted(each)) for each in relevant.values()))
+
+
+def _read_table(file: str) -> pa.Table:
+    """Read the file as its ending says."""
+    name = file.lower()
+    if not (is_parquet(file) or name.endswith((*_JSON_SUFFIXES, *_CSV_SUFFIXES))):
+        raise ConfigError(
+            f"gates.relevance.queries: {file}",
+            "a name that ends in .parquet, .jsonl, .ndjson, .json or .csv",
+            file.rpartition("/")[2],
+            "convert the file, or rename it",
+        )
+    content = _content(file)
+    try:
+        if is_parquet(file):
+            return pq.read_table(pa.BufferReader(content))
+        if name.endswith(_CSV_SUFFIXES):
+            return _read_csv(content)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            file,
+            "CSV with a header" if name.endswith(_CSV_SUFFIXES) else "a Parquet file",
+            " ".join(str(error).split()),
+            _REMEDY,
+        ) from None
+    rows = list(_json_rows(content, file))
+    names = [name for name in _COLUMNS if any(name in row for row in rows)]
+    return pa.table({name: [row.get(name) for row in rows] for name in names})
+
+
+def _content(file: str) -> bytes:
+    where, remedy = f"gates.relevance.queries: {file}", "check the path and its permissions"
+    try:
+        store, name = store_of(file)
+        return store.read(name)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise ConfigError(where, "a file", "no such file", remedy) from None
+    except OSError as error:
+        raise ConfigError(where, "a readable file", " ".join(str(error).split()), remedy) from None
+
+
+def _read_csv(content: bytes) -> pa.Table:
+    # as strings, because 007 and 7 are different ids
+    strings = dict.fromkeys((*_JUDGED, *_PAIRS[:2]), pa.string())
+    options = pa_csv.ConvertOptions(column_types=strings | {"score": pa.float64()})
+    parse = pa_csv.ParseOptions(newlines_in_values=True)
+    return pa_csv.read_csv(io.BytesIO(content), parse_options=parse, convert_options=options)
+
+
+def _json_rows(content: bytes, file: str) -> Iterator[dict[str, str | float | None]]:
+    """Yield the columns of each line. Ids become strings, since a file may have both 7 and "a"."""
+    for number, line in enumerate(read_lines(io.BytesIO(content), file), 1):
+        if not line.strip():
+            continue
+        where = f"{file}, line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(where, "a JSON object", str(error), _REMEDY) from None
+        if not isinstance(row, dict):
+            raise DataError(where, "a JSON object", type(row).__name__, _REMEDY)
+        yield {name: _json_value(row[name], name, where) for name in _COLUMNS if name in row}
+
+
+def _json_value(value: object, name: str, where: str) -> str | float | None:
+    if name == "id" and type(value) is int:
+        return str(value)
+    if isinstance(value, str) and name != "score":
+        return replace_surrogates(value)
+    if value is None or (name == "score" and isinstance(value, int | float) and type(value) is not bool):
+        return value
+    expected = "a number" if name == "score" else "a string"
+    raise DataError(f"{where}: {name}", expected, repr(value)[:80], _REMEDY)
+
+
+def _texts(table: pa.Table, name: str, file: str) -> list[str]:
+    """Return a column of texts, normalized; DataError if one is missing or blank."""
+    column = table[name]
+    if not is_text(column.type):
+        raise DataError(f"{file}: {name}", "strings", str(column.type), _REMEDY)
+    texts: list[str] = normalize(column.cast(pa.large_string()).combine_chunks()).to_pylist()
+    _check_complete(name, [not text for text in texts], file)
+    return texts
+
+
+def _ids(table: pa.Table, file: str) -> list[str]:
+    """Return the ids as strings; DataError if one is missing."""
+    column = table["id"]
+    if not is_text(column.type) and not pa.types.is_integer(plain_type(column.type)):
+        raise DataError(f"{file}: id", "strings or whole numbers", str(column.type), _REMEDY)
+    ids: list[str] = column.cast(plain_type(column.type)).cast(pa.string()).to_pylist()
+    _check_complete("id", [row_id is None or not row_id for row_id in ids], file)
+    return ids
+
+
+def _numbers(table: pa.Table, name: str, file: str) -> np.ndarray:
+    column = table[name]
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise DataError(f"{file}: {name}", "numbers", str(column.type), _REMEDY)
+    numbers = np.asarray(pc.cast(column, pa.float64()).to_numpy(), np.float64)
+    _check_complete(name, (~np.isfinite(numbers)).tolist(), file)
+    return numbers
+
+
+def _check_complete(name: str, is_missing: list[bool], file: str) -> None:
+    """Raise DataError if a value is missing."""
+    if any(is_missing):
+        raise DataError(
+            f"{file}, row {is_missing.index(True) + 1}: {name}",
+            "a value in every row",
+            f"none in {sum(is_missing):,} of {len(is_missing):,} rows",
+            _REMEDY,
+        )

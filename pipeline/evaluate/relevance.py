@@ -1,0 +1,143 @@
+"""Scores of a release for a user's own queries, and their change since another release."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.evaluate.bootstrap import ScoreEstimate, estimate, resample_rows
+from pipeline.evaluate.judgements import JudgedPairs, JudgedQueries
+from pipeline.evaluate.metrics import ndcg_at
+from pipeline.evaluate.sts import correlation
+from pipeline.stats.correlation import spearman
+
+ANSWERS = 10  # whose ranks count
+RESAMPLES, SEED = 1_000, 1_111
+
+
+@dataclass(frozen=True)
+class RelevanceScores:
+    """A score of each query, or of each pair; equal rows of two releases can be compared.
+
+    Attributes:
+        keys: query and relevant ids of each row, or the two sentences and their score.
+        scores: (n,) float64: nDCG@10 of each query, or the cosine of each pair.
+        gold: (n,) scores of the pairs; None for queries.
+    """
+
+    keys: tuple[tuple[str, ...], ...]
+    scores: np.ndarray
+    gold: np.ndarray | None = None
+
+    @classmethod
+    def of_ranks(cls, judged: JudgedQueries, rows: Sequence[int], ranks: Sequence[np.ndarray]) -> Self:
+        """Score queries by the ranks of their relevant rows.
+
+        Args:
+            judged: all queries.
+            rows: indices of the queries to score.
+            ranks: for each of these, the ascending ranks, from 1, of its relevant rows; infinity for rows
+                that are not among the answers.
+        """
+        keys = tuple((judged.queries[row], *judged.relevant[row]) for row in rows)
+        return cls(keys, ndcg_at(ranks, ANSWERS))
+
+    @classmethod
+    def of_cosines(cls, judged: JudgedPairs, cosines: np.ndarray) -> Self:
+        """Score pairs by their cosines (n,)."""
+        keys = zip(judged.left, judged.right, map(repr, judged.gold.tolist()), strict=True)
+        return cls(tuple(keys), cosines, judged.gold)
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric of `value`."""
+        return f"nDCG@{ANSWERS}" if self.gold is None else "Spearman's correlation"
+
+    @property
+    def unit(self) -> str:
+        """Word for several rows."""
+        return "queries" if self.gold is None else "pairs"
+
+    def value(self, rows: np.ndarray | slice = slice(None)) -> float:
+        """Return the mean nDCG@10, or Spearman's correlation, of the rows; nan if it is undefined."""
+        scores = self.scores[rows]
+        return float(scores.mean()) if self.gold is None else correlation(spearman, scores, self.gold[rows])
+
+    def estimate(self) -> ScoreEstimate:
+        """Return the value with its bootstrap interval."""
+        values = [self.value(rows) for rows in _resamples(len(self.scores))]
+        return estimate(self.value(), np.array(values))
+
+    def to_bytes(self) -> bytes:
+        """Return a Parquet file of the rows."""
+        keys = [list(key) for key in self.keys]
+        columns: dict[str, pa.Array] = {"score": pa.array(self.scores)}
+        if self.gold is not None:
+            columns["gold"] = pa.array(self.gold)
+        table = pa.table({"key": pa.array(keys, pa.list_(pa.string()))} | columns)
+        sink = io.BytesIO()
+        pq.write_table(table, sink)
+        return sink.getvalue()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """Read the file that `to_bytes` returns."""
+        table = pq.read_table(pa.BufferReader(content))
+        gold = table["gold"].to_numpy() if "gold" in table.column_names else None
+        return cls(tuple(map(tuple, table["key"].to_pylist())), table["score"].to_numpy(), gold)
+
+
+class ScoreChange(NamedTuple):
+    """Scores of the rows that two releases share.
+
+    Attributes:
+        keys: the shared rows.
+        before: (n,) their scores in the earlier release.
+        now: (n,) their scores in the later release.
+        difference: change of the value on these rows.
+    """
+
+    keys: tuple[tuple[str, ...], ...]
+    before: np.ndarray
+    now: np.ndarray
+    difference: ScoreEstimate
+
+    @property
+    def is_worse(self) -> bool:
+        """True if the whole interval of the difference is below 0."""
+        return self.difference.high is not None and self.difference.high < 0
+
+
+def compare_scores(before: RelevanceScores, now: RelevanceScores) -> ScoreChange | None:
+    """Compare two releases on the rows that both have, by the paired bootstrap; None if they share none.
+
+    Both are measured on the same resamples.
+    """
+    rows_before = {key: row for row, key in enumerate(before.keys)}
+    pairs = [
+        (rows_before.pop(key), row)
+        for row, key in enumerate(now.keys)
+        if key in rows_before and (before.gold is None) == (now.gold is None)
+    ]
+    if not pairs:
+        return None
+    earlier, later = np.array(pairs).T
+    differences = [now.value(later[rows]) - before.value(earlier[rows]) for rows in _resamples(len(pairs))]
+    return ScoreChange(
+        tuple(now.keys[row] for row in later),
+        before.scores[earlier],
+        now.scores[later],
+        estimate(_defined(now.value(later) - before.value(earlier)), np.array(differences)),
+    )
+
+
+def _resamples(count: int) -> Sequence[np.ndarray]:
+    return list(resample_rows({"row": np.zeros(count)}, RESAMPLES, SEED))
+
+
+def _defined(value: float) -> float | None:
+    return None if np.isnan(value) else value

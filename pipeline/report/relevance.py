@@ -1,0 +1,29 @@
+"""Values of the release report about a user's own judged queries."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class QueryScores:
+    """A judged query with its score in the previous release and in this one."""
+
+    query: str
+    before: float
+    now: float
+
+
+@dataclass(frozen=True)
+class RelevanceSection:
+    """Measurements of gates.relevance.
+
+    Attributes:
+        metric: name of the metric.
+        sentences: what was measured, and how it differs from the previous release.
+        differing: number of queries whose score differs from that in the previous release.
+        changed: of these the queries that changed most, the worst first.
+    """
+
+    metric: str
+    sentences: tuple[str, ...]
+    differing: int = 0
+    changed: tuple[QueryScores, ...] = ()
