@@ -1,14 +1,17 @@
-"""Measure the growth of a night's cost with its rows: CPU time, memory, bytes and time of every stage.
+"""Measure the growth of a night's cost with its rows: CPU time, memory, scratch, bytes, time of every stage.
 
 python -m tests.benchmarks.growth --rows 10000 100000 1000000
 
 Made-up rows are encoded by averages of 16-dimensional word vectors, so that the cost of everything except
 encoding is visible. For each stage the exponent b of the fit `cost ~ rows^b` is printed: 1 is linear, 0 is
-independent of the rows. The driver is the process of the command. If less than 1 GiB of the corpus changed,
-it runs the tasks of ingest itself, so that its memory includes that of a task, 16 MiB of rows or a unit.
+independent of the rows. Scratch is the size of temporary files: those of tasks below the root, and all, Ray's
+too, in the folder for temporary files. The driver is the process of the command. If less than 1 GiB of the
+corpus changed, it runs the tasks of ingest itself, so that its memory includes that of a task, 16 MiB of rows
+or a unit.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -27,8 +30,10 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.store.base import PARTIAL
 from tests.benchmarks.machine import machine, print_table
 
+_ROOT = "release.root"
 _SAMPLED_S = 0.1
 _WORDS, _DIM = 5_000, 16
 _FILE_ROWS = 250_000
@@ -47,15 +52,19 @@ class Cost:
     """peak of the driver's private memory"""
     worker_mb: float = 0.0
     """peak of the largest worker's private memory"""
+    scratch_mb: float = 0.0
+    """peak of the temporary files of all processes"""
     read_mb: float = 0.0
     written_mb: float = 0.0
 
 
 @dataclass
 class Meter:
-    """Samples the processes of a night and books their costs to the stage that runs."""
+    """Samples the processes and temporary files of a night and books their costs to the stage that runs."""
 
     pid: int
+    root: Path
+    temporary: Path
     stages: dict[str, Cost] = field(default_factory=lambda: defaultdict(Cost))
     _stage: str = "start"
     _known: dict[int, tuple[float, int, int]] = field(default_factory=dict)
@@ -88,6 +97,8 @@ class Meter:
     def _sample(self) -> None:
         now, cost = time.monotonic(), self.stages[self._stage]
         cost.wall_s, self._since = cost.wall_s + now - self._since, now
+        scratch = _bytes_below(self.temporary) + _bytes_below(self.root, f"{os.sep}{PARTIAL}")
+        cost.scratch_mb = max(cost.scratch_mb, scratch / 1e6)
         try:
             driver = psutil.Process(self.pid)
             processes = [driver, *driver.children(recursive=True)]
@@ -113,6 +124,17 @@ class Meter:
             cost.driver_mb = max(cost.driver_mb, private_mb)
         elif _works(process):
             cost.worker_mb = max(cost.worker_mb, private_mb)
+
+
+def _bytes_below(top: Path, part: str = "") -> int:
+    """Return the size of the files below `top` whose path has `part`; those just removed count as none."""
+    size = 0
+    for folder, _, names in os.walk(top):
+        for path in (os.path.join(folder, name) for name in names):
+            if part in path:
+                with contextlib.suppress(FileNotFoundError):
+                    size += os.lstat(path).st_size
+    return size
 
 
 def _works(process: psutil.Process) -> bool:
@@ -157,14 +179,18 @@ def environment() -> dict[str, str]:
 
 
 def night(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Cost]]:
-    """Run one `manta nightly` in a process of its own. Returns its answer and the costs of its stages."""
+    """Run one `manta nightly` in a process of its own. Returns its answer and the costs of its stages.
+
+    Args:
+        arguments: settings; release.root, a local folder, is one of them.
+    """
     command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments]
-    with tempfile.TemporaryFile("w+") as answer:
-        process = subprocess.Popen(
-            command, stdout=answer, stderr=subprocess.PIPE, text=True, env=environment()
-        )
+    root = next(value for name, _, value in (each.partition("=") for each in arguments) if name == _ROOT)
+    with tempfile.TemporaryFile("w+") as answer, tempfile.TemporaryDirectory(prefix="manta-") as temporary:
+        variables = environment() | {"TMPDIR": temporary}
+        process = subprocess.Popen(command, stdout=answer, stderr=subprocess.PIPE, text=True, env=variables)
         assert process.stderr is not None
-        meter = Meter(process.pid)
+        meter = Meter(process.pid, Path(root), Path(temporary))
         last = meter.follow(iter(process.stderr))
         if process.wait():
             sys.exit("".join(last))
@@ -183,7 +209,7 @@ def first_nights(sizes: Sequence[int], kind: str) -> None:
             arguments = [
                 f"corpus.uri={top}/corpus",
                 f"encoder.path={top}/words.vec",
-                f"release.root={top}/releases",
+                f"{_ROOT}={top}/releases",
                 f"index.kind={kind}",
                 "gates.recall_at_10=0.5",  # random vectors: the cost is measured, not the recall
             ]
@@ -198,7 +224,17 @@ def _print_stages(rows: int, stages: dict[str, Cost]) -> None:
         (name, *(f"{value:,.1f}" for value in vars(cost).values()), f"{1e6 * cost.cpu_s / rows:.2f}")
         for name, cost in stages.items()
     ]
-    header = ("stage", "CPU s", "wall s", "driver MB", "worker MB", "read MB", "written MB", "CPU µs a row")
+    header = (
+        "stage",
+        "CPU s",
+        "wall s",
+        "driver MB",
+        "worker MB",
+        "scratch MB",
+        "read MB",
+        "written MB",
+        "CPU µs a row",
+    )
     print_table(f"{rows:,} rows; {machine()}", lines, header)
 
 
@@ -209,10 +245,10 @@ def _print_exponents(sizes: Sequence[int], found: Sequence[dict[str, Cost]]) -> 
     for name in [*found[-1], "all"]:
         nights = [_sum(stages) if name == "all" else stages.get(name, Cost()) for stages in found]
         if nights[-1].cpu_s >= _FEWEST_SECONDS:
-            metrics = ("cpu_s", "driver_mb", "worker_mb", "read_mb", "written_mb")
-            exponents = [_exponent(sizes, [getattr(each, metric) for each in nights]) for metric in metrics]
+            metrics = ("cpu_s", "driver_mb", "worker_mb", "scratch_mb", "read_mb", "written_mb")
+            exponents = [exponent(sizes, [getattr(each, metric) for each in nights]) for metric in metrics]
             lines.append((name, *exponents))
-    header = ("stage", "CPU", "driver memory", "worker memory", "read", "written")
+    header = ("stage", "CPU", "driver memory", "worker memory", "scratch", "read", "written")
     print_table(f"Exponents of rows^b from {sizes[0]:,} to {sizes[-1]:,} rows", lines, header)
 
 
@@ -222,11 +258,13 @@ def _sum(stages: dict[str, Cost]) -> Cost:
         name: sum(getattr(cost, name) for cost in costs)
         for name in ("cpu_s", "wall_s", "read_mb", "written_mb")
     }
-    peaks = {name: max(getattr(cost, name) for cost in costs) for name in ("driver_mb", "worker_mb")}
+    peaks = {
+        name: max(getattr(cost, name) for cost in costs) for name in ("driver_mb", "worker_mb", "scratch_mb")
+    }
     return Cost(**sums, **peaks)
 
 
-def _exponent(sizes: Sequence[int], values: Sequence[float]) -> str:
+def exponent(sizes: Sequence[int], values: Sequence[float]) -> str:
     """Return the slope of log(cost) over log(size), fitted to the sizes that have a cost."""
     positive = [(size, value) for size, value in zip(sizes, values, strict=True) if value > 0]
     if len(positive) < 2:

@@ -1,9 +1,9 @@
 """Measure time, memory, bytes and recall of many nights in a row, each with 1 % of the rows changed.
 
-python -m tests.benchmarks.many_nights --rows 1000000 --nights 30
+python -m tests.benchmarks.many_nights --rows 1000000 --nights 30 --chart many_nights.svg
 
-Rows are made up as in `growth`. At the end the live vectors are compared, bit for bit, with those of a first
-night on the last corpus.
+Rows are made up as in `growth`. The chart has one panel for each metric. At the end the live vectors are
+compared, bit for bit, with those of a first night on the last corpus.
 """
 
 import argparse
@@ -20,12 +20,22 @@ import numpy as np
 import pyarrow as pa
 
 import manta
+from pipeline.charts.frame import HEIGHT, WIDTH
+from pipeline.charts.releases import history_chart
 from pipeline.flows.rows import LiveRows, placed_units
 from pipeline.store.store import open_store
 from tests.benchmarks.growth import Cost, night, write_corpus, write_words
 from tests.benchmarks.machine import machine, print_table
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
+_PANEL = 40, 20, 280  # pixels between panels, and above the first, and the height of one with its heading
+_STYLE = """
+svg { font: 11.5px system-ui, sans-serif; }
+.paper { fill: #fdfdfc; } text { fill: #5a6773; }
+text.heading { fill: #14202b; font-size: 14px; font-weight: 620; }
+text.end { text-anchor: end; } text.middle { text-anchor: middle; }
+.axis { stroke: #8b96a0; } .grid { stroke: #e4e7e9; } .dot { fill: #0a6c85; }
+.line { fill: none; stroke: #0a6c85; stroke-width: 2.2; stroke-linejoin: round; }
+"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,17 @@ class Night:
     index: str
 
 
-def main(rows: int, nights: int) -> None:
+METRICS: dict[str, Callable[[Night], float]] = {
+    "seconds": lambda each: each.seconds,
+    "CPU seconds": lambda each: each.cpu_s,
+    "driver, private MB": lambda each: each.driver_mb,
+    "largest worker, private MB": lambda each: each.worker_mb,
+    "added to the root, MB": lambda each: each.stored_mb,
+    "recall@10": lambda each: each.recall,
+}
+
+
+def main(rows: int, nights: int, chart: Path | None) -> None:
     """Run the nights, print each, and compare the last one's vectors with those of a first night."""
     with tempfile.TemporaryDirectory(prefix="manta-bench-") as folder:
         top = Path(folder)
@@ -55,6 +75,8 @@ def main(rows: int, nights: int) -> None:
         _measured(top, "fresh")
         same = _digest(top / "releases") == _digest(top / "fresh")
     _print(rows, found[1:])
+    if chart:
+        chart.write_text(_chart(found[1:]), encoding="utf-8")
     print(f"\nLive vectors equal those of a first night on the last corpus, bit for bit: {same}")
 
 
@@ -106,28 +128,34 @@ def _digest(root: Path) -> str:
 
 
 def _print(rows: int, nights: Sequence[Night]) -> None:
-    metrics: dict[str, Callable[[Night], float]] = {
-        "seconds": lambda each: each.seconds,
-        "CPU s": lambda each: each.cpu_s,
-        "driver, private MB": lambda each: each.driver_mb,
-        "largest worker, private MB": lambda each: each.worker_mb,
-        "added to the root, MB": lambda each: each.stored_mb,
-        "recall@10": lambda each: each.recall,
-    }
     lines = []
-    for name, metric in metrics.items():
+    for name, metric in METRICS.items():
         values = [metric(each) for each in nights]
-        shown = [f"{value:,.4g}" for value in (values[0], statistics.median(values), values[-1])]
-        lines.append((name, *shown, _sparkline(values)))
+        shown = (values[0], statistics.median(values), values[-1], max(values))
+        lines.append((name, *(f"{value:,.4g}" for value in shown)))
     title = f"{len(nights)} nights with 1 % of {rows:,} rows changed; {machine()}"
-    print_table(title, lines, ("metric", "first", "median", "last", "by night, from 0 to the highest"))
+    print_table(title, lines, ("metric", "first", "median", "last", "highest"))
     rebuilt = [str(number) for number, each in enumerate(nights, 1) if each.index == "built anew"]
     print(f"\nThe index was rebuilt on night {', '.join(rebuilt) or 'none'}.")
 
 
-def _sparkline(values: Sequence[float]) -> str:
-    highest = max(max(values), 1e-9)
-    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(len(_BLOCKS) * value / highest))] for value in values)
+def _chart(nights: Sequence[Night]) -> str:
+    """Return an SVG image with a panel for each metric, two in a row."""
+    gap, top, height = _PANEL
+    panels = []
+    for number, (name, metric) in enumerate(METRICS.items()):
+        x, y = gap / 2 + number % 2 * (WIDTH + gap), top + number // 2 * height
+        points = [(night, metric(each)) for night, each in enumerate(nights, 1)]
+        panel = str(history_chart(points, name, from_zero=name != "recall@10"))
+        place = f'<svg x="{x}" y="{y + top}" width="{WIDTH}" height="{HEIGHT}" '
+        panels.append(
+            f'<text class="heading" x="{x}" y="{y}">{name}</text>{panel.replace("<svg ", place, 1)}'
+        )
+    size = f"0 0 {2 * (WIDTH + gap)} {top + (len(panels) + 1) // 2 * height}"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{size}"><style>{_STYLE}</style>'
+        f'<rect class="paper" width="100%" height="100%"/>{"".join(panels)}</svg>\n'
+    )
 
 
 if __name__ == "__main__":
@@ -136,5 +164,6 @@ if __name__ == "__main__":
     )
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--nights", type=int, default=30)
+    parser.add_argument("--chart", type=Path, help="an SVG file to write")
     given = parser.parse_args()
-    main(given.rows, given.nights)
+    main(given.rows, given.nights, given.chart)

@@ -6,7 +6,8 @@ The root is on a server that speaks S3, behind a proxy that answers every reques
 chain is a sequence of requests in which each begins after the previous one has ended: its length times the
 latency is the least time that the stage can take with as many workers as this machine has. A worker encodes
 one unit after the other, so the chain of encoding is at most that of one unit, times the units of one worker;
-both are printed, with the largest number of units that were in work at the same time.
+both are printed, with the largest number of units that were in work at the same time. With several sizes, the
+exponent b of the fit `requests ~ rows^b` is printed, too.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from itertools import accumulate
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.benchmarks.growth import environment, write_corpus, write_words
+from tests.benchmarks.growth import environment, exponent, write_corpus, write_words
 from tests.benchmarks.machine import machine, print_table
 from tests.faults import Faults, FaultyProxy, Request
 from tests.server import s3_server
@@ -100,6 +101,7 @@ def kind_of(request: Request) -> str:
 
 def main(sizes: Sequence[int], again: int) -> None:
     """Print the requests of the first night of each size, and of the night after it with changed files."""
+    first_nights = []
     for rows in sizes:
         with tempfile.TemporaryDirectory(prefix="manta-bench-") as top, s3_server("bench") as (uri, endpoint):
             write_words(Path(top, "words.vec"))
@@ -113,12 +115,15 @@ def main(sizes: Sequence[int], again: int) -> None:
                     "gates.recall_at_10=0.5",
                 ]
                 os.environ["AWS_ENDPOINT_URL"] = proxy.url
-                _print(f"{rows:,} rows, first night", stages_of_night(arguments, proxy.log))
+                first_nights.append(stages_of_night(arguments, proxy.log))
+                _print(f"{rows:,} rows, first night", first_nights[-1])
                 for number in range(again):
                     proxy.log = []
                     write_corpus(Path(top, "corpus"), rows, nights=number + 1)
                     title = f"{rows:,} rows, 1 % of them changed"
                     _print(title, stages_of_night(arguments, proxy.log))
+    if len(sizes) > 1:
+        _print_exponents(sizes, first_nights)
 
 
 def _print(title: str, stages: dict[str, list[Request]]) -> None:
@@ -131,6 +136,19 @@ def _print(title: str, stages: dict[str, list[Request]]) -> None:
         lines.append((name, f"{len(requests):,}", size, f"{chain(requests):,}", note, most))
     header = ("stage", "requests", "MB", "longest chain", "chains of units", "most frequent")
     print_table(f"{title}; {machine()}", lines, header)
+
+
+def _print_exponents(sizes: Sequence[int], nights: Sequence[dict[str, list[Request]]]) -> None:
+    lines = []
+    for name in nights[-1]:
+        stages = [night.get(name, []) for night in nights]
+        counts, chains = list(map(len, stages)), list(map(chain, stages))
+        sizes_mb = [sum(request.bytes for request in stage) / 1e6 for stage in stages]
+        lines.append((name, *(exponent(sizes, values) for values in (counts, sizes_mb, chains))))
+    totals = [sum(map(len, night.values())) for night in nights]
+    lines.append(("all", exponent(sizes, totals), "", ""))
+    title = f"Exponents of rows^b from {sizes[0]:,} to {sizes[-1]:,} rows, first nights"
+    print_table(title, lines, ("stage", "requests", "MB", "longest chain"))
 
 
 if __name__ == "__main__":
