@@ -167,10 +167,10 @@ def _answer_same(release: OpenRelease, searches: list[Search]) -> list[Found | E
         if len(searches) == 1:
             return [error]
         return [result for search in searches for result in _answer_same(release, [search])]
-    except Exception as error:  # any other error, or a defect, ends these requests, but not the service
+    except BaseException as error:  # any other error ends these requests, but not the service
+        if not isinstance(error, Exception):  # a panic in the Rust code of a tokenizer
+            error = RuntimeError(f"{type(error).__name__}: {error}")
         return [error] * len(searches)
-    except BaseException as error:  # a panic in the Rust code of a tokenizer
-        return [RuntimeError(f"{type(error).__name__}: {error}")] * len(searches)
 
 
 def _answers(release: OpenRelease, searches: list[Search]) -> Iterator[Found]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from pipeline.config import Settings
-from pipeline.errors import ConfigError, PipelineError, TransientError
+from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
 from pipeline.registry import Registry
 
 
@@ -122,6 +122,11 @@ class Target(abc.ABC):
             if (explained := self.explain(error)) is None:
                 raise
             raise explained from error
+
+    def foreign(self, kind: str, advice: str = "choose another --name") -> DataError:
+        """Return the error for a table, or what else `kind` names it, that no export wrote."""
+        expected = f"no {kind} of this name, or one that an export wrote"
+        return DataError(self.where, expected, f"{kind} of another program", advice)
 
     def unreachable(self, error: Exception) -> TransientError:
         """Return the error for a server that does not answer, or fails."""

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from pipeline.errors import DataError, PipelineError
+from pipeline.errors import PipelineError
 from pipeline.targets import TARGETS, Position, Target
 
 _POSITIONS = "manta_positions"  # a table with one row per target
@@ -37,12 +37,7 @@ class LanceTarget(Target):
             rows = positions.to_arrow()
             stored = dict(zip(rows["target"].to_pylist(), rows["position"].to_pylist(), strict=True))
         if self.name not in stored:
-            raise DataError(
-                self.where,
-                "no table of this name, or one that an export wrote",
-                "a table of another program",
-                "choose another --name",
-            )
+            raise self.foreign("table")
         return Position.model_validate_json(stored[self.name])
 
     def create(self, schema: pa.Schema, position: Position) -> None:

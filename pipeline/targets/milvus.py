@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from pipeline.errors import ConfigError, DataError, PipelineError
+from pipeline.errors import ConfigError, PipelineError
 from pipeline.store.schema import vector_matrix
 from pipeline.targets import TARGETS, Position, Target
 from pipeline.targets.values import json_rows
@@ -38,12 +38,7 @@ class MilvusTarget(Target):
             return None
         properties = self._client.describe_collection(self.name).get("properties") or {}
         if _KEY not in properties:
-            raise DataError(
-                self.where,
-                "no collection of this name, or one that an export wrote",
-                "a collection of another program",
-                "choose another --name",
-            )
+            raise self.foreign("collection")
         return Position.model_validate_json(properties[_KEY])
 
     def create(self, schema: pa.Schema, position: Position) -> None:

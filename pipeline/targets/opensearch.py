@@ -48,12 +48,7 @@ class OpenSearchTarget(Target):
             return None
         found = self._client.indices.get_mapping(index=self.name)[self.name]["mappings"].get("_meta", {})
         if _KEY not in found:
-            raise DataError(
-                self.where,
-                "no index of this name, or one that an export wrote",
-                "an index of another program",
-                "choose another --name",
-            )
+            raise self.foreign("index")
         return Position.model_validate_json(found[_KEY])
 
     def create(self, schema: pa.Schema, position: Position) -> None:

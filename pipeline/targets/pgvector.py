@@ -58,12 +58,7 @@ class PgvectorTarget(Target):
             query = f"SELECT position::text FROM {_POSITIONS} WHERE target = %s"
             stored = self._connection.execute(query, (self.name,)).fetchone()
         if stored is None:
-            raise DataError(
-                self.where,
-                "no table of this name, or one that an export wrote",
-                "a table of another program",
-                "choose another --name",
-            )
+            raise self.foreign("table")
         return Position.model_validate_json(stored[0])
 
     def create(self, schema: pa.Schema, position: Position) -> None:

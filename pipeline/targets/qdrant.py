@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from pipeline.errors import ConfigError, DataError, PipelineError
+from pipeline.errors import ConfigError, PipelineError
 from pipeline.store.schema import vector_matrix
 from pipeline.targets import TARGETS, Position, Target
 from pipeline.targets.values import json_rows
@@ -43,12 +43,7 @@ class QdrantTarget(Target):
             return None
         metadata = self._client.get_collection(self.name).config.metadata or {}
         if _KEY not in metadata:
-            raise DataError(
-                self.where,
-                "no collection of this name, or one that an export wrote",
-                "a collection of another program",
-                "choose another --name; Qdrant must be of version 1.16 or newer",
-            )
+            raise self.foreign("collection", "choose another --name; Qdrant must be of version 1.16 or newer")
         return Position.model_validate_json(metadata[_KEY])
 
     def create(self, schema: pa.Schema, position: Position) -> None:

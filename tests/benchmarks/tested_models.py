@@ -23,18 +23,18 @@ from pipeline.models.inference.word_average import BagModel
 from pipeline.models.layers.pooling import POOLINGS
 from tests.benchmarks.machine import print_table
 from tests.models.folder.static_folders import save_static
-from tests.models.folders import FAMILIES, add_noise, encoder_at, save_folder, save_tokenizer, word_piece
+from tests.models.folders import (
+    FAMILIES,
+    SIZES,
+    add_noise,
+    encoder_at,
+    save_folder,
+    save_tokenizer,
+    word_piece,
+)
 from tests.models.rotary_folders import ROTARY, save_rotary, save_sentence_transformer, texts_of
 
-_TINY = {
-    "vocab_size": 300,
-    "hidden_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 96,
-    "max_position_embeddings": 66,
-    "pad_token_id": 0,
-}
+_TINY = SIZES | {"pad_token_id": 0}
 _OTHERS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "albert": lambda: transformers.AlbertModel(transformers.AlbertConfig(**_TINY, embedding_size=48)),
     "deberta-v2": lambda: transformers.DebertaV2Model(

@@ -31,7 +31,7 @@ TEXTS = (
     "Schnee liegt auf dem Dach der alten Mühle am Fluss.",
 )
 LONG = "The quick brown fox jumps over the lazy dog near the river bank, then it sleeps. " * 40
-_SIZES = {
+SIZES = {
     "vocab_size": 300,
     "hidden_size": 48,
     "num_hidden_layers": 3,
@@ -48,16 +48,16 @@ _DISTIL = {
     "max_position_embeddings": 66,
 }
 FAMILIES = {
-    "bert": lambda: transformers.BertModel(transformers.BertConfig(**_SIZES)),
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES)),
     "roberta": lambda: transformers.RobertaModel(
-        transformers.RobertaConfig(**_SIZES, pad_token_id=1, layer_norm_eps=1e-5, type_vocab_size=1)
+        transformers.RobertaConfig(**SIZES, pad_token_id=1, layer_norm_eps=1e-5, type_vocab_size=1)
     ),
     "xlm-roberta": lambda: transformers.XLMRobertaModel(
-        transformers.XLMRobertaConfig(**_SIZES, pad_token_id=1, type_vocab_size=1)
+        transformers.XLMRobertaConfig(**SIZES, pad_token_id=1, type_vocab_size=1)
     ),
     "distilbert": lambda: transformers.DistilBertModel(transformers.DistilBertConfig(**_DISTIL)),
-    "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**_SIZES, pad_token_id=1)),
-    "electra": lambda: transformers.ElectraModel(transformers.ElectraConfig(**_SIZES, embedding_size=48)),
+    "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**SIZES, pad_token_id=1)),
+    "electra": lambda: transformers.ElectraModel(transformers.ElectraConfig(**SIZES, embedding_size=48)),
 }
 
 
