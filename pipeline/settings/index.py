@@ -125,3 +125,7 @@ class ReleaseSettings(Settings):
     """file that every night replaces with its metrics, for the textfile collector of Prometheus's node
     exporter: /var/lib/node_exporter/manta.prom, for example. On a cluster, Ray exports them, too; without
     one, this is the only way. null: no file"""
+    mlflow: bool = False
+    """log the settings, metrics and report of each night that makes a candidate as a run of MLflow, in the
+    experiment MLFLOW_EXPERIMENT_NAME (default: manta) of the server MLFLOW_TRACKING_URI. Needs the package
+    mlflow or mlflow-skinny. If the server fails, the night publishes nevertheless"""

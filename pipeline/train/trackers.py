@@ -193,9 +193,7 @@ class MLflow(Tracker):
 
     def _open(self, tracked: TrackedRun) -> str:
         """Return the id of the training's run, which is created if there is none."""
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "manta")
-        experiment = self._client.get_experiment_by_name(name)
-        experiment_id = str(experiment.experiment_id if experiment else self._client.create_experiment(name))
+        experiment_id = mlflow_experiment(self._client)
         runs = self._client.search_runs([experiment_id], f"tags.`manta.training` = '{tracked.key}'")
         if runs:
             self._client.update_run(runs[0].info.run_id, status="RUNNING")
@@ -203,9 +201,16 @@ class MLflow(Tracker):
         run = self._client.create_run(
             experiment_id, tags={"manta.training": tracked.key}, run_name=tracked.name
         )
-        for name, value in _parameters(tracked.settings):
+        for name, value in flat_settings(tracked.settings):
             self._client.log_param(run.info.run_id, name, value)
         return str(run.info.run_id)
+
+
+def mlflow_experiment(client: Any) -> str:
+    """Return the id of the experiment MLFLOW_EXPERIMENT_NAME, manta by default. It is created if missing."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "manta")
+    experiment = client.get_experiment_by_name(name)
+    return str(experiment.experiment_id if experiment else client.create_experiment(name))
 
 
 class Wandb(Tracker):
@@ -240,13 +245,13 @@ class Wandb(Tracker):
         self._run.finish()
 
 
-def _parameters(settings: Mapping[str, Any], key: str = "") -> list[tuple[str, str]]:
+def flat_settings(settings: Mapping[str, Any], key: str = "") -> list[tuple[str, str]]:
     """Return (dotted name, value) of each setting below `key`, as text."""
     parameters: list[tuple[str, str]] = []
     for name, value in settings.items():
         dotted = f"{key}.{name}" if key else name
         if isinstance(value, Mapping):
-            parameters += _parameters(value, dotted)
+            parameters += flat_settings(value, dotted)
         else:
             parameters.append((dotted, str(value)[:500]))
     return parameters

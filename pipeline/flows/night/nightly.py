@@ -6,6 +6,7 @@ from pipeline.flows.encode.encoder_copy import encoder_copy_path, keep_encoder
 from pipeline.flows.index.build import IndexInput
 from pipeline.flows.night.candidate import Candidate, CandidateParts, LiveUnits, make_manifest
 from pipeline.flows.night.gates import judge_candidate
+from pipeline.flows.night.mlflow_run import mlflow_night
 from pipeline.flows.night.night_workers import night_workers
 from pipeline.flows.night.outcome import NightOutcome, publish_or_refuse, unchanged_outcome
 from pipeline.flows.night.overview import refresh_page_at_end
@@ -52,7 +53,11 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
     """
     releases = open_releases(job)
     store = releases.store
-    with metrics_written_to(job.release.metrics_file), refresh_page_at_end(releases):
+    with (
+        metrics_written_to(job.release.metrics_file),
+        mlflow_night(job, store, stages) as night,
+        refresh_page_at_end(releases),
+    ):
         releases.commits.next_number()  # a damaged sequence shows before any work
         previous = load_previous(releases)
         encoder = encoder_copy_path(open_folder(job.encoder))  # an unusable encoder shows before any work
@@ -72,9 +77,9 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
             run = workers.for_corpus(corpus)
             candidate = build_candidate(run, previous, corpus)
             comparison = judge_candidate(run, previous.release, candidate)
-            outcome = publish_or_refuse(run, releases, *comparison)
-            metrics.count_night(outcome.status)  # Ray's agent takes metrics only while it is connected
-            return outcome
+            night.outcome = publish_or_refuse(run, releases, *comparison)
+            metrics.count_night(night.outcome.status)  # Ray's agent takes metrics only while it is connected
+            return night.outcome
 
 
 def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus) -> Candidate:

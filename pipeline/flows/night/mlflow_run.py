@@ -1,0 +1,101 @@
+"""Log a night as a run of MLflow: settings, metrics and the report."""
+
+import contextlib
+import importlib.util
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError, GatesRefused
+from pipeline.flows.night.outcome import NightOutcome
+from pipeline.flows.workers import metrics
+from pipeline.flows.workers.metrics import MetricSeries
+from pipeline.log import Stages, say
+from pipeline.settings import Job
+from pipeline.store.base import Store
+from pipeline.train.trackers import flat_settings, mlflow_experiment
+
+_UNUSED = {"evaluate", "train", "augment", "pairs"}  # sections of a job that a night does not read
+
+
+@dataclass
+class MLflowNight:
+    """What is known of a night that MLflow gets when it ends."""
+
+    job: Job
+    store: Store
+    stages: Stages
+    outcome: NightOutcome | None = None
+    """set by the night if a candidate was published or held"""
+    _values: dict[str, float] = field(default_factory=dict)
+
+    def record(self, series: MetricSeries, value: float, labels: Mapping[str, str]) -> None:
+        """Keep the value of a gauge. Counters of the driver are less than those of the whole night."""
+        if series.kind == "Gauge":
+            self._values["/".join((series.name, *labels.values()))] = value
+
+    def send(self, status: str, report: str) -> None:
+        """Create the run. If the server fails, this is said, and the night goes on.
+
+        Args:
+            status: end of the night: published, held, refused.
+            report: URI of the report, in the store.
+        """
+        import mlflow
+
+        try:
+            client = mlflow.MlflowClient()
+            run_id = client.create_run(
+                mlflow_experiment(client), tags={"manta.root": self.store.uri, "manta.outcome": status}
+            ).info.run_id
+            self._log(client, run_id)
+            with tempfile.TemporaryDirectory(prefix="manta-") as folder:
+                file = Path(folder, "report.html")
+                file.write_bytes(self.store.read(report.removeprefix(f"{self.store.uri}/")))
+                client.log_artifact(run_id, str(file))
+            client.set_terminated(run_id, "FAILED" if status == "refused" else "FINISHED")
+        except mlflow.exceptions.MlflowException as error:
+            say(f"MLflow did not take this night: {str(error).splitlines()[0][:200]}")
+
+    def _log(self, client: Any, run_id: str) -> None:
+        from mlflow.entities import Metric, Param
+
+        now = int(1_000 * time.time())
+        seconds = {f"seconds/{stage.name}": stage.seconds for stage in self.stages.finished}
+        params = [Param(*each) for each in flat_settings(self.job.model_dump(mode="json", exclude=_UNUSED))]
+        for start in range(0, len(params), 100):  # the most that a request takes
+            client.log_batch(run_id, params=params[start : start + 100])
+        values = self._values | seconds
+        client.log_batch(run_id, [Metric(name, value, now, 0) for name, value in values.items()])
+
+
+@contextlib.contextmanager
+def mlflow_night(job: Job, store: Store, stages: Stages) -> Iterator[MLflowNight]:
+    """Log the night of the block to MLflow when it ends, if release.mlflow is set and it has a candidate.
+
+    Raises:
+        ConfigError: MLflow is not installed.
+    """
+    night = MLflowNight(job, store, stages)
+    if not job.release.mlflow:
+        yield night
+        return
+    if importlib.util.find_spec("mlflow") is None:
+        raise ConfigError(
+            "release.mlflow", "the package mlflow", "none", "pip install mlflow, or set release.mlflow=false"
+        )
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # MLflow warns on machines without git
+    metrics.listeners.append(night.record)
+    try:
+        yield night
+    except GatesRefused as refused:
+        night.send("refused", f"{refused.candidate}/report.html")
+        raise
+    finally:
+        metrics.listeners.remove(night.record)
+    if night.outcome is not None:
+        night.send(night.outcome.status, night.outcome.facts["report"])
