@@ -24,7 +24,7 @@ _UNUSED = {"evaluate", "train", "augment", "pairs"}  # sections of a job that a 
 
 @dataclass
 class MLflowNight:
-    """What is known of a night that MLflow gets when it ends."""
+    """Settings, metrics and outcome of a night, sent to MLflow when it ends."""
 
     job: Job
     store: Store
