@@ -102,7 +102,9 @@ class MaskedLanguageModelling(Objective):
         positions = np.flatnonzero(masked.kept)
         labels = torch.from_numpy(ids[positions].astype(np.int64)).to(states.device)
         chosen_states = states[torch.from_numpy(positions).to(states.device)]
-        return -masked_lm(self.head(chosen_states, self.encoder.backbone.word_table), labels)
+        with self.encoder.backbone.autocast():
+            logits = self.head(chosen_states, self.encoder.backbone.word_table)
+        return -masked_lm(logits, labels)
 
     def trained_model(self) -> TrainedModel:
         return TrainedModel(self.encoder, language_head=self.head)

@@ -8,13 +8,15 @@ objective masked_lm alone. With --language chinese the sentences are those of th
 pieces are single characters. Prints the perplexity of held-out sentences over the steps. Takes hours on two
 cores; the same command continues where a killed one stopped. The trained encoder is
 pretrained/trainings/pretrain/encoder. With --export, writes the encoder of the last checkpoint of a training
-that has not ended, and ends.
+that has not ended, and ends. With --start, in a folder of its own, trains an encoder of an earlier command
+further, with a new schedule: a training that has ended cannot be made longer.
 """
 
 import argparse
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,16 +108,19 @@ def write_start(folder: Path, texts: list[str], *, pieces: int, layers: int, wid
 
 def prepare(folder: Path, data: Path, given: argparse.Namespace) -> None:
     """Write the texts and the start, unless an earlier run has written both."""
-    if (folder / "start" / "tokenizer.json").exists():  # the last file to be written
+    start = folder / "start"
+    if (start / "tokenizer.json").exists():  # the last file to be written
         return
     texts = sentences(data, given.language, given.rows)
     folder.mkdir(parents=True, exist_ok=True)
     held_out = min(_HELD_OUT, len(texts) // 10)
     pq.write_table(pa.table({"text": texts[:held_out]}), folder / "dev.parquet")
     pq.write_table(pa.table({"text": texts[held_out:]}), folder / "texts.parquet")
-    write_start(
-        folder / "start", texts[held_out:], pieces=given.pieces, layers=given.layers, width=given.width
-    )
+    if given.start is not None:
+        shutil.copytree(given.start, folder / "start.part")
+        (folder / "start.part").rename(start)
+        return
+    write_start(start, texts[held_out:], pieces=given.pieces, layers=given.layers, width=given.width)
 
 
 def train(folder: Path, given: argparse.Namespace) -> None:
@@ -132,7 +137,9 @@ def train(folder: Path, given: argparse.Namespace) -> None:
         "train.epochs": given.epochs,
         "train.order.batch_rows": given.batch_rows,
         "train.optimizer": json.dumps({"learning_rate": given.learning_rate, "weight_decay": 0.01}),
+        "train.order.seed": given.seed,
         "train.schedule": json.dumps({"name": "linear", "warmup": 0.05}),
+        "train.precision": given.precision,
         "train.dev": json.dumps(dev),
         "train.threads": given.threads,
         "cluster.cpus_per_worker": given.threads,
@@ -178,9 +185,9 @@ def main(folder: Path, given: argparse.Namespace) -> None:
         for step, score in (points[index] for index in shown)
     ]
     count = pq.read_metadata(folder / "texts.parquet").num_rows
-    title = (
-        f"{count:,} sentences, {given.epochs:g} epochs, {given.layers} layers of {given.width}; {machine()}"
-    )
+    config = json.loads((folder / "start" / "config.json").read_text(encoding="utf-8"))
+    shape = f"{config['num_hidden_layers']} layers of {config['hidden_size']}"
+    title = f"{count:,} sentences, {given.epochs:g} epochs, {shape}, {given.precision}; {machine()}"
     print_table(title, rows, ("step", "log likelihood", "perplexity of masked words"))
 
 
@@ -198,6 +205,9 @@ if __name__ == "__main__":
     parser.add_argument("--batch-rows", type=int, default=128)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--precision", default="bfloat16", choices=("float32", "bfloat16"))
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the sentences")
+    parser.add_argument("--start", type=Path, metavar="ENCODER", help="encoder to train further")
     parser.add_argument("--steps", type=int, default=500, help="steps between two measurements")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--export", type=Path, metavar="FOLDER")

@@ -62,10 +62,15 @@ class TrainableLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (rows, outer) for x (rows, inner)."""
-        same_dtype = x.dtype == self.weight.dtype and not torch.is_autocast_enabled("cpu")
-        if same_dtype and is_onednn(self.weight.device, self.weight.dtype):
-            return _OneDnnLinear.apply(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return trainable_linear(x, self.weight, self.bias)
+
+
+def trainable_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return what a `TrainableLinear` with these weights returns for x (rows, inner): (rows, outer)."""
+    same_dtype = x.dtype == weight.dtype and not torch.is_autocast_enabled("cpu")
+    if same_dtype and len(x) and is_onednn(weight.device, weight.dtype):
+        return _OneDnnLinear.apply(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 class _OneDnnLinear(torch.autograd.Function):

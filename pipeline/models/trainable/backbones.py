@@ -53,10 +53,14 @@ class Backbone(nn.Module):
 
     def __call__(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
         """Return hidden states of the wanted numbers, and the rows of each text in them."""
-        device, is_half = next(self.parameters()).device.type, self.precision != torch.float32
-        with torch.autocast(device, self.precision if is_half else None, enabled=is_half):
+        with self.autocast():
             states: tuple[dict[int, Tensor], Segments] = super().__call__(request)
         return states
+
+    def autocast(self) -> torch.autocast:
+        """Return a context in which matrix products are computed in `precision`."""
+        device, is_half = next(self.parameters()).device.type, self.precision != torch.float32
+        return torch.autocast(device, self.precision if is_half else None, enabled=is_half)
 
     @property
     def word_table(self) -> Tensor:

@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.layers.linear import ACTIVATIONS
+from pipeline.models.layers.linear import ACTIVATIONS, TrainableLinear, trainable_linear
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.trainable.encoder import TrainableEncoder
 
@@ -82,7 +81,7 @@ class LanguageHead(nn.Module):
         """
         super().__init__()
         vocabulary, inner = table_shape
-        self.dense, self.norm = nn.Linear(width, inner), nn.LayerNorm(inner, epsilon)
+        self.dense, self.norm = TrainableLinear(width, inner), nn.LayerNorm(inner, epsilon)
         self.bias = nn.Parameter(self.dense.bias.new_zeros(vocabulary))
         self.register_parameter("table", None)
         self.activation = activation  # a name, which can be pickled
@@ -95,7 +94,8 @@ class LanguageHead(nn.Module):
 
     def forward(self, states: Tensor, words: Tensor) -> Tensor:
         """Return (m, vocabulary) logits for states (m, width) and the encoder's words (vocabulary, inner)."""
-        return F.linear(self.transform(states), words if self.table is None else self.table, self.bias)
+        table = words if self.table is None else self.table
+        return trainable_linear(self.transform(states), table, self.bias)
 
 
 def load_language_head(encoder: TrainableEncoder, *, tied: bool = True) -> LanguageHead:

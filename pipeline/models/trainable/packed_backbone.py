@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.attention import blocks_of, relative_bias
+from pipeline.models.layers.dropout import dropout
 from pipeline.models.layers.families import packed_architecture
 from pipeline.models.layers.names import NAMES
 from pipeline.models.layers.pooling import TABLE_STATE, Segments, find_segments
@@ -162,7 +163,7 @@ class PackedBackbone(Backbone):
             x = x + (table[0] if types is None else F.embedding(self._put(types), table))
         if names.embedding_norm:
             x = self.get_submodule(names.embedding_norm)(x)
-        return F.dropout(x, self._rates.embedding, self.training)
+        return dropout(x, self._rates.embedding, self.training)
 
     def _add_embeddings(self, pad_id: int | None) -> None:
         """Add the modules of the embedding layer, without values. pad_id: row without a gradient, or None."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pipeline.models.layers.architecture import Architecture
 from pipeline.models.layers.attend import Heads, Sight
 from pipeline.models.layers.attention import Block, attend_blocks
+from pipeline.models.layers.dropout import dropout
 from pipeline.models.layers.linear import ACTIVATIONS, TrainableLinear
 from pipeline.models.layers.names import Names, SublayerNames
 from pipeline.models.layers.rotary import Angles, rotate
@@ -89,7 +90,7 @@ class Layer(nn.Module):
         first, *gates = mapped[::-1] if self._names.gate_second else mapped
         inner = self._maybe_compiled(ACTIVATIONS[self._shape.activation])(first)
         inner = inner * gates[0] if gates else inner
-        return F.dropout(inner, self._rates.inner, self.training) if self._rates.inner else inner
+        return dropout(inner, self._rates.inner, self.training) if self._rates.inner else inner
 
     def _add_sublayer(
         self, x: Tensor, names: SublayerNames, compute: Callable[[Tensor], Tensor], rate: float
@@ -101,7 +102,7 @@ class Layer(nn.Module):
         if names.norm_of_output is not None:
             update = module(names.norm_of_output)(update)
         if names.norm_of_sum is None:
-            return x + F.dropout(update, rate, rate > 0)
+            return x + dropout(update, rate)
         norm: Any = module(names.norm_of_sum)
         return self._maybe_compiled(_norm_of_sum)(x, update, rate, (norm.weight, norm.bias, norm.eps))
 
@@ -143,7 +144,7 @@ def _norm_of_sum(
     x: Tensor, update: Tensor, rate: float, weight_bias_epsilon: tuple[Tensor, Tensor | None, float]
 ) -> Tensor:
     """Return the layer norm of x + dropout(update)."""
-    return F.layer_norm(x + F.dropout(update, rate, rate > 0), x.shape[-1:], *weight_bias_epsilon)
+    return F.layer_norm(x + dropout(update, rate), x.shape[-1:], *weight_bias_epsilon)
 
 
 @functools.cache

@@ -50,6 +50,13 @@ METHODS = Table(
         Claim("SimCSE", "ConSERT", _TEST),
         Claim("supervised SimCSE", "SimCSE", _TEST),
     ),
+    from_memory=(
+        "start, first and last layer",
+        "whitening",
+        "contrastive tension",
+        "SimCSE",
+        "supervised SimCSE",
+    ),
 )
 
 VIEWS = Table(
@@ -64,6 +71,7 @@ VIEWS = Table(
         Row("none, none", (None,), _consert("none", "none")),
     ),
     first_is_above(_DEV, "feature cut-off, shuffle", "none, shuffle", "none, token cut-off", "none, none"),
+    from_memory=("feature cut-off, shuffle",),
 )
 
 

@@ -39,6 +39,7 @@ TEMPLATES = Table(
         Row("mean of the last layer", encoder={"pooling": "mean"}),
     ),
     (*falling(_DEV, *_TEMPLATES), Claim(_BEST, "mean of the last layer", _DEV)),
+    from_memory=tuple(_TEMPLATES)[1:-1],
 )
 
 LEARNED = Table(
@@ -65,6 +66,7 @@ DENOISING = Table(
         Row("SimCSE", (76.25,), UNSUPERVISED),
     ),
     (Claim("with de-noising", "without de-noising", _DEV), Claim("with de-noising", "SimCSE", _DEV)),
+    from_memory=("with de-noising", "SimCSE"),
 )
 
 

@@ -41,6 +41,7 @@ WHITENING = Table(
             ("flow on the target", "flow on NLI"),
         )
     ),
+    from_memory=("whitening on NLI", "whitening on the target", "flow on NLI", "flow on the target"),
 )
 
 BASELINES = Table(
@@ -66,6 +67,7 @@ BASELINES = Table(
         Row("flow on the target", (65.62,), encoder=_MEAN, fit={"whiten": _FLOW}),
     ),
     falling(_TEST, "flow on the target", "SN and NATSV", "SN", "NATSV", "raw"),
+    from_memory=("raw", "NATSV", "SN", "SN and NATSV", "flow on the target"),
 )
 
 _WIDTHS = (256, 192, 128, 64, 32, 16)
