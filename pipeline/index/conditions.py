@@ -32,7 +32,7 @@ class Condition(Protocol):
 
 @dataclass(frozen=True)
 class ColumnComparison:
-    """ColumnComparison of a column with a value of its type."""
+    """Comparison of a column with a value of its type."""
 
     column: str
     operator: str

@@ -3,6 +3,9 @@
 import threading
 from collections import OrderedDict
 
+import pyarrow as pa
+
+from pipeline.errors import ConfigError
 from pipeline.index.address_set import AddressSet
 from pipeline.index.ids import Ids
 from pipeline.index.parts import Parts
@@ -12,6 +15,7 @@ from pipeline.index.where import parse_where
 
 # Filters whose rows are kept: up to 15 MB of vectors each, at 384 dimensions, and a bit for each row.
 _MAX_KEPT = 16
+_ADDRESS_SPACE = 1 << 17  # units, for all kept filters: half of the 2^47 bytes that a process may map
 
 
 class Filters:
@@ -35,7 +39,7 @@ class Filters:
         selection = self.evaluate(where)
         with self._lock:
             self._kept[where] = selection
-            while len(self._kept) > _MAX_KEPT:
+            while len(self._kept) > max(1, min(_MAX_KEPT, _ADDRESS_SPACE // self._ids.next_ordinal)):
                 self._kept.popitem(last=False)
         return selection
 
@@ -43,6 +47,11 @@ class Filters:
         """Return the rows that a filter lets pass, without keeping them for the next search."""
         condition = parse_where(where, self._ids.schema)
         members = AddressSet(self._ids.next_ordinal)
-        for addresses in self._ids.matching(condition):
-            members.add(addresses)
+        try:
+            for addresses in self._ids.matching(condition):
+                members.add(addresses)
+        except pa.ArrowInvalid as error:  # a comparison of decimals needs more than 76 digits
+            raise ConfigError(
+                "where", "values with which the columns can be compared", str(error), "write fewer digits"
+            ) from None
         return select(self._parts, members, self._units)

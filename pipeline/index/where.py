@@ -85,7 +85,7 @@ class _Parser:
     def _predicate(self) -> Condition:
         """Read a column and what is said about it."""
         field = self._column()
-        if self._token.value in COMPARISONS or self._token.value == "<>":
+        if self._token.kind == "symbol" and self._token.value in {*COMPARISONS, "<>"}:
             operator = self._take().value.replace("<>", "!=")
             return comparison(field, operator, self._value())
         if self._skip("is"):

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pyarrow as pa
 
-from pipeline.index.conditions import ColumnComparison, Condition, Known, OneOf
+from pipeline.index.conditions import ColumnComparison, Condition, Either, Known, OneOf
 from pipeline.index.where_tokens import Token, where_error
 
 
@@ -30,6 +30,8 @@ def membership(field: pa.Field, tokens: list[Token]) -> Condition:
     """Return the condition that a column's value is one of some values; see `comparison`."""
     if not pa.types.is_integer(field.type):
         scalars = [scalar_of(field, token) for token in tokens]
+        if pa.types.is_decimal(field.type):  # a lookup would convert all values to the type of one of them
+            return Either(tuple(ColumnComparison(field.name, "=", each) for each in scalars))
         return OneOf(field.name, pa.array([each.as_py() for each in scalars], scalars[0].type))
     low, high = _bounds(field.type)
     numbers = [_number(field, token) for token in tokens]
@@ -118,7 +120,9 @@ def _number(field: pa.Field, token: Token) -> Fraction:
     # The digits of 1e999999999 would fill the memory; beyond 64 bits all numbers compare alike.
     if number and number.adjusted() > 20:
         return Fraction(10**20 if number > 0 else -(10**20))
-    return Fraction(number) if number.adjusted() > -400 else Fraction(1 if number > 0 else -1, 10**20)
+    if number and number.adjusted() < -400:
+        return Fraction(1 if number > 0 else -1, 10**20)
+    return Fraction(number if number else 0)
 
 
 def _integer_comparison(field: pa.Field, operator: str, number: Fraction) -> Condition:

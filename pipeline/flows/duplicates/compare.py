@@ -15,6 +15,8 @@ from pipeline.store.address import ordinal_of
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
 
+ROUNDING = 1e-6  # the cosine of a float32 vector with itself may be this much below 1
+
 
 @dataclass(frozen=True)
 class DuplicateSearch:
@@ -42,7 +44,7 @@ class ComparedRows(NamedTuple):
 
     Attributes:
         addresses: (n,) int64 of all compared rows, ascending.
-        pairs: addresses of the pairs whose cosine is at least the threshold.
+        pairs: addresses of the pairs whose cosine is at least the threshold, but for its rounding.
         cosines: (p,) float32, of the pairs.
         groups: numbers of rows, as positions in `addresses`.
         to_first: (m,) float32, cosine of each row of `groups` with the first row of its group.
@@ -67,7 +69,7 @@ def compare(search: DuplicateSearch, parts: Parts, candidates: Pairs) -> Compare
             vectors[rows] = to_space_of(parts.base, units.take(addresses[rows]))
         left, right = (np.searchsorted(addresses, each) for each in candidates)
         cosines = cosines_of(vectors, left, right)
-        is_near = cosines >= np.float32(search.threshold)
+        is_near = cosines >= search.threshold - ROUNDING
         groups = group_pairs(left[is_near], right[is_near], len(addresses))
         to_first = cosines_of(vectors, groups.rows, groups.firsts)
     pairs = Pairs(candidates.left[is_near], candidates.right[is_near])

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pipeline.flows.duplicates.compare import ComparedRows, DuplicateSearch
+from pipeline.flows.duplicates.compare import ROUNDING, ComparedRows, DuplicateSearch
 from pipeline.index.ids import Ids
 from pipeline.index.texts import MissingTexts, Texts
 from pipeline.log import packages, say
@@ -50,7 +50,7 @@ def render_page(
 def _count_cosines(cosines: np.ndarray, threshold: float) -> tuple[tuple[float, float, int], ...]:
     """Count pairs between cosines: (lowest, highest, count)."""
     edges = [threshold, *(edge for edge in _EDGES if edge > threshold)]
-    counts, _ = np.histogram(cosines.astype(np.float64), [edges[0] - 1e-6, *edges[1:]])
+    counts, _ = np.histogram(cosines.astype(np.float64), [edges[0] - ROUNDING, *edges[1:]])
     return tuple(
         (low, min(1.0, high), int(count)) for low, high, count in zip(edges, edges[1:], counts, strict=False)
     )

@@ -12,9 +12,7 @@ from pipeline.settings.corpus import SMALLEST_CHUNK
 from pipeline.text.chunks.pieces import Pieces
 from pipeline.text.tokens.tokens import Tokenizer
 
-_TOGETHER = (
-    1 << 22
-)  # characters of the texts that are cut together, so that their chunks are counted together
+_TOGETHER = 1 << 22  # characters of texts whose chunks are counted together
 _MAX_WORDS = 1 << 20  # words whose numbers of tokens are remembered
 _LONG_WORD = 64  # characters; the tokens of longer words are not remembered
 
@@ -126,11 +124,11 @@ class _Document:
         self.cutter, self.text = cutter, text
         self.spans: list[tuple[int, int]] = []
         self.next, self.surplus = (0, 0), 0
-        self._set(Pieces.of(text, by_headings=cutter.settings.by == "headings"))
+        pieces = Pieces.of(text, by_headings=cutter.settings.by == "headings")
+        self._set(pieces, cutter.count_words(pieces.words(text)))
 
-    def _set(self, pieces: Pieces) -> None:
+    def _set(self, pieces: Pieces, tokens: np.ndarray) -> None:
         self.pieces = pieces
-        tokens = self.cutter.count_words(pieces.words(self.text))
         self.tokens_before = np.append(0, np.cumsum(tokens))  # (pieces + 1,)
         self.section_stops = np.flatnonzero(pieces.ends_section) + 1
         self.sentence_stops = np.flatnonzero(pieces.ends_sentence) + 1
@@ -173,10 +171,14 @@ class _Document:
 
     def _divide(self, index: int, room: Room) -> None:
         """Divide a piece that is too long into pieces of about half of the room."""
-        tokens = self.tokens_before[index + 1] - self.tokens_before[index]
+        tokens = np.diff(self.tokens_before)
         characters = self.pieces.ends[index] - self.pieces.starts[index]
-        parts = max(2, -(-2 * tokens // max(room.tokens, 1)), -(-2 * characters // room.characters))
-        self._set(self.pieces.divided(index, int(min(parts, characters))))
+        parts = max(2, -(-2 * tokens[index] // max(room.tokens, 1)), -(-2 * characters // room.characters))
+        pieces = self.pieces.divided(index, int(min(parts, characters)))
+        stop = index + 1 + len(pieces.starts) - len(self.pieces.starts)
+        # only the new words are counted: a text may have as many long words as chunks
+        new = self.cutter.count_words(pieces.words(self.text, index, stop))
+        self._set(pieces, np.concatenate([tokens[:index], new, tokens[index + 1 :]]))
 
     def _stop(self, first: int, new: int, room: Room) -> int | None:
         """Return where a chunk that begins with piece `first` stops; None if it has no room for piece `new`.

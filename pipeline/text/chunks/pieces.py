@@ -60,10 +60,12 @@ class Pieces:
             np.insert(self.ends_section, [index] * len(cuts), False),
         )
 
-    def words(self, text: str) -> list[str]:
-        """Return the pieces as strings, with one space before those that follow white space."""
-        after_space = np.append(False, self.starts[1:] > self.ends[:-1])
-        spans = zip(self.starts.tolist(), self.ends.tolist(), after_space.tolist(), strict=False)
+    def words(self, text: str, first: int = 0, stop: int | None = None) -> list[str]:
+        """Return pieces `first` to `stop` as strings, with one space before those that follow white space."""
+        starts, ends = self.starts[first:stop], self.ends[first:stop]
+        ends_before = self.ends[first - 1 : first] if first else starts[:1]
+        after_space = starts > np.append(ends_before, ends[:-1])
+        spans = zip(starts.tolist(), ends.tolist(), after_space.tolist(), strict=True)
         return [f" {text[start:end]}" if spaced else text[start:end] for start, end, spaced in spans]
 
 

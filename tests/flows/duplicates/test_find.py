@@ -113,6 +113,13 @@ def find_all(index: Any) -> None:
     set_index_effort(index, 1_000)
 
 
+def test_copies_are_found_at_a_threshold_of_one(publish):
+    """The cosine of a float32 vector with itself is often a little below 1."""
+    root = publish("index.kind=flat", "whiten.mode=off")
+    found = find_duplicates(search_of(root, 1.0), Stages())[1]
+    assert (found.largest, found.grouped) == (41, 41)
+
+
 def test_dead_rows_are_in_no_group(publish):
     overrides = ("index.kind=hnsw", "whiten.mode=off")
     first = find_duplicates(search_of(publish(*overrides), 0.9999), Stages())[1]

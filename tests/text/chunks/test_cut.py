@@ -154,6 +154,20 @@ def test_a_prompt_that_leaves_no_room_is_refused(chosen, found):
         TextCutter(ChunkSettings(**chosen), tokenizer)
 
 
+def test_the_tokens_of_a_long_word_are_counted_a_few_times_only():
+    """A text without spaces must not take a time that is quadratic in its length."""
+    counted = 0
+
+    def count(text: str) -> int:
+        nonlocal counted
+        counted += len(text)
+        return len(text)
+
+    text = " ".join(["x" * 700] * 100)
+    assert "".join(cut(counting(count), text, by="tokens")) == text.replace(" ", "")
+    assert counted < 10 * len(text)
+
+
 def test_a_large_text_without_white_space_is_cut(tmp_path: Path):
     save_tokenizer(byte_level(), tmp_path)
     text = "q7Zx" * 50_000
