@@ -4,7 +4,10 @@ torch is imported at first use.
 """
 
 import functools
+import importlib.util
+import os
 import platform
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -53,6 +56,26 @@ class Device:
         device = self.torch()
         major, minor = torch.cuda.get_device_capability(device)
         return f"{torch.cuda.get_device_name(device)} sm_{major}{minor}"
+
+    def capability(self) -> tuple[int, int] | None:
+        """Return the compute capability of a GPU, None for a CPU."""
+        import torch
+
+        return None if self.kind == "cpu" else torch.cuda.get_device_capability(self.torch())
+
+    def can_compile(self) -> bool:
+        """Return whether torch can compile kernels for a GPU.
+
+        It needs Triton, which needs a C compiler, and a GPU of the generation Volta or later.
+        """
+        compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+        capability = self.capability()
+        return bool(
+            capability
+            and capability >= (7, 0)
+            and compiler
+            and importlib.util.find_spec("triton") is not None
+        )
 
 
 def resolve(name: str | Device, gpus: float = 0.0) -> Device:

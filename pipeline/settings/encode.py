@@ -83,8 +83,9 @@ class EncodeSettings(Settings):
     packed forward pass on CPUs with AVX512_VNNI: weights and inputs of linear layers are rounded to 8 bits,
     with a scale for each output and each token; everything else is in float32"""
     compile: bool = True
-    """on a GPU, compile normalization and residual sum into one kernel. This needs Triton; without it, a
-    message says so and nothing is compiled. No effect on a CPU"""
+    """on a GPU, compile normalization with the residual sum, and the rotation of heads, into one kernel each.
+    This needs Triton and a C compiler; without them, a message says so and nothing is compiled. No effect on
+    a CPU"""
     vectors: Literal["float32", "float16"] = "float32"
     """type of the stored vectors"""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1

@@ -1,11 +1,11 @@
 """Mixed precision, loss scaling, activation checkpointing and compilation."""
 
-import importlib.util
 from typing import Any
 
 import torch
 from torch import nn
 
+from pipeline.device import Device
 from pipeline.errors import ConfigError
 from pipeline.models.trainable.backbones import Backbone
 from pipeline.settings.training import TrainSettings
@@ -73,9 +73,12 @@ def _check_compiler(device: torch.device) -> None:
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
-    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+    if device.type == "cuda" and not Device("cuda", device.index or 0).can_compile():
         raise ConfigError(
-            "train.compile", "an installed Triton", "none", "install triton, or leave train.compile out"
+            "train.compile",
+            "Triton, a C compiler (gcc, or named in CC) and a GPU of compute capability 7.0",
+            "not all of them",
+            "install what is missing, or leave train.compile out",
         )
     try:
         if device.type == "cpu":

@@ -1,7 +1,5 @@
 """Load the layers of a packed model from a checkpoint of any family."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -15,10 +13,12 @@ from pipeline.models.inference.packed_layer import (
     norm_of_sum,
 )
 from pipeline.models.layers.architecture import Architecture
+from pipeline.models.layers.fused import FusedKernel
 from pipeline.models.layers.linear import LEAST_ACTIVATIONS, Linear, LinearMap
 from pipeline.models.layers.names import Names, SublayerNames
 from pipeline.models.layers.numerics import Arithmetic
 from pipeline.models.layers.quantized import ROWS_AT_ONCE, QuantizedLinear
+from pipeline.models.layers.rotary import rotate_by
 from pipeline.models.layers.weights import Checkpoint
 
 
@@ -30,7 +30,8 @@ class LayerLoader:
     ) -> None:
         self._architecture, self._names, self._checkpoint = architecture, names, checkpoint
         self._arithmetic = arithmetic
-        self._fused: Callable[..., Tensor] | None = torch.compile(norm_of_sum) if arithmetic.fused else None
+        self._fused = FusedKernel(norm_of_sum) if arithmetic.fused else None
+        self._rotate = FusedKernel(rotate_by) if arithmetic.fused else None
 
     def table(self, name: str, rows: int) -> Tensor:
         """Load a table (rows, d) as float32."""
@@ -73,6 +74,7 @@ class LayerLoader:
             heads=shape.heads,
             key_heads=shape.key_heads,
             norm=self._head_norm(prefix),
+            fused_rotation=self._rotate,
         )
 
     def _feed_forward(self, prefix: str) -> FeedForward:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -18,7 +17,14 @@ from pipeline.models.inference.model import Model
 from pipeline.models.inference.packed_layer import Attend
 from pipeline.models.layers.architecture import LayerAttention
 from pipeline.models.layers.attend import Heads, Sight
-from pipeline.models.layers.attention import Group, attend_groups, attend_varlen, relative_bias
+from pipeline.models.layers.attention import (
+    Group,
+    attend_groups,
+    attend_varlen,
+    has_varlen,
+    relative_bias,
+    varlen_limit,
+)
 from pipeline.models.layers.families import packed_architecture
 from pipeline.models.layers.names import NAMES, Names, tensor_names
 from pipeline.models.layers.numerics import Arithmetic
@@ -35,7 +41,6 @@ class PackedModel(Model):
         self.shape = packed_architecture(folder.config)
         self.width, self.layers = self.shape.width, self.shape.layers
         self.device, self._dtype = arithmetic.torch_device, arithmetic.torch_dtype
-        self._longest = folder.max_length
         names = NAMES[folder.family]
         used = tensor_names(names, self.shape)
         checkpoint.check_present(used)
@@ -46,7 +51,8 @@ class PackedModel(Model):
         self._stack = [loader.layer(number) for number in range(self.layers)]
         self._final_norm = loader.norm(names.final_norm)
         self._bias = self._relative_bias(checkpoint, folder, names.relative_bias)
-        self._varlen = self.device.type == "cuda" and self._dtype != torch.float32 and self._bias is None
+        capability = arithmetic.device.capability()
+        self._varlen = self._bias is None and has_varlen(self._dtype, self.shape.head_width, capability)
 
     def forward(
         self, tokens: Tokens, wanted: set[int], max_tokens: int
@@ -89,11 +95,12 @@ class PackedModel(Model):
                 attend_groups, groups=groups, sight=Sight(kind.before, kind.after, scale), bias=self._bias
             )
         # the bounds have to cover the buffer, so its padding is divided into texts, too
-        ends = [*range(len(tokens.ids), size, self._longest), size]
+        longest = varlen_limit(tokens.lengths)
+        ends = [*range(len(tokens.ids), size, longest), size]
         bounds = self.put(np.array([*starts, *ends], np.int32))
 
         def attend(heads: Heads, kind: LayerAttention) -> Tensor:
-            return attend_varlen(heads, bounds, self._longest, Sight(kind.before, kind.after, scale))
+            return attend_varlen(heads, bounds, longest, Sight(kind.before, kind.after, scale))
 
         return lambda kind: partial(attend, kind=kind)
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.models.layers.attend import Heads
+from pipeline.models.layers.fused import FusedKernel
 from pipeline.models.layers.linear import LinearMap
 from pipeline.models.layers.rotary import Angles, rotate
 
@@ -25,7 +26,7 @@ class Norm:
         weight: Tensor,
         bias: Tensor | None,
         epsilon: float,
-        fused: Callable[..., Tensor] | None = None,
+        fused: FusedKernel | None = None,
     ) -> None:
         self._kind, self._fused = kind, fused
         self._weight, self._bias, self._epsilon = weight, bias, epsilon
@@ -40,7 +41,7 @@ class Norm:
         """Normalize update + x; may overwrite `update`."""
         if self._fused is None or self._kind == "rms":
             return self(update.add_(x))
-        return self._fused(update, x, self._weight, self._bias, self._epsilon)
+        return self._fused((update, x), self._weight, self._bias, self._epsilon)
 
 
 def norm_of_sum(update: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
@@ -93,6 +94,7 @@ class PackedAttention:
     heads: int
     key_heads: int
     norm: HeadNorm | None
+    fused_rotation: FusedKernel | None
 
     def __call__(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
         """Return (T, d) for x (T, d). angles: of the tokens' positions; None without rotation."""
@@ -105,7 +107,9 @@ class PackedAttention:
         if self.norm is not None:
             both = self.norm(both)
         if angles is not None:
-            both = rotate(both, angles)
+            both = (
+                rotate(both, angles) if self.fused_rotation is None else self.fused_rotation((both, *angles))
+            )
         queries, keys = both.split((self.heads, self.key_heads), dim=1)
         return Heads(queries, keys, values)
 

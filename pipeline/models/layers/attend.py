@@ -3,6 +3,8 @@
 Attention to near tokens takes time and memory that are linear in the length of a text.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -97,11 +99,29 @@ def _attend_near(
 
 
 def _product(heads: Heads, mask: Tensor | None, dropout: float, sight: Sight) -> Tensor:
-    return F.scaled_dot_product_attention(
-        *heads,
-        attn_mask=mask,
-        dropout_p=dropout,
-        is_causal=sight.after == 0,
-        scale=sight.scale,
-        enable_gqa=heads.queries.shape[1] != heads.keys.shape[1],
-    )
+    with without_cudnn(heads.queries.device):
+        return F.scaled_dot_product_attention(
+            *heads,
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=sight.after == 0,
+            scale=sight.scale,
+            enable_gqa=heads.queries.shape[1] != heads.keys.shape[1],
+        )
+
+
+@contextmanager
+def without_cudnn(device: torch.device) -> Iterator[None]:
+    """Compute attention on a GPU without cuDNN for the duration of the block.
+
+    On Hopper GPUs torch prefers cuDNN in half precision. It prepares a plan for every new shape, in tens of
+    milliseconds, and here shapes change from call to call.
+    """
+    if device.type != "cuda" or not torch.backends.cuda.cudnn_sdp_enabled():
+        yield
+        return
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)

@@ -1,5 +1,7 @@
 """Self-attention of packed texts: each text attends to its own tokens, without computing padding."""
 
+import functools
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from pipeline.models.layers.attend import Heads, Sight, attend
 # in 4 blocks, 24.3 in 8, 27.6 in one block per length, 70.1 in one block.
 _BLOCK_TEXTS = 16
 _MAX_BLOCKS = 8  # each block costs further kernel launches on a GPU
+_VARLEN_ARGUMENTS = {"scale", "window_size", "enable_gqa", "num_splits"}
+_LEAST_VARLEN = 128  # tokens, of the longest text that the kernel is told
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,53 @@ def attend_groups(
     return outputs
 
 
+def has_varlen(dtype: torch.dtype, head_width: int, capability: tuple[int, int] | None) -> bool:
+    """Return whether `attend_varlen` computes heads of this type and width.
+
+    Its kernel, FlashAttention 2, needs half precision, heads of at most 256 values, a multiple of 8, and a
+    GPU of the generation Ampere or later.
+
+    Args:
+        dtype: type of the heads.
+        head_width: values of a head.
+        capability: compute capability of the GPU; None for a CPU.
+    """
+    return (
+        dtype in (torch.bfloat16, torch.float16)
+        and head_width % 8 == 0
+        and head_width <= 256
+        and capability is not None
+        and capability >= (8, 0)
+        and _torch_has_varlen()
+    )
+
+
+@functools.cache
+def _torch_has_varlen() -> bool:
+    """Return whether torch has the arguments that `attend_varlen` gives; the first versions had fewer."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return inspect.signature(varlen_attn).parameters.keys() >= _VARLEN_ARGUMENTS
+
+
+def varlen_limit(lengths: np.ndarray) -> int:
+    """Return an upper limit of the lengths, a power of two, for `attend_varlen`.
+
+    The kernel starts a block of threads for every 64 or 128 tokens up to the limit, for every text and head.
+    If texts are far shorter than the limit, most blocks have nothing to do, and their start takes the time.
+    """
+    return 1 << (max(int(lengths.max(initial=0)), _LEAST_VARLEN) - 1).bit_length()
+
+
 def attend_varlen(heads: Heads, bounds: Tensor, longest: int, sight: Sight) -> Tensor:
-    """Attend within each text, on CUDA in half precision.
+    """Attend within each text, on CUDA in half precision; see `has_varlen`.
 
     Args:
         heads: (T, heads, head width) each.
         bounds: (n + 1,) int32, 0 and the end of each text; the last one is T.
-        longest: tokens of the longest text.
+        longest: tokens of the longest text, or more.
         sight: tokens that a token attends to.
 
     Returns:
@@ -193,7 +237,7 @@ def relative_bias(table: Tensor, length: int, *, max_distance: int = 128) -> Ten
     Returns:
         (heads, length, length)
     """
-    positions = torch.arange(length)
+    positions = torch.arange(length, device=table.device)
     buckets = _bucket(positions[None, :] - positions[:, None], len(table), max_distance)
     return table[buckets].permute(2, 0, 1).contiguous()
 

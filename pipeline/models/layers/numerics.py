@@ -1,6 +1,5 @@
 """Numerical settings of the forward pass, which can change a vector's bits, and the hash over them."""
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ class Arithmetic:
     max_tokens: int
     """size of a forward pass; smaller ones are padded, because the size of a product can change bits"""
     fused: bool
-    """normalization fused with the residual sum by a compiled kernel (GPU)"""
+    """normalization fused with the residual sum, and rotation of heads, by compiled kernels (GPU)"""
 
     @property
     def torch_device(self) -> torch.device:
@@ -97,12 +96,12 @@ def arithmetic_of(encode: EncodeSettings, device: Device, max_length: int) -> Ar
     if encode.dtype == "int8":
         check_int8(device)
     max_tokens = _buffer_tokens(encode.max_tokens, max_length, device)
-    can_fuse = device.kind != "cpu" and importlib.util.find_spec("triton") is not None
+    can_fuse = device.can_compile()
     arithmetic = Arithmetic(device, encode.dtype, max_tokens, fused=encode.compile and can_fuse)
     if encode.compile and device.kind != "cpu" and not can_fuse:
         say(
-            "encode.compile: Triton is not installed, so normalization runs unfused (slower); "
-            "install triton or set encode.compile=false"
+            "encode.compile: this needs Triton, a C compiler (gcc, or named in CC) and a GPU of compute "
+            "capability 7.0, so normalization runs unfused (slower); install them or set encode.compile=false"
         )
     if (
         device.kind == "cpu"

@@ -35,6 +35,11 @@ def angles_of(positions: Tensor, base: float, width: int) -> Angles:
 
 def rotate(x: Tensor, angles: Angles) -> Tensor:
     """Rotate x (tokens, heads, head width) by the angles of its tokens, in float32."""
+    return rotate_by(x, *angles)
+
+
+def rotate_by(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Do the same with angles as two arguments, to be compiled."""
     wide = x.float()
-    rotated = torch.addcmul(wide * angles.cosines, wide.roll(x.shape[-1] // 2, dims=-1), angles.sines)
+    rotated = torch.addcmul(wide * cosines, wide.roll(x.shape[-1] // 2, dims=-1), sines)
     return rotated.to(x.dtype)

@@ -8,6 +8,7 @@ import torch
 
 from pipeline.device import Device
 from pipeline.errors import ModelError
+from pipeline.models.layers.attend import without_cudnn
 from pipeline.models.translation.decode import Request, decode_batch
 from pipeline.models.translation.decode import plan as plan_batches
 from pipeline.models.translation.decode_beam import search as beam_search
@@ -81,9 +82,10 @@ class Translator:
     def _decode(self, requests: list[Request]) -> list[list[list[int]]] | None:
         """Decode one batch; None if the GPU ran out of memory (a CPU without memory raises another error)."""
         try:
-            if self._decoding.method == "beam":
-                return beam_search(self._model, self._rules, requests, self._decoding, self._device)
-            return decode_batch(self._stepper, self._rules, requests, self._decoding, self._device)
+            with without_cudnn(self._device):  # the number of keys grows with every step
+                if self._decoding.method == "beam":
+                    return beam_search(self._model, self._rules, requests, self._decoding, self._device)
+                return decode_batch(self._stepper, self._rules, requests, self._decoding, self._device)
         except torch.OutOfMemoryError:
             return None
 

@@ -1,10 +1,11 @@
 """Attention sees the tokens that it should see, and gives a text the same bits with any number of threads."""
 
+import numpy as np
 import pytest
 import torch
 
-from pipeline.models.layers.attend import Heads, Sight, attend
-from pipeline.models.layers.attention import Group, attend_groups
+from pipeline.models.layers.attend import Heads, Sight, attend, without_cudnn
+from pipeline.models.layers.attention import Group, attend_groups, attend_varlen, has_varlen, varlen_limit
 
 LENGTHS = (33, 17, 9, 8, 7, 5, 2, 1)
 HEADS, KEY_HEADS = 4, 2
@@ -77,3 +78,47 @@ def test_tokens_do_not_see_padding(before: int | None, after: int | None):
         torch.testing.assert_close(
             found[number : number + 1, :, :length].double(), expected, atol=2e-6, rtol=0
         )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_width", "capability", "has"),
+    [
+        (torch.bfloat16, 64, (9, 0), True),
+        (torch.float16, 256, (8, 0), True),
+        (torch.float32, 64, (9, 0), False),
+        (torch.bfloat16, 26, (9, 0), False),  # TinyBERT
+        (torch.bfloat16, 264, (9, 0), False),
+        (torch.float16, 64, (7, 5), False),
+        (torch.bfloat16, 64, None, False),
+    ],
+)
+def test_variable_lengths_are_left_to_a_kernel_that_computes_them(dtype, head_width, capability, has):
+    assert has_varlen(dtype, head_width, capability) is has
+
+
+@pytest.mark.parametrize("sight", [Sight(), Sight(after=0), Sight(4, 4, 0.3), Sight(5, 0)])
+def test_the_kernel_for_variable_lengths_takes_its_arguments(sight: Sight):
+    tokens, key_heads = 40, 2
+    mapped = torch.empty(tokens, HEADS + 2 * key_heads, 16, dtype=torch.bfloat16, device="meta")
+    heads = Heads(*mapped.split((HEADS, key_heads, key_heads), dim=1))
+    bounds = torch.empty(4, dtype=torch.int32, device="meta")
+    found = attend_varlen(heads, bounds, 128, sight)
+    assert (found.shape, found.dtype) == ((tokens, HEADS * 16), torch.bfloat16)
+
+
+@pytest.mark.parametrize(("longest", "limit"), [(1, 128), (128, 128), (129, 256), (300, 512), (8_192, 8_192)])
+def test_the_limit_of_lengths_is_a_power_of_two(longest: int, limit: int):
+    assert varlen_limit(np.array([longest, 1])) == limit
+
+
+def test_attention_on_a_cpu_leaves_the_settings_of_cudnn():
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with without_cudnn(torch.device("cpu")):
+        assert torch.backends.cuda.cudnn_sdp_enabled() is before
+
+
+def test_attention_on_a_gpu_does_without_cudnn():
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    with without_cudnn(torch.device("cuda")):
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.cudnn_sdp_enabled()
