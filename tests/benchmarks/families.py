@@ -124,13 +124,14 @@ def write_folder(make: Make, tokenizer: tokenizers.Tokenizer, folder: Path) -> P
     return folder
 
 
-def peer_of(folder: Path, pooling: str) -> SentenceTransformer:
-    """Load the folder in sentence-transformers."""
+def peer_of(folder: Path, pooling: str, device: str = "cpu", **options: object) -> SentenceTransformer:
+    """Load the folder in sentence-transformers. options: of transformers' `from_pretrained`."""
     mode = {"last": "lasttoken"}.get(pooling, pooling)
-    transformer = Transformer(str(folder), max_seq_length=512)
+    transformer = Transformer(str(folder), max_seq_length=512, model_kwargs=options)
     # for Qwen2, transformers replaces the pre-tokenizer of tokenizer.json by that of the published models
     transformer.processor = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    return SentenceTransformer(modules=[transformer, Pooling(384, mode)], device="cpu")
+    width = transformer.get_embedding_dimension()
+    return SentenceTransformer(modules=[transformer, Pooling(width, mode)], device=device)
 
 
 class Compared(NamedTuple):

@@ -106,10 +106,31 @@ def steps(
     )
 
 
+@dataclass(frozen=True)
+class PeerModel:
+    """Encoder of the peer, and where and how it is trained."""
+
+    path: str
+    device: str = "cpu"
+    bfloat16: bool = False
+
+
 class Peer:
     """sentence-transformers' trainer, in a thread that waits for a call of `step` before each step."""
 
-    def __init__(self, rows: Rows, batch_rows: int, count: int, scratch: Path) -> None:
+    def __init__(
+        self, rows: Rows, batch_rows: int, count: int, scratch: Path, model: PeerModel | None = None
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            rows: training rows.
+            batch_rows: rows of a batch.
+            count: number of steps.
+            scratch: folder for the trainer's files.
+            model: encoder to train; None: the packaged one.
+        """
+        self._model = model or PeerModel(str(folder().path))
         self._go, self._done, self._failure = threading.Semaphore(0), threading.Semaphore(0), None
         table = [each.table for each in islice(rows.order(batch_rows).batches(0), count)]
         columns = {
@@ -158,7 +179,7 @@ class Peer:
                 self._done.release()
                 self._go.acquire()
 
-        model = SentenceTransformer(str(folder().path), device="cpu")
+        model = SentenceTransformer(self._model.path, device=self._model.device)
         model.max_seq_length = MAX_TOKENS
         arguments = SentenceTransformerTrainingArguments(
             output_dir=str(scratch / "peer"),
@@ -166,7 +187,8 @@ class Peer:
             max_steps=count,
             learning_rate=3e-5,
             weight_decay=0.0,
-            use_cpu=True,
+            use_cpu=self._model.device == "cpu",
+            bf16=self._model.bfloat16,
             report_to=[],
             save_strategy="no",
             logging_strategy="no",

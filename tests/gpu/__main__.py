@@ -1,0 +1,113 @@
+"""Prove on a GPU what tests on a CPU cannot: `python -m tests.gpu`.
+
+    python -m tests.gpu
+    python -m tests.gpu --device cpu --small speed memory
+
+It needs neither Ray nor network, makes its own encoders, and prints a table for each part. Parts run one
+after the other, each in a process of its own with a time limit; all limits together are nine minutes. If a
+part fails, its problems or its error follow its table, the other parts run, and the exit code is 1. With
+--device cpu --small the same code runs on a CPU, in a minute or two.
+"""
+
+import argparse
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+from tests.benchmarks.machine import machine, print_table
+from tests.gpu.scale import Part, Scale
+
+LIMITS_S = {
+    "parity": 110,
+    "bits": 75,
+    "speed": 80,
+    "latency": 25,
+    "files": 45,
+    "gradients": 40,
+    "training": 45,
+    "memory": 25,
+    "translation": 45,
+    "index": 50,
+}
+"""seconds that each part may take, by name"""
+_MODULES = {"latency": "speed"}
+"""name of the module of a part, if it is another than that of the part"""
+
+
+def part_of(name: str) -> Part:
+    """Import the function of a part."""
+    part: Part = getattr(importlib.import_module(f"tests.gpu.{_MODULES.get(name, name)}"), name)
+    return part
+
+
+def run_part(name: str, device: str, *, small: bool) -> int:
+    """Run a part in this process, and print its table and problems. Returns the exit code."""
+    with tempfile.TemporaryDirectory(prefix="manta-gpu-") as folder:
+        try:
+            table = part_of(name)(Scale(device, small, Path(folder)))
+        except Exception:  # whatever it is, the part has failed
+            print(f"\n{name} has failed:\n{traceback.format_exc()}")
+            return 1
+    print_table(f"{name}: {table.title}", table.rows, table.header)
+    for problem in table.problems:
+        print(f"problem: {problem}")
+    return int(bool(table.problems))
+
+
+def run_all(names: list[str], device: str, *, small: bool) -> int:
+    """Run each part in a process of its own. Returns the exit code."""
+    failed = []
+    for name in names:
+        start = time.perf_counter()
+        command = [sys.executable, "-m", "tests.gpu", "--device", device, "--alone", name]
+        child = subprocess.Popen(command + ["--small"] * small, start_new_session=True)
+        try:
+            code = child.wait(LIMITS_S[name])
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            print(f"\n{name} was stopped after its limit of {LIMITS_S[name]} s")
+            code = 1
+        failed += [name] * (code != 0)
+        print(f"({name}: {time.perf_counter() - start:.0f} s)", flush=True)
+    print(f"\n{len(names) - len(failed)} of {len(names)} parts passed")
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return int(bool(failed))
+
+
+def describe(device: str) -> str:
+    """Return the device, and the versions that matter."""
+    name = machine() if device == "cpu" else torch.cuda.get_device_name()
+    return f"{name}; torch {torch.__version__}; {time.strftime('%Y-%m-%d')}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(LIMITS_S)}; default: all")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="sizes that a CPU computes in seconds")
+    parser.add_argument("--alone", action="store_true", help="run one part in this process, without limit")
+    given = parser.parse_args()
+    if unknown := set(given.parts) - LIMITS_S.keys():
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; known: {', '.join(LIMITS_S)}")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU; to run the same code on a CPU, give --device cpu --small")
+    if given.alone:
+        return max(run_part(name, given.device, small=given.small) for name in given.parts)
+    print(describe(given.device), flush=True)
+    return run_all(given.parts or list(LIMITS_S), given.device, small=given.small)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

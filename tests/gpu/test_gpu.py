@@ -1,0 +1,40 @@
+"""Every part of `python -m tests.gpu` passes: small on the CPU, and on a GPU if there is one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.__main__ import LIMITS_S, part_of
+from tests.gpu.scale import Scale
+
+ROOT = Path(__file__).parent.parent.parent
+MINUTES = 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LIMITS_S)
+def test_a_small_part_passes_on_the_cpu(name: str, tmp_path: Path):
+    table = part_of(name)(Scale("cpu", True, tmp_path))
+    assert table.rows
+    assert all(len(row) == len(table.header) for row in table.rows)
+    assert not table.problems
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", LIMITS_S)
+def test_a_part_passes_on_the_gpu(name: str, tmp_path: Path):
+    assert not part_of(name)(Scale("cuda", False, tmp_path)).problems
+
+
+def test_all_parts_together_end_in_time():
+    assert sum(LIMITS_S.values()) <= 60 * MINUTES
+
+
+def test_an_unknown_part_is_refused():
+    command = [sys.executable, "-m", "tests.gpu", "--device", "cpu", "speeds"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, "unknown part speeds; known: parity" in done.stderr) == (2, True)
