@@ -95,7 +95,8 @@ def _serve(options: ServeOptions, say: Say) -> None:
 
         root = (options.root, options.commits_root) if options.commits_root else options.root
         release = open_release(root)
-        app = make_app(release, ServiceOptions(options.poll_s, not options.any_space, token))
+        hosts = (options.host, address)
+        app = make_app(release, ServiceOptions(options.poll_s, not options.any_space, token, hosts))
         url = f"http://{f'[{address}]' if ':' in address else address}:{port}/"
         facts = {"status": "serving", "url": url, "release": release.number, "rows": len(release)}
         sentence = f"release {release.number} with {len(release):,} rows is served at {url}"

@@ -4,7 +4,7 @@ import base64
 import binascii
 import hmac
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 from fastapi import HTTPException
@@ -18,9 +18,12 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATH = "/healthz"
 """the only path that needs no token"""
-_LOOPBACK_NAMES = {"localhost", "127.0.0.1", "[::1]", "::1"}
+_LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 _DENIED = b'{"error":"Unauthorized","message":"this service needs a token: Authorization: Bearer TOKEN"}'
-_OTHER_HOST = b'{"error":"BadHost","message":"without a token, this service answers only as localhost"}'
+_OTHER_HOST = (
+    b'{"error":"BadHost","message":"without a token, this service answers only as localhost, or under the '
+    b'name or address that it listens on"}'
+)
 _TOO_LARGE = b'{"error":"TooLarge","message":"the body is too large: send fewer queries at a time"}'
 
 
@@ -60,12 +63,17 @@ class LoopbackOnly:
     its author lets resolve to this machine (DNS rebinding).
     """
 
-    def __init__(self, app: AsgiApp) -> None:
-        self._app = app
+    def __init__(self, app: AsgiApp, hosts: Collection[str] = ()) -> None:
+        """Make the check.
+
+        Args:
+            hosts: further names and addresses of this machine under which the service answers.
+        """
+        self._app, self._hosts = app, _LOOPBACK_NAMES | {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] == "lifespan" or _host_of(scope) in _LOOPBACK_NAMES:
+        if scope["type"] == "lifespan" or _host_of(scope) in self._hosts:
             await self._app(scope, receive, send)
         else:
             await _refuse(send, 400, _OTHER_HOST)
@@ -97,9 +105,10 @@ class BodyLimit:
 
 
 def _host_of(scope: Scope) -> str:
-    """Return the host that a request is for, without its port."""
+    """Return the host that a request is for, without its port, and without the brackets of IPv6."""
     host = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
-    return host if host.endswith("]") else host.rpartition(":")[0] or host
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    return name.removeprefix("[").removesuffix("]")
 
 
 async def _refuse(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:

@@ -31,6 +31,10 @@ class Overloaded(TransientError):
     """Too many queries wait for an answer."""
 
 
+class ClientGone(Exception):
+    """The client of a search has closed its connection, so the search was not computed."""
+
+
 @dataclass(frozen=True)
 class Search:
     """Queries of one request.
@@ -97,6 +101,7 @@ class Batches:
         Raises:
             PipelineError: the queries or the filter are invalid, or a file of the release is missing.
             Overloaded: too many queries wait.
+            ClientGone: the client has gone.
         """
         waiting = sum(len(other.search.queries) for other in self._waiting)
         if waiting + len(search.queries) > _MAX_WAITING:
@@ -139,7 +144,7 @@ class Batches:
         batch = []
         for each in oldest:
             if not each.result.done() and await each.is_gone():
-                each.result.cancel()
+                each.result.set_exception(ClientGone())
             if not each.result.done():
                 batch.append(each)
         if batch:

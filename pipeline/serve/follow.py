@@ -12,6 +12,7 @@ from pipeline.store.manifest import ReleaseManifest
 
 _WARM_QUERY = "a query that loads the encoder"
 _MAX_PAUSE_S = 600.0  # longest time between two attempts to open the same damaged release
+_MAX_DOUBLINGS = 20  # enough for _MAX_PAUSE_S; after 1,024, the product would overflow
 
 
 class Follower:
@@ -83,7 +84,7 @@ class Follower:
             return False
         self._failures = self._failures + 1 if newer.id == self._failed else 1
         self._failed = newer.id
-        self._try_again = time.monotonic() + min(poll_s * 2**self._failures, _MAX_PAUSE_S)
+        self._try_again = time.monotonic() + pause_s(poll_s, self._failures)
         self._release.swap(newer)
         self._failed = ""
         self._metrics.swaps.inc()
@@ -109,3 +110,8 @@ class Follower:
         self._metrics.release.set(self._release.number)
         self._metrics.rows.set(len(self._release))
         self._metrics.refused.set(self.refused or 0)
+
+
+def pause_s(poll_s: float, failures: int) -> float:
+    """Return the seconds to wait before a release that failed to open `failures` times is tried again."""
+    return min(poll_s * 2 ** min(failures, _MAX_DOUBLINGS), _MAX_PAUSE_S)

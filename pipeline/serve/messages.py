@@ -1,8 +1,10 @@
 """Bodies of the requests and responses of the service."""
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pipeline.errors import did_you_mean
 
 MAX_QUERIES = 256
 """Largest number of queries in one request."""
@@ -14,6 +16,13 @@ MAX_BODY_BYTES = 32 << 20
 """Largest body of a request: 256 vectors of 4,096 components take half of it."""
 MAX_CHARACTERS = 20_000
 """Largest length of a query or a filter; encoders read at most some thousand tokens."""
+_MAX_SHOWN_KEY = 80  # characters
+_MAX_COMPONENTS = 1 << 16  # of a vector; encoders have at most some thousand
+
+# Without fail_fast, a body with a million wrong numbers would cost the memory of a million errors.
+_Queries = Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_QUERIES)]
+_Vector = Annotated[list[float], Field(fail_fast=True, max_length=_MAX_COMPONENTS)]
+_Vectors = Annotated[list[_Vector], Field(fail_fast=True, min_length=1, max_length=MAX_QUERIES)]
 
 
 class SearchRequest(BaseModel):
@@ -21,12 +30,9 @@ class SearchRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    queries: list[str] | None = Field(None, min_length=1, max_length=MAX_QUERIES, description="texts")
-    vectors: list[list[float]] | None = Field(
-        None,
-        min_length=1,
-        max_length=MAX_QUERIES,
-        description="raw vectors of the release's encoder, instead of texts",
+    queries: _Queries | None = Field(None, description="texts")
+    vectors: _Vectors | None = Field(
+        None, description="raw vectors of the release's encoder, instead of texts"
     )
     space_id: str | None = Field(
         None,
@@ -41,6 +47,17 @@ class SearchRequest(BaseModel):
     )
     group: bool = Field(False, description="answer with documents: of the chunks of each, only the best one")
     texts: bool = Field(False, description="add the text of each answer")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, body: Any) -> Any:
+        """Refuse the first unknown key. `extra` alone would make an error for each of them."""
+        keys = body if isinstance(body, dict) else ()
+        unknown = next((key for key in keys if key not in cls.model_fields), None)
+        if unknown is not None:
+            name = unknown[:_MAX_SHOWN_KEY]
+            raise ValueError(f"{name}: unknown; {did_you_mean(name, cls.model_fields, 'remove it')}")
+        return body
 
     @model_validator(mode="after")
     def _check_queries(self) -> Self:

@@ -41,11 +41,13 @@ class ServiceOptions:
         poll_s: seconds between two looks for another release.
         same_space: refuse releases of another space.
         token: the token that requests must carry; empty for none.
+        hosts: without a token, names and addresses under which the service answers, besides localhost.
     """
 
     poll_s: float = 30.0
     same_space: bool = True
     token: str = ""
+    hosts: tuple[str, ...] = ()
 
 
 def make_app(release: OpenRelease, options: ServiceOptions) -> FastAPI:
@@ -75,7 +77,7 @@ def make_app(release: OpenRelease, options: ServiceOptions) -> FastAPI:
     if options.token:
         app.add_middleware(TokenCheck, token=options.token)
     else:
-        app.add_middleware(LoopbackOnly)
+        app.add_middleware(LoopbackOnly, hosts=options.hosts)
     app.add_middleware(RequestMetrics, metrics=metrics)  # the outermost, so it counts refused requests
     return app
 

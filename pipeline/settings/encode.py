@@ -42,8 +42,8 @@ class EncoderSettings(Settings):
     """false removes the folder's Normalize module, true adds one; either makes another vector space"""
     dim: Annotated[int, Field(ge=1)] | None = None
     """number of components to keep, the first ones, for encoders that were trained to be truncated (Kusupati
-    et al. 2022, Matryoshka); null keeps all. The shorter vectors have length one again, unless `normalize` is
-    false. Each number makes another vector space"""
+    et al. 2022, Matryoshka); null keeps all. The shorter vectors are scaled to length one, even if
+    the folder has no Normalize module, unless `normalize` is false. Each number makes another vector space"""
     exclude: tuple[Literal["frequent", "subword", "case", "punctuation"], ...] = ()
     """tokens left out of an average (Jiang et al. 2022, PromptBERT): the most frequent ones, pieces of words,
     tokens with upper case, punctuation. With any of these, special tokens are left out too. If no token of a

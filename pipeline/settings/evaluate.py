@@ -15,7 +15,7 @@ TARGET = "target"
 
 
 class FitSettings(Settings):
-    """A transform that is fitted anew for each task of an evaluation."""
+    """A transform that is fitted for each task of an evaluation."""
 
     on: str = TARGET
     """target: the sentences of all columns and splits of the task, without scores (Li et al. 2020, BERT-flow;

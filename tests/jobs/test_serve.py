@@ -71,18 +71,19 @@ def test_a_root_without_a_release_is_an_error(tmp_path: Path, manta: Manta):
 
 
 def test_the_process_answers_until_sigterm_and_then_ends_well(root: str):
-    command = [sys.executable, "-m", "jobs.serve", root, "--port", "0"]
+    """It listens on an address of its own, under which it is asked."""
+    command = [sys.executable, "-m", "jobs.serve", root, "--host", "127.0.0.2", "--port", "0"]
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
     )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = re.fullmatch(r"release 1 with 20 rows is served at (http://127\.0\.0\.1:\d+/)\n", line)
+        found = re.fullmatch(r"release 1 with 20 rows is served at (http://127\.0\.0\.2:\d+/)\n", line)
         assert found, line
         with urllib.request.urlopen(f"{found[1]}healthz") as response:
             assert json.loads(response.read())["release"] == 1
-        slow = socket.create_connection(("127.0.0.1", int(found[1].rpartition(":")[2].strip("/"))))
+        slow = socket.create_connection(("127.0.0.2", int(found[1].rpartition(":")[2].strip("/"))))
         slow.sendall(b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)

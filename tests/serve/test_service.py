@@ -2,6 +2,8 @@
 
 import base64
 import json
+import socket
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,12 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from pipeline.index.search import open_release
+from pipeline.serve.messages import SearchRequest
 from pipeline.serve.service import ServiceOptions
 from pipeline.store.base import Store
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
+from tests.conftest import ROOT
 from tests.index.published import Publisher, texts
 from tests.models.folders import save_folder
 from tests.serve.serving import Client, serving, wait_for_release, wait_until
@@ -107,6 +112,32 @@ def test_a_request_that_cannot_be_answered_is_explained(client: Client, body: An
     assert got == status
     assert words in json.dumps(problem)
     assert client.post("/search", {"queries": QUERIES})[0] == 200, "the service goes on"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"vectors": [["a"] * 100_000], "space_id": "x"},
+        {"vectors": [["a"]] * 200, "space_id": "x"},
+        {"vectors": ["a"] * 100_000, "space_id": "x"},
+        {"queries": [None] * 100_000},
+        {f"key{number}": 1 for number in range(30_000)},
+        {"k" * 1_000_000: 1},
+    ],
+    ids=("numbers", "vectors", "lists", "queries", "keys", "key"),
+)
+def test_a_body_with_many_faults_gets_one_short_sentence(client: Client, body: dict[str, Any]):
+    with pytest.raises(ValidationError) as raised:
+        SearchRequest.model_validate(body)
+    assert raised.value.error_count() == 1, "each further error would take memory"
+    status, problem = client.post("/search", body)
+    assert status == 422
+    assert len(problem["message"]) < 200
+
+
+def test_a_vector_of_too_many_components_is_refused_before_it_is_searched(client: Client):
+    body = {"vectors": [[1.0] * 65_537], "space_id": client.json("/release")["space_id"]}
+    assert client.post("/search", body)[0] == 422
 
 
 def test_concurrent_requests_get_the_answers_of_their_own_queries(client: Client, store: Store):
@@ -218,9 +249,42 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(client: Client):
     assert client.get("/search", **{"Content-Length": str(33 << 20)})[0] == 413
 
 
+def test_a_client_that_gives_up_is_counted_apart_from_failures(client: Client):
+    host, port = client.url.removeprefix("http://").split(":")
+    body = json.dumps({"queries": CORPUS[:256]}).encode()
+    headers = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    head = "\r\n".join(("POST /search HTTP/1.1", *headers, "", "")).encode()
+
+    def give_up() -> bool:
+        for _ in range(8):
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(head + body)
+        return 'route="/search",status="499"' in client.get("/metrics")[1]
+
+    wait_until(give_up)
+    assert 'status="500"' not in client.get("/metrics")[1]
+
+
+def test_the_documented_request_is_answered(client: Client):
+    command = "curl" + (ROOT / "infra" / "README.md").read_text("utf-8").split("\ncurl")[1].split("```")[0]
+    assert "http://127.0.0.1:8000/" in command
+    command = command.replace("http://127.0.0.1:8000", client.url)
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30, check=True)
+    assert json.loads(ended.stdout)["answers"] == [[]], "no id of this corpus is like posixpath.%"
+
+
 def test_without_a_token_only_this_machine_s_names_are_answered(client: Client):
     for host, status in (("localhost", 200), ("127.0.0.1:1", 200), ("[::1]:80", 200), ("evil.example", 400)):
         assert client.get("/release", Host=host)[0] == status, host
+
+
+def test_without_a_token_the_names_that_it_listens_on_are_answered_too(publish: Publisher, store: Store):
+    publish(CORPUS)
+    with serving(store.uri, ServiceOptions(hosts=("Desk.example", "127.0.0.2", "::2"))) as client:
+        for host in ("desk.example:80", "127.0.0.2:8000", "127.0.0.1", "localhost", "[::2]:8000", "[::2]"):
+            assert client.get("/release", Host=host)[0] == 200, host
+        for host in ("evil.example", "127.0.0.3", "[::3]"):
+            assert client.get("/release", Host=host)[0] == 400, host
 
 
 def test_openapi_describes_the_search(client: Client):

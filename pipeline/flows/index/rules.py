@@ -18,7 +18,7 @@ from pipeline.store.manifest import Choice, IndexFiles, ReleaseManifest
 
 Numbers = dict[str, float | int | None]
 
-# Values of Choice.chosen and Choice.what, which releases store.
+# Values of Choice.chosen and Choice.what. Releases store them, so their words do not change.
 KEPT, REBUILT = "kept", "built anew"
 NEAR_DEAD = "search effort"
 

@@ -43,12 +43,7 @@ NEEDS = {
 def commands(file: Path) -> list[str]:
     """Return every command line of a document in order, from blocks and `code`; a && b are two."""
     text = file.read_text(encoding="utf-8")
-    blocks = [
-        block
-        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-        if language in ("", "bash")
-    ]
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines = [line for block in _plain_blocks(text) for line in block.replace("\\\n", " ").splitlines()]
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
     found = []
     for code in (*lines, *inline):
@@ -57,6 +52,17 @@ def commands(file: Path) -> list[str]:
             if len(words) > 1 and words[0] in PROGRAMS:
                 found += _spelled(" ".join(words))
     return list(dict.fromkeys(found))
+
+
+def shell_blocks(file: Path) -> list[str]:
+    """Return the blocks of a document that consist of commands: those whose first line is one."""
+    blocks = _plain_blocks(file.read_text(encoding="utf-8"))
+    return [block for block in blocks if block.removeprefix("$ ").split()[0] in (*PROGRAMS, "curl")]
+
+
+def _plain_blocks(text: str) -> list[str]:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [block for language, block in blocks if language in ("", "bash")]
 
 
 def _spelled(command: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
 from tests.conftest import ROOT, CommandResult
 from tests.flows.conftest import sentences
-from tests.flows.documents.documents import DOCUMENTS, NEEDS, commands, need, python_blocks
+from tests.flows.documents.documents import DOCUMENTS, NEEDS, commands, need, python_blocks, shell_blocks
 from tests.flows.evaluate.evaluating import write_pairs
 from tests.text.builders.building import inference
 
@@ -82,6 +83,13 @@ def test_every_command_is_run_or_listed_with_its_requirement():
         and not any(need(command) == NEEDS[beginning] for command in all_commands)
     ]
     assert not unused
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_every_block_of_commands_is_valid_shell(file: Path):
+    for block in shell_blocks(file):
+        parsed = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True, timeout=30)
+        assert parsed.returncode == 0, block + parsed.stderr
 
 
 @pytest.mark.parametrize(
