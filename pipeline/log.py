@@ -214,7 +214,8 @@ class RunningStage:
         shown = self._count(self.stage.done) if self.stage.done else ""
         if self.total is not None:
             shown = f"{self.stage.done:,}/{self._count(self.total)}"
-        bar.show(self.stage.done, self.total, shown, f"{self._speed()} {note}".strip())
+        facts = f"{self._speed()} {note}".strip()
+        bar.show(self.stage.done, self.total, counted=shown, facts=facts, left=self._time_left())
 
     def _count(self, count: int) -> str:
         return counted(count, self.stage.unit.removesuffix("s"))

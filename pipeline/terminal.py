@@ -15,7 +15,7 @@ class TerminalBar:
 
     def __init__(self, name: str) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._progress = Progress(
             TextColumn("{task.description:>8}"),
@@ -23,16 +23,18 @@ class TerminalBar:
             TextColumn("{task.fields[counted]}"),
             TextColumn("{task.fields[facts]}"),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._progress.add_task(name, total=None, counted="", facts="")
+        self._task = self._progress.add_task(name, total=None, counted="", facts="", left="")
         self._progress.start()
 
-    def show(self, done: int, total: int | None, counted: str, facts: str) -> None:
-        """Draw the bar at `done` of `total`, beside both texts."""
-        self._progress.update(self._task, completed=done, total=total, counted=counted, facts=facts)
+    def show(self, done: int, total: int | None, counted: str, facts: str, left: str) -> None:
+        """Draw the bar at `done` of `total`, beside two texts, the time so far and the time left."""
+        self._progress.update(
+            self._task, completed=done, total=total, counted=counted, facts=facts, left=left
+        )
 
     def close(self) -> None:
         """Remove the bar."""

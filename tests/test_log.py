@@ -82,7 +82,9 @@ def on_a_terminal(
 def test_the_rate_of_the_bar_excludes_the_start_of_the_workers(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    assert "140/460 rows 70 rows/s" in on_a_terminal(460, monkeypatch, capfd, 70, 140)
+    shown = on_a_terminal(460, monkeypatch, capfd, 70, 140)
+    assert "140/460 rows 70 rows/s" in shown
+    assert seconds_left(shown) == pytest.approx((460 - 140) / 70, abs=0.1)
     assert "rows/s" not in on_a_terminal(460, monkeypatch, capfd, 70).splitlines()[0]
 
 

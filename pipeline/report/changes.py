@@ -1,9 +1,10 @@
 """Values of the release report that describe how a release differs from the previous one."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from pipeline.charts.frame import minus
+from pipeline.stats.drift import Drift
 from pipeline.store.answers import Hit
 
 
@@ -19,6 +20,23 @@ class RowChange:
     id: str
     before: str | None
     now: str | None
+
+
+@dataclass(frozen=True)
+class ReleaseChange:
+    """Differences of a release from the previous one, beside those of rows and answers.
+
+    Attributes:
+        number: number of the previous release.
+        link: path of its report, relative to the folder of this one.
+        drift: how far the vectors have drifted since then; None if that is not known.
+        settings: (before, now) of the settings that differ, by their full names.
+    """
+
+    number: int
+    link: str
+    drift: Drift | None = None
+    settings: Mapping[str, tuple[object, object]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

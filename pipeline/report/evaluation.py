@@ -52,6 +52,7 @@ def render(report: EvaluationReport) -> str:
         filters,
         report=report,
         groups=groups(report),
+        question=question(report),
         verdict=verdict(report),
         colours=COLOURS,
     )
@@ -91,10 +92,26 @@ def _chart(metric: str, rows: Sequence[TaskRow]) -> Markup | None:
     return difference_chart(by_task, metric)
 
 
+def question(report: EvaluationReport) -> str:
+    """Return the heading of the page, which `verdict` answers."""
+    names = [candidate.name for candidate in report.candidates]
+    if len(names) == 1:
+        return f"How good is {names[0]}?"
+    return (
+        f"Is {names[1]} better than {names[0]}?"
+        if len(names) == 2
+        else f"Which of {len(names)} candidates is the best?"
+    )
+
+
 def verdict(report: EvaluationReport) -> list[str]:
-    """Summarize on how many tasks each further candidate is better or worse than the first one."""
-    count = len(report.rows)
-    sentences = [f"Measured on {count} task{'s' if count > 1 else ''}."] if count else []
+    """Summarize on how many tasks each further candidate is better or worse than the first one.
+
+    A single candidate is summarized by its scores.
+    """
+    count, sentences = len(report.rows), list[str]()
+    if len(report.candidates) == 1:
+        sentences += [_score_range(group) for group in groups(report)]
     for number, candidate in enumerate(report.candidates[1:], 1):
         differences = [row.differences[number] or ScoreEstimate(None) for row in report.rows]
         defined = (delta for delta in differences if delta.value is not None)
@@ -109,7 +126,16 @@ def verdict(report: EvaluationReport) -> list[str]:
         if with_interval:
             results = ", ".join(f"{result} on {tasks}" for result, tasks in task_counts.items() if tasks)
             sentences.append(f"Compared with {report.candidates[0].name}, {candidate.name} is {results}.")
-    return sentences
+    return [*sentences, f"Measured on {count} task{'s' if count > 1 else ''}."] if count else sentences
+
+
+def _score_range(group: TaskGroup) -> str:
+    """Describe the lowest and the highest score of the first candidate."""
+    values = [value for row in group.rows if (value := row.scores[0].value) is not None]
+    if not values:
+        return f"{group.metric}: not defined."
+    low, high = two_decimals(min(values)), two_decimals(max(values))
+    return f"{group.metric}: {low}." if low == high else f"{group.metric}: {low} to {high}."
 
 
 def split_facts(

@@ -1,5 +1,6 @@
 """Render the report of a night: its release or its refused candidate."""
 
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,11 +10,12 @@ from markupsafe import Markup
 
 from pipeline.charts import night
 from pipeline.index.metrics import IndexMetrics, Latency
-from pipeline.log import Stage
+from pipeline.log import Stage, counted
 from pipeline.post.choose import Curve
 from pipeline.report.changes import (
     ChangedAnswers,
     QuarantinedRow,
+    ReleaseChange,
     RowChange,
     format_difference,
     group_by_kind,
@@ -143,11 +145,26 @@ class NightReport:
     """a few of the quarantined rows"""
     answers: tuple[ChangedAnswers, ...] = ()
     """fixed queries with their results in the previous release and in this one"""
+    change: ReleaseChange | None = None
+    """differences from the previous release, beside rows and answers"""
     relevance: RelevanceSection | None = None
     """measurements of gates.relevance"""
     settings: str = ""
     """YAML"""
     packages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Name of the release or candidate."""
+        return f"Candidate {self.candidate[:8]}" if self.number is None else f"Release {self.number}"
+
+    @property
+    def question(self) -> str:
+        """The heading of the page, which its first sentences answer."""
+        name = self.title[:1].lower() + self.title[1:]
+        if self.status != "published":
+            return f"Why was {name} {'refused' if self.status == 'refused' else 'not published'}?"
+        return f"What can be searched in {name}?" if self.parent is None else f"What changed in {name}?"
 
     @property
     def refusals(self) -> dict[str, Gate]:
@@ -171,6 +188,7 @@ def render(report: NightReport) -> str:
         "shell": shlex.quote,
         "literal": repr,
         "script": script_phrase,
+        "setting": lambda value: excerpt(json.dumps(value, ensure_ascii=False)),
     }
     return render_template(
         "night.html.j2",
@@ -179,9 +197,16 @@ def render(report: NightReport) -> str:
         charts=_charts(report),
         flow=_row_parts(report.counts),
         deltas=_format_differences(report),
+        changed_rows=_changed_rows(report.counts),
         kinds=list(group_by_kind(report.changed_rows)),
         recall_note=_recall_note(report),
     )
+
+
+def _changed_rows(counts: NightCounts) -> str:
+    """Describe how many rows, or chunks, are new, changed and deleted."""
+    new = counted(counts.new, "row" if counts.documents is None else "chunk")
+    return f"{new} new, {counts.changed:,} changed, {counts.deleted:,} deleted"
 
 
 def _format_differences(report: NightReport) -> dict[str, str]:

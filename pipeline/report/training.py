@@ -73,20 +73,20 @@ def comparison(report: TrainingReport) -> str:
 
 
 def verdict(report: TrainingReport) -> str:
-    """Summarize what was trained on what data, with which result."""
+    """Summarize the result, and what was trained on what data."""
     summary = (
         f"{report.objective} on {report.rows:,} rows, "
         f"{report.steps:,} steps of {report.settings.order.batch_rows} rows."
     )
     lines = report.dev_lines
     if lines is None:
-        return summary + _same_rows_sentence(report)
+        return _same_rows_sentence(report) + summary
     if lines.before is None:
         return summary
     before, best = lines.before.dev or 0.0, lines.best.dev or 0.0
     if lines.best.step == 0:
-        return f"{summary} On dev the encoder was best before the first step: {two_decimals(before)}."
-    return f"{summary} On dev the encoder went from {two_decimals(before)} to {two_decimals(best)}."
+        return f"On dev the encoder was best before the first step: {two_decimals(before)}. {summary}"
+    return f"On dev the encoder went from {two_decimals(before)} to {two_decimals(best)}. {summary}"
 
 
 def _same_rows_sentence(report: TrainingReport) -> str:
@@ -96,8 +96,8 @@ def _same_rows_sentence(report: TrainingReport) -> str:
         return ""
     first = changes[0]
     return (
-        f" On the same {report.same_rows:,} rows the {first.name} went from "
-        f"{_three_digits(first.start)} to {_three_digits(first.end)}."
+        f"On the same {report.same_rows:,} rows the {first.name} went from "
+        f"{_three_digits(first.start)} to {_three_digits(first.end)}. "
     )
 
 

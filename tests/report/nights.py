@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.index.metrics import CurvePoint, IndexMetrics, Latency, Proportion
 from pipeline.log import Stage
-from pipeline.report.changes import ChangedAnswers, QuarantinedRow, RowChange
+from pipeline.report.changes import ChangedAnswers, QuarantinedRow, ReleaseChange, RowChange
 from pipeline.report.night import (
     IndexSection,
     NightCounts,
@@ -15,6 +15,7 @@ from pipeline.report.night import (
     VectorCharts,
 )
 from pipeline.report.relevance import QueryScores, RelevanceSection
+from pipeline.stats.drift import Drift
 from pipeline.stats.sample import cosine_histogram
 from pipeline.store.answers import Answers, Hit
 from pipeline.store.manifest import Gate
@@ -113,6 +114,12 @@ FULL = replace(
             (_ONE, Hit(id="2", score=0.8, text="gone answer")),
             (Hit(id="3", score=0.95, text="fresh answer"), _ONE),
         ),
+    ),
+    change=ReleaseChange(
+        41,
+        "../../releases/00000041/report.html",
+        Drift(0.01, 0.0234, 0.0),
+        {"encoder.path": ("old", "new <model>"), "whiten.k": (None, 4)},
     ),
     relevance=RelevanceSection(
         "nDCG@10",

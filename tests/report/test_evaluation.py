@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from pipeline.charts.evaluation import difference_chart
 from pipeline.evaluate.bootstrap import ScoreEstimate
-from pipeline.report.evaluation import groups, render, split_facts
+from pipeline.report.evaluation import groups, question, render, split_facts, verdict
 from pipeline.report.evaluation_report import (
     AverageRow,
     Chart,
@@ -101,6 +101,19 @@ FULL = EvaluationReport(
 
 def words(report: EvaluationReport) -> str:
     return " ".join(Page(render(report)).words.split())
+
+
+def test_the_heading_asks_how_good_or_which_is_better_and_scores_answer() -> None:
+    assert question(FULL) == "Is models/new better than release 41?"
+    assert verdict(FULL)[0].startswith("Compared with release 41, models/new is better on 1, ")
+    assert question(replace(FULL, candidates=(NOW, NEW, NEW))) == "Which of 3 candidates is the best?"
+    alone = replace(FULL, candidates=(NEW,), rows=(ROW, replace(ROW, scores=(ScoreEstimate(60.0),)), PLAIN))
+    assert question(alone) == "How good is models/new?"
+    assert verdict(alone) == [
+        "Spearman x100, cosine, all: 60.00 to 72.37.",
+        "nDCG@10 x100: 40.00.",
+        "Measured on 3 tasks.",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.log import Stage
 from pipeline.post.choose import Curve
-from pipeline.report.changes import ChangedAnswers, QuarantinedRow, RowChange
+from pipeline.report.changes import ChangedAnswers, QuarantinedRow, ReleaseChange, RowChange
 from pipeline.report.night import NightReport, render
 from pipeline.report.relevance import QueryScores, RelevanceSection
 from pipeline.store.answers import Answers, Hit
@@ -37,7 +37,8 @@ def spaced_words(report: NightReport) -> str:
 def test_the_page_is_well_formed_and_self_contained(report: NightReport) -> None:
     page = render(report)
     parsed = Page(page)
-    assert not parsed.links
+    previous = {"../../releases/00000041/report.html", "#answers"} if report is not SMALLEST else set()
+    assert set(parsed.links) == {"../../index.html", *previous}
     assert "script" not in parsed.names
     assert not re.search(r"https?:|@import|url\(", page)
     assert len(page.encode()) < 200_000
@@ -46,7 +47,17 @@ def test_the_page_is_well_formed_and_self_contained(report: NightReport) -> None
 
 @pytest.mark.parametrize(
     "name",
-    ["throughput", "lengths", "created", "parent", "transform_id", "max_length", "previous", "relevance"],
+    [
+        "throughput",
+        "lengths",
+        "created",
+        "parent",
+        "transform_id",
+        "max_length",
+        "previous",
+        "relevance",
+        "change",
+    ],
 )
 def test_the_page_is_well_formed_without_an_optional_value(name: str) -> None:
     Page(render(replace(FULL, **{name: None})))
@@ -93,6 +104,38 @@ def test_the_page_shows_all_metrics() -> None:
     ]
     assert [text for text in expected if text not in shown] == []
     assert render(FULL).count("<svg") == 1 + 4
+
+
+@pytest.mark.parametrize(
+    ("report", "question", "answer"),
+    [
+        (SMALLEST, "What can be searched in release 1?", "✓ published 300 texts can now be searched;"),
+        (FULL, "What changed in release 42?", "Since release 41 : 900 rows new, 304 changed, 55 deleted."),
+        (REFUSED, "Why was candidate c0ffeec0 refused?", "recall@10 is 0.91; at least 0.95 is required"),
+        (
+            replace(FULL, status="held", number=None),
+            "Why was candidate c0ffeec0 not published?",
+            "The root is held, so this candidate is kept for inspection; it passed every gate.",
+        ),
+    ],
+)
+def test_the_heading_is_a_question_and_its_answer_follows(
+    report: NightReport, question: str, answer: str
+) -> None:
+    shown = spaced_words(report)
+    assert question in shown
+    assert 0 < shown.index(answer) - shown.index(question) - len(question) < 70
+
+
+def test_differences_from_the_previous_release_are_summarized_with_a_link() -> None:
+    shown = spaced_words(FULL)
+    assert "Since release 41 Rows 900 rows new, 304 changed, 55 deleted Vectors drift 0.0234:" in shown
+    assert "Answers 1 of 2 fixed queries has other answers, shown below" in shown
+    assert 'encoder.path : "old" → "new <model>" whiten.k : null → 4' in html.unescape(shown)
+    assert render(FULL).count('<a href="../../releases/00000041/report.html">release 41</a>') == 2
+    unknown = replace(FULL, change=ReleaseChange(41, "link"))
+    assert "the drift is not known: another space, or too few rows" in spaced_words(unknown)
+    assert "Settings the same" in spaced_words(unknown)
 
 
 def test_tokens_are_shown_by_script_and_warnings_before_them() -> None:

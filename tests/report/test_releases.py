@@ -8,7 +8,7 @@ import pytest
 from pipeline.report.releases import Overview, ReleaseRow, render
 from pipeline.store.commits import Commit
 from pipeline.store.summary import Summary
-from tests.report.pages import Page
+from tests.report.pages import Page, spaced_words_in
 
 PUBLISHED = Commit(commit=2, kind="publish", release=2, committed_at="2026-11-22T11:24:05Z")
 ROW = ReleaseRow(Summary(release=2, rows=300, index_kind="flat", index_bytes=0), PUBLISHED, has_report=True)
@@ -17,6 +17,13 @@ OVERVIEW = Overview("/srv/manta", 2, None, (ROW,), (), 0, "", "5747e")
 
 def words(overview: Overview) -> str:
     return " ".join(Page(render(overview)).words.split())
+
+
+def test_the_page_asks_which_release_is_current_and_answers():
+    shown = spaced_words_in(render(OVERVIEW))
+    answer = "Release 2 , published at 2026-11-22 11:24 UTC: 300 texts can be searched."
+    assert f"Which release is current? current {answer}" in shown
+    assert "Which release is current? None." in spaced_words_in(render(replace(OVERVIEW, current=None)))
 
 
 @pytest.mark.parametrize(

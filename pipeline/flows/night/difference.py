@@ -1,6 +1,6 @@
 """The difference between two releases: rows, settings, gates, drift, and answers to the same queries."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,10 +11,9 @@ import pyarrow.compute as pc
 from pipeline.flows.key_tables import live_rows_by_bucket
 from pipeline.flows.night.fixed_queries import texts_at
 from pipeline.flows.night.gates import CANARIES, load_canary_vectors
+from pipeline.flows.night.release_changes import differing_settings, measure_drift, pair_values
 from pipeline.index.search import OpenRelease
-from pipeline.log import say
-from pipeline.stats.drift import Drift, drift
-from pipeline.stats.moments import Moments
+from pipeline.stats.drift import Drift
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
 
@@ -93,49 +92,18 @@ def difference(
         DataError: a table of rows, or the corpus record, of a release is missing or damaged.
     """
     manifests = before.manifest, after.manifest
-    settings = _pair_values(*(dict(_flatten(each.settings)) for each in manifests))
     return Difference(
         *manifests,
         rows=_compare_rows(store, *manifests, examples),
-        drift=_measure_drift(store, *manifests),
+        drift=measure_drift(store, *manifests),
         answers=tuple(_compare_answers(before, after, store, queries)),
-        settings={name: (old, new) for name, (old, new) in sorted(settings.items()) if old != new},
-        gates=_pair_values(*(_gate_values(each) for each in manifests)),
+        settings=differing_settings(*manifests),
+        gates=pair_values(*(_gate_values(each) for each in manifests)),
     )
 
 
 def _gate_values(manifest: ReleaseManifest) -> dict[str, float | None]:
     return {name: gate.value for name, gate in manifest.gates.items()}
-
-
-def _pair_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the (before, after) values by name; None for a name that one of them lacks."""
-    return {name: (before.get(name), after.get(name)) for name in {**before, **after}}
-
-
-def _flatten(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by their full names, such as whiten.k."""
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _measure_drift(store: Store, before: ReleaseManifest, after: ReleaseManifest) -> Drift | None:
-    """Return the drift of the vectors; None if the spaces differ, moments are missing, or rows are too few.
-
-    The covariance of no more rows than dimensions is singular: a single changed row, in a direction without
-    variance before, would then be a huge spread.
-    """
-    if before.moments is None or after.moments is None or before.space_id != after.space_id:
-        return None
-    try:
-        earlier, later = (Moments.from_bytes(each.read(store)) for each in (before.moments, after.moments))
-    except FileNotFoundError as error:
-        say(f"the drift is not measured: {error.filename or error} is gone")
-        return None
-    return drift(earlier, later) if min(earlier.count, later.count) > len(earlier.mean) else None
 
 
 def _compare_answers(

@@ -13,6 +13,7 @@ from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.flows.index.rules import REBUILT, near_dead_warnings
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.example_rows import changed_rows, quarantined_rows, search_examples
+from pipeline.flows.night.release_changes import differing_settings, measure_drift
 from pipeline.flows.night.relevance import MeasuredRelevance
 from pipeline.flows.run import Run
 from pipeline.log import Stage
@@ -20,7 +21,7 @@ from pipeline.post import Transform
 from pipeline.post.chain import name_of
 from pipeline.post.compare import noun
 from pipeline.post.whitening import Whitening
-from pipeline.report.changes import ChangedAnswers
+from pipeline.report.changes import ChangedAnswers, ReleaseChange
 from pipeline.report.night import (
     IndexSection,
     NightCounts,
@@ -35,7 +36,7 @@ from pipeline.stats.spectrum import spectrum_of
 from pipeline.stats.tensors import unpack
 from pipeline.store.answers import Answers
 from pipeline.store.base import Store
-from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.manifest import ReleaseManifest, report_path
 from pipeline.store.summary import Summary
 from pipeline.store.units import counts_under
 from pipeline.text.tokens.coverage import ScriptCoverage, token_warnings
@@ -109,6 +110,7 @@ def summarize(run: Run, candidate: Candidate, comparison: ReleaseComparison) -> 
         quarantined=quarantined_rows(store, candidate),
         answers=comparison.changes,
         relevance=_relevance_section(comparison.relevance),
+        change=_release_change(store, comparison.previous, manifest),
     )
 
 
@@ -118,6 +120,20 @@ def warnings_of(release: ReleaseManifest) -> tuple[str, ...]:
         *token_warnings(release.counts),
         *rejected_warnings(release.counts, release.counts["total"]),
         *near_dead_warnings(release.choices),
+    )
+
+
+def _release_change(
+    store: Store, previous: ReleaseManifest | None, manifest: ReleaseManifest
+) -> ReleaseChange | None:
+    """Compare a candidate with the previous release, if there is one."""
+    if previous is None:
+        return None
+    return ReleaseChange(
+        previous.release,
+        f"../../{report_path(previous.release)}",  # both folders of reports are two below the root
+        measure_drift(store, previous, manifest),
+        differing_settings(previous, manifest),
     )
 
 

@@ -22,6 +22,7 @@ from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
 from tests.conftest import CommandResult
 from tests.flows.conftest import job_arguments, sentences
+from tests.report.pages import Page
 
 pytestmark = pytest.mark.usefixtures("cluster")
 Manta = Callable[..., CommandResult]
@@ -125,6 +126,28 @@ def test_a_difference_names_changed_settings_gates_and_answers(published: Path, 
     assert "settings: the same" in shown
 
 
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_report_links_to_the_one_before_and_shows_the_differences(
+    published: Path, manta: Manta, number: int
+):
+    found = json.loads(manta("releases", "diff", str(published), str(number - 1), str(number), "--json").out)
+    folder = published / "releases" / f"{number:08d}"
+    page = Page((folder / "report.html").read_text())
+    previous = folder / f"../../releases/{number - 1:08d}/report.html"
+    assert {previous.resolve(), (published / "index.html").resolve()} == {
+        (folder / link).resolve() for link in page.links if not link.startswith("#")
+    }
+    assert previous.exists()
+    shown = " ".join(page.words.split())
+    assert f"drift {found['drift']['distance']:.4f}: mean {found['drift']['shift']:.4f}" in shown
+    # a row of which only a kept column changed has a new version, too
+    changed = found["rows"]["changed"] + found["rows"]["kept"]
+    counts = f"{found['rows']['new']} rows? new, {changed} changed, {found['rows']['deleted']} deleted"
+    assert re.search(rf"Since release {number - 1}: {counts}\.", shown)
+    assert ("gates.max_size_gib: null → 3.0" in shown) == (number == 3)
+    assert "Since release" not in (published / "releases/00000001/report.html").read_text()
+
+
 def test_without_moments_there_is_no_drift_and_without_a_key_table_exit_code_3(
     published: Path, tmp_path: Path, manta: Manta
 ):
@@ -162,7 +185,8 @@ def test_the_page_of_all_releases_shows_the_metrics_of_each(published: Path):
     for number, rows in enumerate(three_corpora(), start=1):
         assert f'href="releases/{number:08d}/report.html"' in page
         assert f'<td class="num">{len(rows)}</td>' in page
-    assert "<h1>Release 3</h1>" in page
+    assert "<h1>Which release is current?</h1>" in page
+    assert '<p class="lead"><a href="releases/00000003/report.html">Release 3</a>, published at ' in page
     assert "–" not in page.partition("<tbody>")[2].partition("</tbody>")[0], "every metric has a value"
     assert "<script" not in page
     assert page.count("<figure>") == 4
@@ -178,10 +202,10 @@ def test_rollback_hold_and_prune_refresh_the_page(published: Path, tmp_path: Pat
         assert outputs[0] == outputs[1]
         assert outputs[0]
     assert f"To stay on release 1: manta releases hold {root}" in old.out
-    assert "<h1>Release 1</h1>" in (root / "index.html").read_text()
+    assert '/report.html">Release 1</a>' in (root / "index.html").read_text()
     assert manta("releases", "hold", str(root), "2", "--reason", "a <bad> delivery").code == 0
     page = (root / "index.html").read_text()
-    assert "<h1>Release 2</h1>" in page
+    assert '/report.html">Release 2</a>' in page
     assert "a &lt;bad&gt; delivery" in page
     assert "held at release 2 since" in manta("releases", "list", str(root)).out
     assert manta("releases", "rollback", str(root), "3").code == 2

@@ -1,0 +1,46 @@
+"""The drift of the vectors from one release to another, and the settings that differ."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipeline.log import say
+from pipeline.stats.drift import Drift, drift
+from pipeline.stats.moments import Moments
+from pipeline.store.base import Store
+from pipeline.store.manifest import ReleaseManifest
+
+
+def measure_drift(store: Store, before: ReleaseManifest, after: ReleaseManifest) -> Drift | None:
+    """Return the drift of the vectors; None if the spaces differ, moments are missing, or rows are too few.
+
+    The covariance of no more rows than dimensions is singular: a single changed row, in a direction without
+    variance before, would then be a huge spread.
+    """
+    if before.moments is None or after.moments is None or before.space_id != after.space_id:
+        return None
+    try:
+        earlier, later = (Moments.from_bytes(each.read(store)) for each in (before.moments, after.moments))
+    except FileNotFoundError as error:
+        say(f"the drift is not measured: {error.filename or error} is gone")
+        return None
+    return drift(earlier, later) if min(earlier.count, later.count) > len(earlier.mean) else None
+
+
+def differing_settings(before: ReleaseManifest, after: ReleaseManifest) -> dict[str, tuple[Any, Any]]:
+    """Return the (earlier, later) values of the settings that differ, by their full names, in order."""
+    settings = pair_values(*(dict(_flatten(each.settings)) for each in (before, after)))
+    return {name: (old, new) for name, (old, new) in sorted(settings.items()) if old != new}
+
+
+def pair_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the (before, after) values by name; None for a name that one of them lacks."""
+    return {name: (before.get(name), after.get(name)) for name in {**before, **after}}
+
+
+def _flatten(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield settings by their full names, such as whiten.k."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
