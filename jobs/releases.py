@@ -259,7 +259,7 @@ def prune(
     keep: KeptReleases,
     grace_hours: GraceHours = 24.0,
     ignore_leases: Annotated[
-        bool, typer.Option("--ignore-leases", help="Prune although a night seems to be running.")
+        bool, typer.Option("--ignore-leases", help="Prune although another command seems to be running.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")

@@ -1,15 +1,18 @@
 """Leases: small files that show that a command is running. The command rewrites its lease until it ends.
 
-Prune refuses a root while a night holds a lease, and a training run that is started twice is refused.
+Prune refuses a root while a command that needs its files holds a lease, and a second export to a target is
+refused.
 """
 
 import contextlib
 import json
 import os
+import random
 import socket
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 from pipeline.errors import PipelineError, TransientError
@@ -19,11 +22,15 @@ from pipeline.store.probe import clock
 _RENEWAL_S = 300.0
 # The lease of a killed run expires after four missed renewals.
 _EXPIRY_S = 1_200.0
+_MAX_PAUSE_S = 1.0  # many times the time of writing and listing, so that commands do not meet again
 
 
 @contextlib.contextmanager
-def lease(store: Store, folder: str = "candidates") -> Iterator[None]:
-    """Hold a lease in `folder` while the block runs: a file rewritten every five minutes, then removed."""
+def lease(store: Store, folder: str = "candidates") -> Iterator[str]:
+    """Hold a lease in `folder` while the block runs: a file rewritten every five minutes, then removed.
+
+    Yields the path of the file.
+    """
     path = f"{folder}/lease-{uuid.uuid4().hex}.json"
     content = json.dumps(
         {
@@ -44,13 +51,33 @@ def lease(store: Store, folder: str = "candidates") -> Iterator[None]:
     thread = threading.Thread(target=renew, daemon=True)
     thread.start()
     try:
-        yield
+        yield path
     finally:
         ended.set()
         thread.join()
         # Do not hide the error that ended the block; a lease that remains expires within 20 minutes.
         with contextlib.suppress(OSError, PipelineError):
             store.delete(path)
+
+
+@contextlib.contextmanager
+def exclusive_lease(store: Store, folder: str, refusal: Callable[[str], PipelineError]) -> Iterator[None]:
+    """Hold the only lease in `folder` while the block runs. Of commands that start together, one gets it.
+
+    A command writes its lease before it lists those of others, so of two commands at least one sees the
+    other. It then removes its own, and tries again after a random pause.
+
+    Args:
+        refusal: returns the error to raise, given a description of the holder.
+    """
+    while True:
+        for holder in describe_holders(store, folder):
+            raise refusal(holder)
+        with lease(store, folder) as own:
+            if not any(describe_holders(store, folder, own)):
+                yield
+                return
+        time.sleep(random.uniform(0, _MAX_PAUSE_S))
 
 
 def active_leases(store: Store, now: float | None = None, folder: str = "candidates") -> list[Entry]:
@@ -64,9 +91,15 @@ def active_leases(store: Store, now: float | None = None, folder: str = "candida
     return [entry for entry in entries if "/lease-" in entry.path and entry.modified > oldest]
 
 
-def describe_holders(store: Store, folder: str) -> Iterator[str]:
-    """Describe the holders of leases below `folder`, except processes of this machine that have ended."""
+def describe_holders(store: Store, folder: str, own: str = "") -> Iterator[str]:
+    """Describe the holders of leases below `folder`, except processes of this machine that have ended.
+
+    Args:
+        own: path of a lease to leave out.
+    """
     for entry in active_leases(store, folder=folder):
+        if entry.path == own:
+            continue
         try:
             holder = json.loads(store.read(entry.path))
         except (FileNotFoundError, ValueError):  # the process has just ended, or was killed while writing

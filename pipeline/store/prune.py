@@ -21,7 +21,7 @@ from pipeline.store.stored import Stored
 from pipeline.store.summary import summary_path
 from pipeline.store.verify import needed_files
 
-# Top folders whose unneeded files are removed; other folders, such as evaluations/, are kept.
+# Folders whose unneeded files are removed; other folders, such as evaluations/, are kept.
 _PRUNED_FOLDERS = (
     "units",
     "keys",
@@ -34,6 +34,8 @@ _PRUNED_FOLDERS = (
     "quarantine",
     "candidates",
     "releases",
+    "exports",
+    "duplicates/leases",
     AUGMENTED_FOLDER,
 )
 
@@ -72,11 +74,12 @@ def prune(
     Args:
         keep: number of releases to keep, most recently current first, and of manifests per augmented corpus.
         grace_s: age in seconds below which a file that no release names is kept: a running night may need it.
-        ignore_leases: run even if a night holds a lease.
+        ignore_leases: run even if another command holds a lease.
         dry_run: report the files without removing them.
 
     Raises:
-        TransientError: a night is running, which may reuse files that no kept release needs.
+        TransientError: a night, an export or a search for duplicates is running, which may need files that no
+            kept release needs.
         DataError: the current release is unknown, because the newest commit is damaged.
     """
     store, series = releases.store, list_series(releases.store)
@@ -169,14 +172,14 @@ class _RemovalSums:
 
 
 def _refuse_if_leased(store: Store, series: Sequence[Series], now: float) -> None:
-    """Raise TransientError, which shows the lease, if a night or `manta augment` is running."""
-    folders = ("candidates", *(corpus.folder for corpus in series))
+    """Raise TransientError, which shows the lease, if a command is running that needs files of the root."""
+    folders = ("candidates", "exports", "duplicates/leases", *(corpus.folder for corpus in series))
     if leases := [entry for folder in folders for entry in active_leases(store, now, folder)]:
         raise TransientError(
             f"{store.uri}: prune",
-            "no running night",
-            store.read(leases[0].path).decode(),
-            "run prune after that night has ended; the lease of a killed run expires after 20 minutes, "
+            "no running night, export or search for duplicates",
+            f"{leases[0].path}: {store.read(leases[0].path).decode()}",
+            "run prune after that command has ended; the lease of a killed one expires after 20 minutes, "
             "or pass --ignore-leases",
         )
 

@@ -6,8 +6,10 @@ This module has the interface of targets, their registry, and the position that 
 import abc
 import contextlib
 import importlib
+import os
 from collections.abc import Iterator
 from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
@@ -57,6 +59,8 @@ class Target(abc.ABC):
     """extra of the package that installs the client"""
     is_atomic: ClassVar[bool] = False
     """whether readers see nothing of an export before it has ended"""
+    takes_paths: ClassVar[bool] = True
+    """whether an address without scheme is a path of this machine"""
 
     def __init__(self, uri: str, name: str) -> None:
         """Connect to the target.
@@ -71,6 +75,17 @@ class Target(abc.ABC):
     def where(self) -> str:
         """Name of the target in messages."""
         return f"{self.uri}: {self.name}"
+
+    @property
+    def address(self) -> str:
+        """The address in one spelling, by which exports to the same target recognize each other."""
+        scheme, separator, rest = self.uri.partition("://")
+        if scheme == "file" and separator:
+            return os.path.realpath(unquote(urlsplit(self.uri).path))
+        if not separator:
+            return os.path.realpath(os.path.expanduser(self.uri)) if self.takes_paths else self.uri
+        host, _, path = rest.partition("/")
+        return f"{scheme.lower()}://{host.lower()}/{path}".rstrip("/")
 
     @abc.abstractmethod
     def position(self) -> Position | None:

@@ -23,6 +23,7 @@ class OpenSearchTarget(Target):
     """An index NAME. User and password are in OPENSEARCH_USER and OPENSEARCH_PASSWORD."""
 
     extra: ClassVar[str | None] = "opensearch"
+    takes_paths: ClassVar[bool] = False
     module: ClassVar[str] = "opensearchpy"
     """package of the client"""
     settings: ClassVar[dict[str, Any]] = {"index.knn": True}

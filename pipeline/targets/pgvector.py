@@ -39,6 +39,7 @@ class PgvectorTarget(Target):
     """A table NAME or SCHEMA.NAME. The user, the password and so on come from the variables of libpq."""
 
     extra: ClassVar[str | None] = "pgvector"
+    takes_paths: ClassVar[bool] = False
 
     def __init__(self, uri: str, name: str) -> None:
         super().__init__(uri, name)

@@ -4,13 +4,15 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.store.lease import active_leases, describe_holders, lease
+from pipeline.store.lease import active_leases, describe_holders, exclusive_lease, lease
 from pipeline.store.probe import clock
 from pipeline.store.prune import prune
 from pipeline.store.release import Releases
@@ -56,6 +58,30 @@ def test_leases_expire_by_the_clock_of_the_store(tmp_path: Path, monkeypatch: py
     store.write("units/vectors/of-a-running-night.parquet", b"young")
     assert prune(Releases(store), keep=1).files == 0
     assert store.exists("units/vectors/of-a-running-night.parquet")
+
+
+@pytest.mark.parametrize("commands", [2, 5])
+def test_of_commands_that_start_together_one_gets_an_exclusive_lease(tmp_path: Path, commands: int):
+    store, together, running = open_store(tmp_path), threading.Barrier(commands), threading.Lock()
+
+    def refusal(holder: str) -> TransientError:
+        return TransientError("leases", "no other command", holder, "wait")
+
+    def run(_: int) -> str:
+        together.wait()
+        try:
+            with exclusive_lease(store, "leases", refusal):
+                assert running.acquire(blocking=False), "two commands hold the lease"
+                time.sleep(1.5)  # longer than the pause of a command that withdrew
+                running.release()
+        except TransientError:
+            return "refused"
+        return "ran"
+
+    with ThreadPoolExecutor(commands) as pool:
+        ended = list(pool.map(run, range(commands)))
+    assert sorted(ended) == ["ran", *(commands - 1) * ["refused"]]
+    assert store.list("leases") == []
 
 
 def test_an_error_is_raised_although_the_lease_cannot_be_deleted(

@@ -87,6 +87,17 @@ def test_prune_is_refused_during_a_night(store: Store):
     assert prune(Releases(store), keep=1).kept == (1,)
 
 
+@pytest.mark.parametrize("folder", ["exports/0123456789ab", "duplicates/leases"])
+def test_prune_is_refused_during_commands_that_read_old_releases(store: Store, folder: str):
+    for name in ("one", "two"):
+        publish(store, name, name)
+    with lease(store, folder):
+        with pytest.raises(TransientError, match=rf"export or search for duplicates, found {folder}/lease-"):
+            prune(Releases(store), keep=1)
+        assert Releases(store).numbers() == [1, 2]
+    assert prune(Releases(store), keep=1).removed == (1,)
+
+
 def test_a_dry_run_of_prune_lists_the_files_that_prune_removes(store: Store):
     for name, shared in (("one", "old"), ("two", "shared"), ("three", "shared")):
         publish(store, name, shared)

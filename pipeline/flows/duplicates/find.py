@@ -13,6 +13,7 @@ from pipeline.index.ids import Ids
 from pipeline.index.near_duplicates import Pairs, candidate_pairs
 from pipeline.index.parts import Parts, load_index
 from pipeline.log import Stages
+from pipeline.store.lease import lease
 from pipeline.store.once import load_or_make, store_by_content, store_table_by_content
 from pipeline.store.stored import FileRef, Stored
 
@@ -64,12 +65,13 @@ def find_duplicates(search: DuplicateSearch, stages: Stages) -> tuple[bool, Foun
     path = f"{search.folder}/duplicates.json"
     if (found := FoundDuplicates.load_complete(search.store, path)) is not None:
         return True, found
-    parts = load_index(search.store, search.manifest.index, search.manifest.tombstones)
-    pairs = _candidates(search, parts, stages)
-    with stages("compare", len(pairs.left), unit="pairs") as bar:
-        compared = compare(search, parts, pairs)
-        bar.add(len(pairs.left))
-    return False, load_or_make(search.store, path, FoundDuplicates, lambda: _store(search, compared))
+    with lease(search.store, "duplicates/leases"):  # prune must not remove the release during the search
+        parts = load_index(search.store, search.manifest.index, search.manifest.tombstones)
+        pairs = _candidates(search, parts, stages)
+        with stages("compare", len(pairs.left), unit="pairs") as bar:
+            compared = compare(search, parts, pairs)
+            bar.add(len(pairs.left))
+        return False, load_or_make(search.store, path, FoundDuplicates, lambda: _store(search, compared))
 
 
 def _candidates(search: DuplicateSearch, parts: Parts, stages: Stages) -> Pairs:

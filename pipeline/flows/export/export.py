@@ -1,7 +1,6 @@
 """Make a target equal to a release, by the changes since the release that it holds."""
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -12,7 +11,7 @@ from pipeline.config import digest_of
 from pipeline.errors import DataError, SpaceMismatch, TransientError
 from pipeline.flows.export.changes import RowChanges
 from pipeline.log import Stages, counted
-from pipeline.store.lease import describe_holders, lease
+from pipeline.store.lease import exclusive_lease
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.targets import EMPTY, HeldRelease, Position, Target
@@ -53,8 +52,8 @@ def export(
         SpaceMismatch: the target holds vectors of another space.
         TransientError: another export to the target is running, or its server does not answer.
     """
-    manifest = releases.get_or_current(number)
     with _only_export(releases, target), target.explained():
+        manifest = releases.get_or_current(number)
         running = _Export(releases, manifest, target, stages)
         stored = target.position()
         if stored is not None and not replace:
@@ -64,21 +63,20 @@ def export(
         return running.run(None if replace else stored)
 
 
-@contextlib.contextmanager
-def _only_export(releases: Releases, target: Target) -> Iterator[None]:
+def _only_export(releases: Releases, target: Target) -> contextlib.AbstractContextManager[None]:
     """Hold a lease below exports/ of the root. Raises TransientError if another export has one."""
-    digest = digest_of({"kind": type(target).__name__, "uri": target.uri, "name": target.name})
-    folder = f"exports/{digest[:12]}"
-    for holder in describe_holders(releases.store, folder):
-        raise TransientError(
+    digest = digest_of({"kind": type(target).__name__, "uri": target.address, "name": target.name})
+
+    def refusal(holder: str) -> TransientError:
+        return TransientError(
             target.where,
             "no other export to this target",
             f"one that is running ({holder})",
             "wait until it has ended, and run again; the lease of a killed export on another machine expires "
             "after 20 minutes",
         )
-    with lease(releases.store, folder):
-        yield
+
+    return exclusive_lease(releases.store, f"exports/{digest[:12]}", refusal)
 
 
 class _Export:
@@ -125,8 +123,11 @@ class _Export:
         return Exported("done", self.wanted.number, numbers, written, deleted, self._manifest.rows)
 
     def _start(self, stored: Position | None) -> Position:
-        """Store the position of the beginning; return the stored one if the same export continues."""
-        if stored is None:
+        """Store the position of the beginning; return the stored one if the same export continues.
+
+        A target of no finished step is created again: the export may have been killed while it replaced rows.
+        """
+        if stored is None or (stored.releases == (EMPTY,) and stored.steps == 0):
             position = Position(
                 space_id=self._manifest.space_id,
                 columns=_columns(self._schema),

@@ -3,7 +3,10 @@
 import json
 import re
 import shutil
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError, SpaceMismatch, TransientError
+from pipeline.flows.export.export import export
+from pipeline.log import Stages
+from pipeline.store.base import Entry
+from pipeline.store.local import LocalStore
 from pipeline.store.prune import prune
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from pipeline.targets import Position
+from pipeline.targets import TARGETS, Position
 from pipeline.targets.parquet import ParquetTarget
 from tests.conftest import ROOT, CommandResult
 from tests.flows.export.nights import (
@@ -245,6 +252,84 @@ def test_two_exports_at_once_are_refused(root, monkeypatch):
     Nested.__name__ = "DictTarget"
     run_export(root, 1, Nested(target.stored))
     assert inside == [True]
+
+
+class Meeting(LocalStore):
+    """A store in which the first listings of leases by two threads end together."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self._together, self._met = threading.Barrier(2), threading.local()
+
+    def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
+        entries = super().list(prefix, suffix)
+        if prefix.startswith("exports/") and not hasattr(self._met, "before"):
+            self._met.before = True
+            self._together.wait()
+        return entries
+
+
+def test_exports_of_two_releases_that_start_together_do_not_interleave(root, released):
+    store, writing, target = Meeting(str(root)), threading.Lock(), DictTarget()
+
+    class Guarded(DictTarget):
+        def position(self):
+            assert writing.acquire(blocking=False), "two exports write to the target"
+            time.sleep(0.2)
+            return super().position()
+
+        def count(self):
+            writing.release()
+            return super().count()
+
+    def run(number: int) -> str:
+        try:
+            return export(Releases(store), number, Guarded(target.stored), Stages()).status
+        except TransientError:
+            return "refused"
+
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(run, (3, 4)))
+    assert "done" in ended
+    assert set(ended) <= {"done", "refused"}
+    held = target.position().held.number
+    assert target.stored["rows"] == released[held]
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        ("parquet", "changes", "./changes/"),
+        ("parquet", "changes", "file://{folder}/changes"),
+        ("opensearch", "https://Host:9200", "https://host:9200/"),
+        ("pgvector", "postgresql://host/db", "postgresql://HOST/db/"),
+    ],
+)
+def test_spellings_of_one_address_are_one_target(tmp_path, monkeypatch, kind, one, other):
+    monkeypatch.chdir(tmp_path)
+    addresses = []
+    for uri in (one, other.format(folder=tmp_path)):
+        target = object.__new__(TARGETS[kind])  # without a client
+        target.uri = uri
+        addresses.append(target.address)
+    assert addresses[0] == addresses[1]
+
+
+def test_a_replacing_export_that_is_killed_before_the_old_rows_are_gone_leaves_none(root, released):
+    class LateTarget(DictTarget):
+        """Stores the position before it drops the old rows, and is killed between."""
+
+        def create(self, schema, position):
+            self.store_position(position)
+            raise Killed
+
+    for following in (6, 3):  # the same export continues, or another begins
+        target = DictTarget()
+        run_export(root, 1, target)
+        with pytest.raises(Killed):
+            run_export(root, 6, LateTarget(target.stored), replace=True)
+        run_export(root, following, target)
+        assert target.stored["rows"] == released[following]
 
 
 def test_the_command_exports_and_says_what_it_did(
