@@ -122,7 +122,7 @@ def judge_candidate(
         update: dict[str, object] = {"gates": gates, "canary": _store_canary_vectors(store, canaries)}
         if relevance := measure_relevance(run, candidate.corpus, manifest, previous):
             gates |= relevance.gates
-            update["relevance"] = relevance.file
+            update["relevance"] = relevance.store_scores(store)
         answers = answer_queries(run, candidate, queries, query_vectors)
     metrics.count_quarantined(manifest.counts)
     metrics.record_gates(gates)

@@ -35,14 +35,17 @@ class MeasuredRelevance:
     Attributes:
         gates: by name.
         scores: the scores of all queries.
-        file: their file, which the release keeps.
         change: the change since the previous release; None if there is nothing to compare with.
     """
 
     gates: dict[str, Gate]
     scores: RelevanceScores
-    file: FileRef
     change: ScoreChange | None
+
+    def store_scores(self, store: Store) -> FileRef:
+        """Store the scores, with which the next release will be compared."""
+        content, rows = self.scores.to_bytes(), len(self.scores.keys)
+        return store_by_content(store, content, "relevance/scores", ".parquet", rows)
 
 
 def measure_relevance(
@@ -75,9 +78,7 @@ def measure_relevance(
     before = _load_scores(run.store, previous) if previous else None
     change = compare_scores(before, scores) if before else None
     gates = relevance_gates(settings, scores, omitted, previous.release if previous else None, change)
-    content = scores.to_bytes()
-    file = store_by_content(run.store, content, "relevance/scores", ".parquet", len(scores.keys))
-    return MeasuredRelevance(gates, scores, file, change)
+    return MeasuredRelevance(gates, scores, change)
 
 
 def _load_scores(store: Store, release: ReleaseManifest) -> RelevanceScores | None:

@@ -83,6 +83,7 @@ def test_scores_are_those_of_the_answers_that_searchers_get(make_job: Make, tmp_
     outcome = nightly(job, Stages())
     expected = expected_scores(outcome.root, judged)
     assert 0 < np.mean(expected) < 1
+    assert (outcome.facts["index"]["parts"] > 1) == any("part_gib" in setting for setting in index)
     assert stored_scores(outcome) == pytest.approx(dict(zip(judged, expected, strict=True)), abs=1e-12)
     gate = outcome.facts["gates"]["relevance"]
     assert gate["value"] == pytest.approx(np.mean(expected), abs=1e-12)
