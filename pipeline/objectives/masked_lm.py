@@ -96,6 +96,9 @@ class MaskedLanguageModelling(Objective):
         scale = len(self._original) / (len(rows) * max(self._chosen_per_rank, 1.0))
         return Loss.of(masked_lm=summed * scale)
 
+    def tokens_beside_views(self, batch: Batch) -> int:
+        return len(self._masked.ids)
+
     def summed_log_likelihood(self, masked: Tokens, ids: np.ndarray) -> Tensor:
         assert masked.kept is not None
         states = self.encoder.states(masked)

@@ -204,6 +204,10 @@ class Objective(nn.Module):
         """
         return Loss.of()
 
+    def tokens_beside_views(self, batch: Batch) -> int:
+        """Count the tokens of the step's batch that `row_terms` reads and no view has; by default none."""
+        return 0
+
     def vectors(self, reps: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
         """Return the sentence vectors (n, dim) of each view, for metrics and `after_step`; by default `reps`.
 

@@ -108,6 +108,9 @@ class ParagraphVector(Objective):
             losses[name] = mean_per_word * (len(words) / len(batch))
         return Loss.of(**losses)
 
+    def tokens_beside_views(self, batch: Batch) -> int:
+        return 0 if self._predictions is None else len(self._predictions.tokens.ids)
+
     @property
     def _backbone(self) -> ParagraphBackbone:
         return cast(ParagraphBackbone, self.encoder.backbone)

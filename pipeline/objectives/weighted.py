@@ -89,6 +89,9 @@ class Composite(Objective):
     def mask(self, tokens: Tokens, rng: np.random.Generator) -> Tokens:
         return self.inner[0].mask(tokens, rng)
 
+    def tokens_beside_views(self, batch: Batch) -> int:
+        return sum(objective.tokens_beside_views(batch) for objective in self.trained_on(batch))
+
     def summed_log_likelihood(self, masked: Tokens, ids: np.ndarray) -> Tensor:
         return self.inner[0].summed_log_likelihood(masked, ids)
 

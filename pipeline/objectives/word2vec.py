@@ -81,12 +81,15 @@ class Word2Vec(Objective):
         self._cumulative = cumulative_noise(counts)
         self._kept = None if subsample is None else _keep_probabilities(counts, subsample)
         self.output = nn.Parameter(draw_vectors(torch.empty(len(counts), backbone.width)))
-        self._predictions: _WordPredictions | None = None  # of the current step, from `views` to `row_terms`
+        # Of the current step, from `views` to `row_terms`.
+        self._predictions: _WordPredictions | None = None
+        self._tokens = 0
 
     def views(self, batch: Batch) -> Sequence[View]:
         """Draw the words of the whole batch, so that they do not depend on chunks; return no views."""
-        rng = numpy_generator()
-        ids, owners = self._subsampled(batch.tokens("text"), rng)
+        rng, tokens = numpy_generator(), batch.tokens("text")
+        self._tokens = len(tokens.ids)
+        ids, owners = self._subsampled(tokens, rng)
         nearby, is_near = _windows(ids, owners, self.window)
         if self.model == "skipgram":  # one prediction for each pair of words
             centres, sides = np.nonzero(is_near)
@@ -122,6 +125,9 @@ class Word2Vec(Objective):
             negatives=negatives,
         )
         return Loss.of(words=mean_per_word * (len(words) / len(batch)))
+
+    def tokens_beside_views(self, batch: Batch) -> int:
+        return self._tokens
 
     def _subsampled(self, tokens: Tokens, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Leave out frequent words at random; return the ids (n,) of the others, and their rows (n,)."""

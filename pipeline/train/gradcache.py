@@ -20,7 +20,7 @@ class StepResult:
     Attributes:
         loss: mean over ranks; the same on all ranks.
         reps: (n, dim) vectors of each view, of this rank's rows.
-        tokens: number of tokens of all views on all ranks.
+        tokens: number of tokens of all views on all ranks, and of those that the objective reads beside them.
     """
 
     loss: Loss
@@ -61,7 +61,8 @@ def loss_and_backward(
         torch.autograd.backward(loss.total * scale)
     terms = _backward_through_encoders(objective, batch, chunks, leaves, scale)
     average_gradients(objective.parameters())
-    return _step_result(loss.detach() + terms, objective.vectors(tuple(leaves), batch), views)
+    tokens = _count_tokens(objective, batch, views)
+    return _step_result(loss.detach() + terms, objective.vectors(tuple(leaves), batch), tokens)
 
 
 @torch.no_grad()
@@ -71,7 +72,8 @@ def loss_without_gradient(objective: Objective, batch: Batch, *, chunk_rows: int
     loss = objective.loss(reps, batch)
     for chunk in chunks:
         loss = loss + _row_terms(objective, batch, chunk, chunk.outputs)
-    return _step_result(loss.detach(), objective.vectors(reps, batch), views)
+    tokens = _count_tokens(objective, batch, views)
+    return _step_result(loss.detach(), objective.vectors(reps, batch), tokens)
 
 
 def _encode(
@@ -135,9 +137,13 @@ def _backward_through_encoders(
     return total
 
 
-def _step_result(loss: Loss, reps: Sequence[Tensor], views: Sequence[View]) -> StepResult:
+def _count_tokens(objective: Objective, batch: Batch, views: Sequence[View]) -> int:
+    """Count this rank's tokens of a step."""
+    return sum(len(view.tokens.ids) for view in views) + objective.tokens_beside_views(batch)
+
+
+def _step_result(loss: Loss, reps: Sequence[Tensor], tokens: int) -> StepResult:
     """Average the loss over ranks and sum their tokens, in one message in float64."""
-    tokens = sum(len(view.tokens.ids) for view in views)
     if world_size() > 1:
         losses = torch.stack([value.to(loss.total) for value in (loss.total, *loss.parts.values())]).double()
         *mean_losses, mean_tokens = mean_over_ranks(torch.cat([losses, losses.new_tensor([tokens])])).unbind()

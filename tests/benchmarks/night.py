@@ -4,8 +4,9 @@
     MANTA_EVAL_DATA=... python -m tests.benchmarks.night captions
     python -m tests.benchmarks.night generated --rows 2000000
 
-`job`: Ray workers that read, encode and write, against one process that only encodes. `captions`: stages and
-peak memory of a night on 135,070 captions. `generated`: the same on generated rows with a small random BERT.
+`job`: Ray workers that read, encode and write, against one process that only encodes, in wall and in CPU
+time; `--dtype` sets the type of both. `captions`: stages and peak memory of a night on 135,070 captions.
+`generated`: the same on generated rows with a small random BERT.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -30,6 +32,7 @@ from pipeline.settings import Job
 from tests.benchmarks.machine import machine, print_table, spread
 
 _SAMPLE_EVERY_S = 0.25
+_FEW_ROWS = 8
 _WORDS = (
     "man",
     "blue",
@@ -63,89 +66,102 @@ def captions() -> Path:
 # --- the encode job against the engine alone ---
 
 
-def compare_job(pairs: int, rows: int) -> None:
-    """Measure in turn a process that only encodes, with two threads, and the job with two workers of one."""
-    timings = []
+class Timing(NamedTuple):
+    """Seconds of a measured part: on the clock, and of all processes that were started for it."""
+
+    wall: float
+    cpu: float
+
+
+def compare_job(pairs: int, rows: int, dtype: str) -> None:
+    """Measure in turn a process that only encodes, with two threads, and the job with two workers of one.
+
+    The CPU time of the job is that of its workers, without what they take to start and to encode a few rows.
+    """
+    engines, jobs, starts = [], [], []
     with tempfile.TemporaryDirectory(prefix="manta-bench-") as top:
+        loading_s = _run_job(Path(top, "first"), _FEW_ROWS, dtype)[0].cpu
         for number in range(pairs):
-            engine_s, (job_s, ray_s) = _run_engine(rows), _run_job(Path(top, str(number)), rows)
-            timings.append((engine_s, job_s, ray_s))
-            print(
-                (
-                    f"pair {number + 1}: engine {engine_s:.1f} s, job {job_s:.1f} s (and {ray_s:.1f} s to "
-                    "start Ray)"
-                ),
-                flush=True,
-            )
+            engines.append(_run_engine(rows, dtype))
+            job, ray_s = _run_job(Path(top, str(number)), rows, dtype)
+            job = Timing(job.wall, job.cpu - loading_s)
+            jobs.append(job)
+            starts.append(ray_s)
+            print(f"pair {number + 1}: engine {engines[-1]}, job {job}; Ray {ray_s:.1f} s", flush=True)
             shutil.rmtree(Path(top, str(number)))
+    walls = [engine.wall / job.wall for engine, job in zip(engines, jobs, strict=True)]
+    started = [engine.wall / (job.wall + ray) for engine, job, ray in zip(engines, jobs, starts, strict=True)]
+    cpus = [engine.cpu / job.cpu for engine, job in zip(engines, jobs, strict=True)]
     lines = [
-        ("engine alone, one process, 2 threads", spread([engine for engine, _, _ in timings], ".1f"), ""),
-        (
-            "encode job: 2 Ray workers, read, write, moments",
-            spread([job for _, job, _ in timings], ".1f"),
-            spread([engine / job for engine, job, _ in timings]),
-        ),
-        (
-            "the same with starting Ray",
-            spread([job + ray for _, job, ray in timings], ".1f"),
-            spread([engine / (job + ray) for engine, job, ray in timings]),
-        ),
+        ("engine alone, one process, 2 threads", *_seconds(engines), "", ""),
+        ("encode job: 2 Ray workers, read, write, moments", *_seconds(jobs), spread(walls), spread(cpus)),
+        ("the same with starting Ray", "", "", spread(started), ""),
     ]
     print_table(
-        f"{rows:,} captions, {pairs} interleaved pairs; {machine()}",
+        f"{rows:,} captions, {dtype}, {pairs} interleaved pairs; {machine()}",
         lines,
-        ("", "seconds", "speed against the engine"),
+        ("", "seconds", "CPU seconds", "speed against the engine", "of CPU time"),
     )
 
 
-def _run_engine(rows: int) -> float:
-    """Return the seconds of encoding alone, measured in a new process after the first buffers."""
+def _seconds(timings: list[Timing]) -> tuple[str, str]:
+    return spread([each.wall for each in timings], ".1f"), spread([each.cpu for each in timings], ".1f")
+
+
+def _run_engine(rows: int, dtype: str) -> Timing:
+    """Return the time of encoding alone, measured in a new process after the first buffers."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.night", "engine", "--rows", str(rows)],
+        [sys.executable, "-m", "tests.benchmarks.night", "engine", "--rows", str(rows), "--dtype", dtype],
         check=True,
         capture_output=True,
         text=True,
         env=_threads(2),
     )
-    return float(done.stdout)
+    return Timing(*map(float, done.stdout.split()))
 
 
-def engine(rows: int) -> None:
-    """Encode captions in this process and print the seconds."""
+def engine(rows: int, dtype: str) -> None:
+    """Encode captions in this process and print the seconds, and the CPU seconds."""
     from pipeline.models.inference.encoder import load_encoder
     from pipeline.settings import EncoderSettings, EncodeSettings
 
-    encoder = load_encoder(EncoderSettings(), EncodeSettings(threads=2), "cpu")
+    encode = EncodeSettings.model_validate({"threads": 2, "dtype": dtype})
+    encoder = load_encoder(EncoderSettings(), encode, "cpu")
     table = pa.concat_tables(
         [pq.read_table(file, columns=["text"]) for file in sorted(captions().glob("*.parquet"))]
     ).slice(0, rows)
     encoder.encode(table["text"].to_pylist()[:256])
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     done = sum(
         len(encoded.vectors)
         for encoded in encoder.encode_stream([batch["text"] for batch in table.to_batches(2_048)])
     )
-    print(time.perf_counter() - start if done == len(table) else "rows are missing")
+    assert done == len(table), "rows are missing"
+    print(time.perf_counter() - start, time.process_time() - cpu)
 
 
-def _run_job(root: Path, rows: int) -> tuple[float, float]:
-    """Run `manta encode`. Returns the seconds of its encode stage, and the seconds to start Ray."""
+def _run_job(root: Path, rows: int, dtype: str) -> tuple[Timing, float]:
+    """Run `manta encode`. Returns the time of its encode stage, and the seconds to start Ray."""
     arguments = [
         f"corpus.uri={captions()}",
         f"corpus.max_rows={rows}",
+        f"encode.dtype={dtype}",
         "encode.unit_rows=4096",
         "cluster.workers=2",
         f"release.root={root}",
     ]
-    done = subprocess.run(
+    job = subprocess.Popen(
         [sys.executable, "-m", "jobs.encode", "--json", *arguments],
-        check=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
         env=_threads(1),
     )
-    seconds = json.loads(done.stdout)["seconds"]
-    return seconds["encode"], seconds["cluster"]
+    sampler = MemorySampler(job.pid)
+    answer = job.communicate()[0]
+    sampler.stop()
+    seconds = json.loads(answer)["seconds"]
+    return Timing(seconds["encode"], sum(sampler.encode_cpu_s.values())), seconds["cluster"]
 
 
 def _threads(count: int) -> dict[str, str]:
@@ -159,11 +175,12 @@ class MemorySampler:
     """Samples the memory of a process and of its descendants, in a thread.
 
     `peaks` has the peak resident and private bytes by kind of process; private is resident without shared
-    memory such as mapped files.
+    memory such as mapped files. `encode_cpu_s` has the CPU seconds of each encode worker, by process id.
     """
 
     def __init__(self, pid: int) -> None:
         self.peaks: dict[str, tuple[int, int]] = {}
+        self.encode_cpu_s: dict[int, float] = {}
         self._root, self._stopped = psutil.Process(pid), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -184,6 +201,7 @@ class MemorySampler:
     def _record(self, process: psutil.Process) -> None:
         try:
             name, memory = " ".join(process.cmdline()[:1]), process.memory_info()
+            times = process.cpu_times()
         except psutil.Error:
             return
         kind = (
@@ -195,6 +213,8 @@ class MemorySampler:
             if name.startswith("ray::")
             else None
         )
+        if kind == "encode worker":
+            self.encode_cpu_s[process.pid] = times.user + times.system
         if kind:
             resident, private = self.peaks.get(kind, (0, 0))
             self.peaks[kind] = (max(resident, memory.rss), max(private, memory.rss - memory.shared))
@@ -295,15 +315,16 @@ def main() -> None:
     parser.add_argument("what", choices=("job", "engine", "captions", "generated"))
     parser.add_argument("--rows", type=int)
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "int8"), default="float32")
     options = parser.parse_args()
     if options.what == "generated":
         generated_night(options.rows or 2_000_000)
     elif options.what == "captions":
         captions_night(options.rows or 135_070)
     elif options.what == "engine":
-        engine(options.rows)
+        engine(options.rows, options.dtype)
     else:
-        compare_job(options.pairs, options.rows or 135_070)
+        compare_job(options.pairs, options.rows or 135_070, options.dtype)
 
 
 if __name__ == "__main__":

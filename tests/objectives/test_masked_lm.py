@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from pipeline.errors import ConfigError
 from pipeline.models.folder.folder import open_folder
@@ -56,6 +56,17 @@ def test_the_loss_is_that_of_transformers_as_a_mean_over_masked_words(folder):
     )
     assert found.total.item() == pytest.approx(expected.item(), rel=1e-5)
     assert list(found.parts) == ["masked_lm"]
+
+
+@pytest.mark.parametrize("chunk_rows", [None, 3])
+def test_a_step_counts_the_tokens_of_masked_texts_and_those_of_views(folder, chunk_rows: int | None):
+    alone = MaskedLanguageModelling(encoder_of(folder))
+    batch = batch_for(alone, 8)
+    read = AutoTokenizer.from_pretrained(folder)
+    tokens = sum(len(read(f"a man reads {text} on the grass")["input_ids"]) for text in texts(8))
+    assert loss_and_backward(alone, batch, chunk_rows=chunk_rows).tokens == tokens
+    both = build_objective(TrainSettings(objective=["simcse", "masked_lm"]), alone.encoder)
+    assert loss_and_backward(both, batch, chunk_rows=chunk_rows).tokens == 3 * tokens
 
 
 def test_special_tokens_are_never_masked_and_others_at_the_rate(folder):

@@ -82,6 +82,22 @@ def test_scores_match_each_encoder_with_its_transform(folder: Path, encoder: Pat
     ]
 
 
+def test_scores_of_shortened_vectors_are_those_of_the_first_components(
+    tmp_path: Path, encoder: Path, child: LocalWorkers
+):
+    file = write_pairs(tmp_path / "tasks/sts/STS12.parquet", 40)
+    with connect(ClusterSettings(), Stages(), local=child):
+        whole, short = (
+            evaluate(job(tmp_path, encoder, *overrides), Stages()) for overrides in ((), ("encoder.dim=20",))
+        )
+    settings = EncoderSettings(path=str(encoder))
+    expected = [oracle(file, settings), oracle(file, settings, lambda vectors: vectors[:, :20])]
+    assert abs(expected[0] - expected[1]) > 0.1, "the last components matter"
+    found = [each.measured[0].results[0].result.value for each in (whole, short)]
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+    assert [each.candidates[0].dim for each in (whole, short)] == [48, 20]
+
+
 def test_a_sentence_is_encoded_once_per_space_for_all_tasks_and_candidates(
     folder: Path, evaluation: Evaluation
 ):
