@@ -4,21 +4,27 @@ import json
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.spatial.distance import cdist
+from scipy.stats import spearmanr
 
 from jobs.command import named_configs
 from pipeline.config import load_settings, validated
 from pipeline.flows.train.plan import check_settings
 from pipeline.models.folder.folder import open_folder
+from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import CandidateSettings, EncoderSettings, Job
 from tests.benchmarks.papers.__main__ import TABLES, chosen
 from tests.benchmarks.papers.claim import Claim, Row, Table, Training, falling, first_is_above, trainings
 from tests.benchmarks.papers.data import COUNTS, SOURCES, Sources, token_counts
 from tests.benchmarks.papers.measure import Column
+from tests.benchmarks.papers.movement import print_movement
+from tests.benchmarks.papers.rated_pairs import read_pairs
 from tests.benchmarks.papers.runner import Runner, arguments, training_settings
 from tests.benchmarks.papers.tables import print_results
 from tests.benchmarks.papers.verdict import Comparison
@@ -234,4 +240,27 @@ def test_rows_run_to_the_end_and_are_measured_as_the_encoders_that_they_name(
         assert runner.value(SMALL.row(name), DEV, 0) == pytest.approx(expected, abs=1e-3), name
     assert len({runner.value(row, DEV, 0) for row in SMALL.rows}) == 3
     assert len(print_results(runner, SMALL, {})) == 2
-    assert "| trained" in capsys.readouterr().out
+    print_movement(runner, SMALL)
+    *_, line = capsys.readouterr().out.strip().splitlines()
+    name, _, before, after, cosine = (cell.strip() for cell in line.strip("|").split("|"))
+    start = EncoderSettings(path=sources.start, pooling="cls")
+    file = sources.data / "sts" / f"{DEV}.parquet"
+    assert name == "trained"
+    assert float(before) == pytest.approx(oracle(file, start), abs=0.01)
+    assert float(after) == pytest.approx(oracle(file, encoders["trained"]), abs=0.01)
+    texts = read_pairs(file).texts
+    old, new = (load_encoder(each).encode(texts) for each in (start, encoders["trained"]))
+    assert float(cosine) == pytest.approx(1 - cdist(old, new, "cosine").diagonal().mean(), abs=6e-4)
+
+
+def test_pairs_are_scored_as_by_scipy(tmp_path: Path):
+    pairs = read_pairs(write_pairs(tmp_path / "pairs.parquet", 40))
+    x = np.random.default_rng(0).normal(size=(80, 8))
+    chosen = np.arange(40) % 3 > 0
+    for rows in (None, chosen):
+        left, right, scores = (
+            each if rows is None else each[rows] for each in (x[:40], x[40:], pairs.scores)
+        )
+        expected = spearmanr(1 - cdist(left, right, "cosine").diagonal(), scores).statistic
+        assert pairs.score(x, rows) == pytest.approx(100 * expected)
+    assert pairs.texts == [*pairs.left, *pairs.right]

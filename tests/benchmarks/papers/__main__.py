@@ -30,6 +30,7 @@ from tests.benchmarks.machine import machine
 from tests.benchmarks.papers import contextual, contrastive, generative, prompts, sbert, simcse, transforms
 from tests.benchmarks.papers.claim import Table
 from tests.benchmarks.papers.data import open_sources
+from tests.benchmarks.papers.movement import print_movement
 from tests.benchmarks.papers.runner import Runner, progress
 from tests.benchmarks.papers.tables import load_reasons, print_results
 from tests.benchmarks.papers.verdict import RULE
@@ -84,6 +85,8 @@ def main(folder: Path, given: argparse.Namespace) -> None:
             progress(table.key)
             runner.run(table)
             verdicts.update(print_results(runner, table, reasons))
+            if given.movement:
+                print_movement(runner, table)
             sys.stdout.flush()
     print("\n" + ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()))
     for row, reason in runner.skipped.items():
@@ -107,5 +110,8 @@ if __name__ == "__main__":
         "--rate-factor", type=float, default=1.0, help="factor of the learning rates that are chosen here"
     )
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument(
+        "--movement", action="store_true", help="also print how far trainings moved the vectors"
+    )
     given = parser.parse_args()
     main(given.folder.resolve(), given)

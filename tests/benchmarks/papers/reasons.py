@@ -12,54 +12,24 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from pipeline.device import resolve
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.trainable.mask_words import MaskReader
 from pipeline.settings import EncoderSettings
-from pipeline.stats.correlation import spearman
-from pipeline.stats.geometry import anisotropy, cosines
+from pipeline.stats.geometry import anisotropy
 from tests.benchmarks.machine import machine, print_table
+from tests.benchmarks.papers.rated_pairs import RatedPairs, read_pairs
 
 _TEMPLATES = ('This sentence : "[X]" means [MASK].', "This sentence of [X] means [MASK].", "[X] [MASK].")
 _PACKAGED = "all-MiniLM-L6-v2"  # has the vocabulary of BERT, which the papers use
 _REMOVED = (1, 10)  # directions
 
 
-class StsPairs(NamedTuple):
-    """Rated pairs of sentences."""
-
-    left: list[str]
-    right: list[str]
-    scores: np.ndarray
-
-    @property
-    def texts(self) -> list[str]:
-        """All sentences, the left ones first."""
-        return [*self.left, *self.right]
-
-    def score(self, x: np.ndarray, rows: np.ndarray | None = None) -> float:
-        """Return Spearman x 100 of all pairs or of some, for the vectors (2 n, d) of `texts`."""
-        chosen = np.arange(len(self.scores)) if rows is None else np.flatnonzero(rows)
-        left, right = x[chosen], x[len(self.scores) + chosen]
-        return 100 * spearman(cosines(left, right), self.scores[chosen])
-
-
-def read_pairs(data: Path, name: str) -> StsPairs:
-    """Read a set of rated pairs."""
-    columns = ("sentence1", "sentence2", "score")
-    left, right, scores = (
-        pq.read_table(data / "sts" / f"{name}.parquet")[column].to_pylist() for column in columns
-    )
-    return StsPairs(left, right, np.array(scores))
-
-
-def standardization(x: np.ndarray, pairs: StsPairs) -> Iterator[Sequence[str]]:
+def standardization(x: np.ndarray, pairs: RatedPairs) -> Iterator[Sequence[str]]:
     """Score vectors after parts of standardization and after removal of directions."""
     centred = x - x.mean(axis=0)
     deviations = centred.std(axis=0)
@@ -74,7 +44,7 @@ def standardization(x: np.ndarray, pairs: StsPairs) -> Iterator[Sequence[str]]:
     yield "variance in the first 10 directions", f"{100 * (values[:10] ** 2).sum() / (values**2).sum():.1f} %"
 
 
-def components(x: np.ndarray, pairs: StsPairs) -> Iterator[Sequence[str]]:
+def components(x: np.ndarray, pairs: RatedPairs) -> Iterator[Sequence[str]]:
     """Score ranges of the whitened components, the largest variance first."""
     centred = x - x.mean(axis=0)
     _, values, directions = np.linalg.svd(centred, full_matrices=False)
@@ -91,7 +61,7 @@ def components(x: np.ndarray, pairs: StsPairs) -> Iterator[Sequence[str]]:
         yield f"{start + 1} to {stop}", f"{pairs.score(white[:, start:stop]):.2f}", f"{100 * share:.1f} %"
 
 
-def subwords(encoder: Encoder, filtered: Encoder, pairs: StsPairs) -> Iterator[Sequence[str]]:
+def subwords(encoder: Encoder, filtered: Encoder, pairs: RatedPairs) -> Iterator[Sequence[str]]:
     """Count tokens that continue a word, and score pairs with and without them by averages of tokens."""
     with_all, without = (each.encode(pairs.texts) for each in (encoder, filtered))
     for each in (encoder, load_encoder(_PACKAGED)):
@@ -116,7 +86,7 @@ def count_subwords(encoder: Encoder, texts: list[str]) -> tuple[np.ndarray, np.n
     )
 
 
-def templates(start: str, mean: np.ndarray, pairs: StsPairs) -> Iterator[Sequence[str]]:
+def templates(start: str, mean: np.ndarray, pairs: RatedPairs) -> Iterator[Sequence[str]]:
     """Score the states of mask tokens beside mean pooling, and find the word that is likeliest most often."""
     for template in _TEMPLATES:
         folder = open_folder(EncoderSettings(path=start, template=template))
@@ -130,14 +100,14 @@ def templates(start: str, mean: np.ndarray, pairs: StsPairs) -> Iterator[Sequenc
     yield _row("(mean of the last layer)", mean, pairs, "")
 
 
-def _row(name: str, x: np.ndarray, pairs: StsPairs, words: str) -> Sequence[str]:
+def _row(name: str, x: np.ndarray, pairs: RatedPairs, words: str) -> Sequence[str]:
     centred = x - x.mean(axis=0)
     return name, f"{anisotropy(x):.3f}", f"{pairs.score(x):.2f}", f"{pairs.score(centred):.2f}", words
 
 
 def main(start: str, data: Path) -> None:
     """Print all tables."""
-    dev, test = (read_pairs(data, name) for name in ("STSB-dev", "STSB-test"))
+    dev, test = (read_pairs(data / "sts" / f"{name}.parquet") for name in ("STSB-dev", "STSB-test"))
 
     def load(**settings: object) -> Encoder:
         return load_encoder(EncoderSettings.model_validate({"path": start, **settings}))

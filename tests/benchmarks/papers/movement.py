@@ -1,0 +1,47 @@
+"""How far trainings moved the vectors of their start, and the scores before: why an ordering may not show."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pipeline.models.folder.encoder_folder import MASKED
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.settings import EncoderSettings
+from pipeline.stats.geometry import cosines
+from tests.benchmarks.machine import print_table
+from tests.benchmarks.papers.claim import Row, Table
+from tests.benchmarks.papers.rated_pairs import read_pairs
+from tests.benchmarks.papers.runner import Runner
+
+_SETS = {"english": "sts/STSB-dev.parquet", "chinese": "stsb-multi/STSB-zh-dev.parquet"}
+
+
+def print_movement(runner: Runner, table: Table) -> None:
+    """Print the score on STS-B dev before and after each training, and the mean cosine of both vectors.
+
+    Before is the start with the pooling of the trained encoder, without a layer that the training added. A
+    new encoder has taken one step.
+    """
+    rows = [line for row in runner.rows(table) if row.training for line in _movement(runner, row)]
+    if rows:
+        print_table("Movement", rows, ("row", "seed", "before", "after", "cosine of before and after"))
+
+
+def _movement(runner: Runner, row: Row) -> Iterator[Sequence[str]]:
+    """Yield a line for each seed; none for an encoder with a template."""
+    pairs = read_pairs(runner.sources.data / _SETS.get(row.start, _SETS["english"]))
+    for seed in runner.seeds:
+        encoder: dict[str, Any] = runner.candidate(row, seed)["encoder"]
+        trained = EncoderSettings.model_validate(encoder)
+        if (poolings := open_folder(trained).pooling) == MASKED:
+            return
+        pooling = "+".join(poolings).replace("cls_mlp", "cls")
+        start = EncoderSettings(path=runner.starts.get(row.start, ""), pooling=pooling)
+        if row.training is not None and row.start == "new":
+            one_step = {**row.training.settings, "train.max_steps": 1}
+            path = runner.product(replace(row.training, settings=one_step), seed)
+            start = EncoderSettings(path=path)
+        before, after = (load_encoder(settings).encode(pairs.texts) for settings in (start, trained))
+        cosine = f"{cosines(before, after).mean():.3f}" if before.shape == after.shape else ""
+        yield row.name, f"{seed}", f"{pairs.score(before):.2f}", f"{pairs.score(after):.2f}", cosine
