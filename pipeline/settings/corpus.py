@@ -1,8 +1,8 @@
 """Settings of the corpus: its files, and the columns that are read."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AwareDatetime, Field, field_validator, model_validator
 
 from pipeline.config import Settings
 
@@ -51,8 +51,11 @@ class CorpusSettings(Settings):
     """The files of the corpus, and how their rows are read."""
 
     uri: Uri = "corpus"
-    """a file, a glob, a directory (hive partitions become columns, links are followed), or a file:// or s3://
-    URI of one"""
+    """a file, a glob, a directory (hive partitions become columns, links are followed), a Delta or Iceberg
+    table, or a file:// or s3:// URI of one; iceberg://CATALOG/NAMESPACE.TABLE for a table in a catalog"""
+    snapshot: Annotated[int | AwareDatetime | None, Field(union_mode="left_to_right")] = None
+    """which snapshot of a table to read: the version of a Delta table, the id of a snapshot of an Iceberg
+    table, or a time with its zone; null: the latest"""
     format: Literal["auto", "parquet", "jsonl"] = "auto"
     """auto chooses by the end of the file name: parquet for .parquet, .parq and .pq; jsonl for .jsonl,
     .ndjson and .json, also with a further .gz"""
@@ -79,3 +82,11 @@ class CorpusSettings(Settings):
     """how to recognize an unchanged file. fast: by its size and its modification time or ETag, so a file that
     was rewritten with the same size and time counts as unchanged; full: by its content, which reads every
     file every night"""
+
+    @field_validator("snapshot", mode="before")
+    @classmethod
+    def _snapshot_is_no_count_of_seconds(cls, value: Any) -> Any:
+        """Refuse numbers that pydantic would take for seconds since 1970."""
+        if isinstance(value, bool | float) or (isinstance(value, int) and value < 0):
+            raise ValueError("the number of a version, the id of a snapshot, or a time with its zone")
+        return value

@@ -5,7 +5,7 @@ Equal work gives equal records: they contain no time, host or number of attempts
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -137,6 +137,17 @@ class Changes(Settings):
         return Changes(**sum_counts((dict(self), dict(other))))
 
 
+class TableSnapshot(Settings):
+    """The snapshot of a Delta or Iceberg table that a corpus was read from."""
+
+    format: Literal["Delta", "Iceberg"]
+    id: int
+    """number of the version of a Delta table, or id of the snapshot of an Iceberg table"""
+
+    def __str__(self) -> str:
+        return f"{'version' if self.format == 'Delta' else 'snapshot'} {self.id} of the {self.format} table"
+
+
 class Corpus(Stored):
     """The record of a corpus: units of good rows, tables of all rows, and quarantined rows.
 
@@ -169,6 +180,16 @@ class Corpus(Stored):
     """counts of all files by name: rows, good, quarantined, quarantined_<reason>, skipped ... If rows are cut
     into chunks, these count the rows of the files, and `chunks` counts the live chunks"""
     id_type: str = "string"
+    snapshot: TableSnapshot | None = None
+    """the snapshot that was read, if the corpus is a table; the rows of a later one may be equal"""
+
+    @model_serializer(mode="wrap")
+    def _without_missing_snapshot(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields without `snapshot` if there is none, as in records of earlier versions."""
+        value: dict[str, Any] = serialize(self)
+        if self.snapshot is None:
+            del value["snapshot"]
+        return value
 
     @property
     def rows(self) -> int:

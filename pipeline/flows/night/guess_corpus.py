@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from pipeline.augment.language import languages_of
 from pipeline.errors import DataError
 from pipeline.settings import RESULT_COLUMNS, CorpusSettings
-from pipeline.text.corpus.sources import SourceFile, list_files, open_file
-from pipeline.text.corpus.storage_errors import storage_errors
+from pipeline.text.corpus.file_view import view_of
+from pipeline.text.corpus.sources import SourceFile, list_files, open_file, reading
 from pipeline.text.tokens.scripts import SCRIPTS, scripts_of
 
 _MAX_FILES = 3
@@ -131,19 +131,22 @@ def _sample_columns(files: Sequence[SourceFile]) -> Values:
     """Return the first rows of a few files by column, with None if a row has no value."""
     rows: list[dict[str, Any]] = []
     for file in files[:_MAX_FILES]:
-        with storage_errors(file.uri, ""), open_file(file) as stream:
-            read = _read_parquet(stream) if file.format == "parquet" else _read_json(stream, file.uri)
+        with reading(file, ""), open_file(file) as stream:
+            read = _read_parquet(stream, file) if file.format == "parquet" else _read_json(stream, file.uri)
             rows += [dict(file.partitions) | row for row in read]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def _read_parquet(stream: Any) -> list[dict[str, Any]]:
-    return [
-        row
-        for batch in islice(pq.ParquetFile(stream).iter_batches(_BATCH_ROWS), _MAX_FILE_ROWS // _BATCH_ROWS)
-        for row in batch.to_pylist()
-    ]
+def _read_parquet(stream: Any, file: SourceFile) -> list[dict[str, Any]]:
+    reader = pq.ParquetFile(stream)
+    view = view_of(file, reader.schema_arrow, reader.metadata.num_rows)
+    rows, position = list[dict[str, Any]](), 0
+    for batch in islice(reader.iter_batches(_BATCH_ROWS), _MAX_FILE_ROWS // _BATCH_ROWS):
+        live = view.live_rows(pa.Table.from_batches([batch]), position)
+        rows += view.select(live, view.names).to_pylist()
+        position += len(batch)
+    return rows
 
 
 def _read_json(stream: Any, uri: str) -> list[dict[str, Any]]:

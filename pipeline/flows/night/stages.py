@@ -63,6 +63,8 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
         f"{changes.unchanged:,} unchanged"
     )
     read = f"{corpus.read_files} of {len(corpus.files)} files were read"
+    if corpus.snapshot is not None:
+        read = f"{read} of {corpus.snapshot}"
     if previous.release is None:
         chosen, sentence = "first", f"{counts}; {read}"
     elif corpus.rebuild_reason:

@@ -153,6 +153,7 @@ def make_record(tonight: TonightsFiles, outcome: IngestOutcome, duplicates: int)
         changes=sum((bucket.changes for bucket in outcome.buckets), Changes(deleted=lost)),
         counts=_count_rows(tonight, files, outcome, duplicates),
         id_type=str(tonight.id_type),
+        snapshot=next((file.table.snapshot for file in tonight.files if file.table), None),
     )
 
 

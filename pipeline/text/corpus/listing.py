@@ -1,5 +1,6 @@
 """List the files of a path, a glob or a directory, on a disk or in an object store."""
 
+import contextlib
 import glob
 import os
 import re
@@ -12,6 +13,7 @@ from urllib.parse import unquote
 from pipeline.config import refuse_credentials
 from pipeline.errors import ConfigError, DataError
 from pipeline.store.retry import retrying
+from pipeline.text.corpus.table_file import TableFile
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class FoundFile:
     size: int
     stamp: str
     """changes whenever the content changes"""
+    table: TableFile | None = None
+    """the metadata of the file, if it is a data file of a Delta or Iceberg table"""
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,8 @@ def list_local(path: str) -> Listing:
 def list_remote(uri: str) -> Listing:
     """List a file, a directory or a glob in an object store."""
     if uri.startswith(("s3://", "s3a://")):
-        try:
+        with _missing_bucket(uri):
             return _list_s3(uri.rstrip("/"))
-        except ConfigError as error:
-            if "NoSuchBucket" not in error.found:
-                raise
-            # A missing bucket is an error of the data, like a missing directory.
-            raise DataError(uri, error.expected, error.found, "check corpus.uri") from None
     system, path = _filesystem(uri)
     is_glob = glob.has_magic(path)
     search = system.glob if is_glob else system.find
@@ -78,6 +77,17 @@ def list_remote(uri: str) -> Listing:
     if [file.path for file in files] == [path]:
         return Listing(path.rpartition("/")[0], files, single=True)
     return Listing(path, [file for file in files if file.path.startswith(path + "/")])
+
+
+@contextlib.contextmanager
+def _missing_bucket(uri: str) -> Iterator[None]:
+    """Turn the error for a missing bucket into an error of the data, like that for a missing directory."""
+    try:
+        yield
+    except ConfigError as error:
+        if "NoSuchBucket" not in error.found:
+            raise
+        raise DataError(uri, error.expected, error.found, "check corpus.uri") from None
 
 
 def _list_s3(uri: str) -> Listing:
@@ -167,7 +177,8 @@ def remote_names(top: str, folder: str) -> Iterable[str]:
     if top.startswith(("s3://", "s3a://")):
         from pipeline.store.s3 import S3Store
 
-        return S3Store(top).names(folder)
+        with _missing_bucket(top):
+            return S3Store(top).names(folder)
     system, path = _filesystem(f"{top}/{folder}")
 
     def entries() -> list[dict[str, Any]]:

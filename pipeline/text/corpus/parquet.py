@@ -1,12 +1,10 @@
 """Read the rows of a Parquet file: only the columns that the settings name, in batches of bounded size."""
 
-from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.settings import CorpusSettings
@@ -21,14 +19,11 @@ from pipeline.text.corpus.columns import (
     plain_type,
     wrong_column_type,
 )
+from pipeline.text.corpus.file_view import FileView, other_fields, view_of
+from pipeline.text.corpus.parquet_tables import column_indices, has_offsets, read_tables
 from pipeline.text.corpus.sift import RawBatch
-from pipeline.text.corpus.sources import LARGE_BYTES, SourceFile, open_file, open_ranges
-from pipeline.text.corpus.storage_errors import storage_errors
+from pipeline.text.corpus.sources import LARGE_BYTES, SourceFile, open_file, open_ranges, reading
 
-_MAX_ROWS, _MAX_BYTES = 16_384, 32 << 20  # limits of one batch that `read` yields
-_FIRST_ROWS = 16  # in the first step: the footer does not show how large decoded dictionary values are
-_MAX_STEP_ROWS = 1_024  # in later steps; the size of the rows is checked after each step
-_SHRINK_FACTOR = 2  # a step of more than this many times _MAX_BYTES makes the following steps smaller
 _READ_AHEAD_BYTES = 4 << 20  # per column: a request reads as much of a large object
 # Limits of the row groups that are read together; a larger row group is read by itself.
 _DIVISION_BYTES = 256 << 20
@@ -41,53 +36,59 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
     Raises:
         DataError: the file cannot be read, or a column is missing or has a wrong type.
     """
-    with storage_errors(file.uri), open_ranges(file) as stream:
+    with reading(file), open_ranges(file) as stream:
         reader = pq.ParquetFile(stream)
-        schema, rows = reader.schema_arrow, reader.metadata.num_rows
-    counts = Counter(schema.names)  # a name that occurs twice is ambiguous
-    types = {name: kind for name, kind in zip(schema.names, schema.types, strict=True) if counts[name] == 1}
-    types = {**dict.fromkeys(file.partitions, pa.string()), **types}
+    view = view_of(file, reader.schema_arrow, reader.metadata.num_rows)
+    types = view.types(reader.schema_arrow)
     kept = (("corpus.keep", name) for name in corpus.keep)
     for setting, name in (("corpus.id", corpus.id), ("corpus.text", corpus.text), *kept):
         if name not in types:
             raise missing_column(file, setting, name, types)
+        if (fields := other_fields(file, name, types[name])) is not None:
+            raise wrong_column_type(file, setting, name, f"{fields}, as in the table", types[name])
     type_of_ids = id_type(types[corpus.id])
     if type_of_ids is None:
         raise wrong_column_type(file, "corpus.id", corpus.id, "string or integer", types[corpus.id])
     text_type = plain_type(types[corpus.text])
-    is_text = _has_offsets(text_type) or pa.types.is_fixed_size_binary(text_type)
+    is_text = has_offsets(text_type) or pa.types.is_fixed_size_binary(text_type)
     if not (is_text or pa.types.is_null(text_type)):
         raise wrong_column_type(
             file, "corpus.text", corpus.text, "string (or binary holding UTF-8)", types[corpus.text]
         )
     wanted = {name: types[name] for name in corpus.keep} | {corpus.id: type_of_ids}
-    may_be_negative = _may_be_negative(reader.metadata, corpus.id, type_of_ids)
-    divisions = _divide(reader.metadata, [corpus.id, corpus.text, *corpus.keep])
+    may_be_negative = _may_be_negative(reader.metadata, view, corpus.id, type_of_ids)
+    divisions = _divide(reader.metadata, view, [corpus.id, corpus.text, *corpus.keep])
+    rows = view.live_count(0, reader.metadata.num_rows)
     return FileColumns(file, wanted, rows, may_be_negative, divisions=divisions)
 
 
-def _divide(metadata: pq.FileMetaData, wanted: list[str]) -> tuple[RowGroups, ...]:
-    """Divide row groups by the bytes and rows of the wanted columns alone."""
-    indices, divisions, first_row = _column_indices(metadata, wanted), list[RowGroups](), 0
+def _divide(metadata: pq.FileMetaData, view: FileView, columns: list[str]) -> tuple[RowGroups, ...]:
+    """Divide row groups by the bytes of the columns and by the live rows alone."""
+    indices, divisions = column_indices(metadata, view.stored_names(columns)), list[RowGroups]()
+    position = first_row = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         size = sum(group.column(index).total_compressed_size for index in indices)
+        group_rows = view.live_count(position, position + group.num_rows)
         last = divisions[-1] if divisions else None
-        if last and last.size + size <= _DIVISION_BYTES and last.rows + group.num_rows <= _DIVISION_ROWS:
-            rows, size = last.rows + group.num_rows, last.size + size
+        if last and last.size + size <= _DIVISION_BYTES and last.rows + group_rows <= _DIVISION_ROWS:
+            rows, size = last.rows + group_rows, last.size + size
             divisions[-1] = RowGroups(last.first, number + 1, last.first_row, rows, size)
         else:
-            divisions.append(RowGroups(number, number + 1, first_row, group.num_rows, size))
-        first_row += group.num_rows
+            divisions.append(RowGroups(number, number + 1, first_row, group_rows, size))
+        position, first_row = position + group.num_rows, first_row + group_rows
     return tuple(divisions)
 
 
-def _may_be_negative(metadata: pq.FileMetaData, name: str, kind: pa.DataType) -> bool:
+def _may_be_negative(metadata: pq.FileMetaData, view: FileView, name: str, kind: pa.DataType) -> bool:
     """Return whether a column may hold a negative integer, by the footer's statistics."""
     if not pa.types.is_signed_integer(kind):
         return False
+    if name in view.constants:
+        return bool((view.constants[name].as_py() or 0) < 0)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    chunks = [group.column(index) for index in _column_indices(metadata, [name]) for group in groups]
+    indices = column_indices(metadata, view.stored_names([name]))
+    chunks = [group.column(index) for index in indices for group in groups]
     known = [chunk.statistics for chunk in chunks if chunk.is_stats_set and chunk.statistics.has_min_max]
     return len(known) < len(chunks) or any(statistics.min < 0 for statistics in known)
 
@@ -97,21 +98,26 @@ def read(
 ) -> Iterator[RawBatch]:
     """Yield the rows of some row groups, or of all, in the order of the file."""
     is_large = file.size > LARGE_BYTES
-    with storage_errors(file.uri), (open_ranges if is_large else open_file)(file) as stream:
+    with reading(file), (open_ranges if is_large else open_file)(file) as stream:
         footer = _footer_of_divided(file.uri, file.size, file.stamp) if groups else None
         reader = pq.ParquetFile(stream, metadata=footer, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
-        dictionary_reader = pq.ParquetFile(
-            stream, metadata=reader.metadata, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False
-        )
-        names = dict.fromkeys((corpus.id, corpus.text, *corpus.keep))
-        wanted = [name for name in names if name in reader.schema_arrow.names]
         metadata = reader.metadata
-        groups = groups or RowGroups(0, metadata.num_row_groups, 0, metadata.num_rows, file.size)
+        dictionary_reader = pq.ParquetFile(
+            stream, metadata=metadata, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False
+        )
+        view = view_of(file, reader.schema_arrow, metadata.num_rows)
+        wanted = view.stored_names((corpus.id, corpus.text, *corpus.keep))
+        live = view.live_count(0, metadata.num_rows)
+        groups = groups or RowGroups(0, metadata.num_row_groups, 0, live, file.size)
+        position = sum(metadata.row_group(number).num_rows for number in range(groups.first))
         done = 0
-        for table in _read_tables(reader, dictionary_reader, wanted, range(groups.first, groups.stop)):
-            position = groups.size * (done + len(table)) // max(groups.rows, 1)
-            yield RawBatch(_raw_table(table, groups.first_row + done, file, corpus, columns), position)
-            done += len(table)
+        for table in read_tables(reader, dictionary_reader, wanted, range(groups.first, groups.stop)):
+            rows, position = view.live_rows(table, position), position + len(table)
+            start, done = groups.first_row + done, done + len(rows)
+            if len(rows):
+                size = groups.size * done // max(groups.rows, 1)
+                named = view.select(rows, (corpus.id, corpus.text, *corpus.keep))
+                yield RawBatch(_raw_table(named, start, file, corpus, columns), size)
     if done != groups.rows:
         raise file.error(
             f"{groups.rows} rows, as its footer says", f"{done}", "the file is damaged: write it again"
@@ -132,163 +138,14 @@ def _raw_table(
     table: pa.Table, start: int, file: SourceFile, corpus: CorpusSettings, columns: Columns
 ) -> pa.Table:
     """Return the rows as `RawBatch.rows` has them; `start` is the number of the first row."""
-    count = table.num_rows
 
     def column(name: str) -> pa.ChunkedArray:
-        if name in table.column_names:
-            return table[name].cast(plain_type(table[name].type))
-        return pa.chunked_array([pa.repeat(pa.scalar(file.partitions[name], pa.string()), count)])
+        return table[name].cast(plain_type(table[name].type))
 
     kept = {
         stored_name(field.name): cast_column(column(field.name), field.type, file, "corpus.keep", field.name)
         for field in columns.kept
     }
     ids = cast_column(column(corpus.id), columns.id, file, "corpus.id", corpus.id)
-    rows = pa.array(np.arange(start, start + count, dtype=np.int64))
+    rows = pa.array(np.arange(start, start + len(table), dtype=np.int64))
     return pa.table({"id": ids, "text": column(corpus.text), **kept, "row": rows})
-
-
-def _read_tables(
-    reader: pq.ParquetFile, dictionary_reader: pq.ParquetFile, wanted: list[str], groups: range
-) -> Iterator[pa.Table]:
-    """Yield all rows in order, in tables of at most _MAX_ROWS rows and about _MAX_BYTES bytes."""
-    pending: list[pa.RecordBatch] = []
-    rows = size = 0
-    for step in _read_steps(reader, dictionary_reader, wanted, groups):
-        for batch, batch_size in _split_by_bytes(step):
-            if pending and (rows + len(batch) > _MAX_ROWS or size + batch_size > _MAX_BYTES):
-                yield pa.Table.from_batches(pending)
-                pending, rows, size = [], 0, 0
-            pending.append(batch)
-            rows, size = rows + len(batch), size + batch_size
-    if pending:
-        yield pa.Table.from_batches(pending)
-
-
-def _split_by_bytes(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yield the rows in parts of about _MAX_BYTES, each with its size in bytes when it is decoded.
-
-    A decoded part holds a dictionary's value once for every row that has it.
-    """
-    coded = [column for column in batch.columns if pa.types.is_dictionary(column.type)]
-    if not coded:
-        yield batch, batch.nbytes
-        return
-    without_values = sum(column.indices.nbytes for column in coded)
-    without_values += sum(
-        column.nbytes for column in batch.columns if not pa.types.is_dictionary(column.type)
-    )
-    row_sizes = without_values // len(batch) + sum(map(_value_lengths, coded))
-    ends, start = np.cumsum(row_sizes), 0
-    while start < len(batch):
-        before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + _MAX_BYTES, side="right")))
-        yield batch.slice(start, stop - start), int(ends[stop - 1]) - before
-        start = stop
-
-
-def _value_lengths(column: pa.DictionaryArray) -> np.ndarray:
-    """Return (n,) int64: the size in bytes of each row's value; 0 for null and for values of fixed width.
-
-    The time depends on the number of rows, not on the size of the dictionary.
-    """
-    values, indices = column.dictionary, column.indices
-    if not len(values) or not _has_offsets(values.type):
-        return np.zeros(len(column), np.int64)
-    wide = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
-    offsets = np.frombuffer(values.buffers()[1], np.int64 if wide else np.int32)[values.offset :]
-    filled = pc.fill_null(indices.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-    lengths = offsets[filled + 1].astype(np.int64) - offsets[filled]
-    return np.where(indices.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
-
-
-def _has_offsets(kind: pa.DataType) -> bool:
-    """Return whether a type is string or binary with values of variable length."""
-    types = pa.types
-    checks = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return any(check(kind) for check in checks)
-
-
-def _read_steps(
-    reader: pq.ParquetFile, dictionary_reader: pq.ParquetFile, wanted: list[str], groups: range
-) -> Iterator[pa.RecordBatch]:
-    """Yield all rows in order, in batches that are expected to fit in memory.
-
-    Arrow copies the dictionary of a dictionary column into every batch. Therefore these columns have their
-    own reader, which reads large batches even if the other columns allow small ones only.
-    """
-    types = dict(zip(reader.schema_arrow.names, reader.schema_arrow.types, strict=True))
-    coded = [name for name in wanted if pa.types.is_dictionary(types[name])]
-    plain = [name for name in wanted if name not in coded]
-    plain_steps = _plain_steps(reader, plain, groups)
-    dictionary_steps = _dictionary_steps(dictionary_reader, coded, groups)
-    if coded and plain:
-        yield from _join(plain_steps, dictionary_steps)
-    else:
-        yield from plain_steps if plain else dictionary_steps
-
-
-def _join(left: Iterator[pa.RecordBatch], right: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join the columns of two streams of batches, up to the last row that both have.
-
-    A batch ends where a batch of either stream ends.
-    """
-    a, b = next(left, None), next(right, None)
-    while a is not None and b is not None:
-        rows = min(len(a), len(b))
-        columns = [*a.slice(0, rows).columns, *b.slice(0, rows).columns]
-        yield pa.RecordBatch.from_arrays(columns, names=[*a.schema.names, *b.schema.names])
-        a = a.slice(rows) if rows < len(a) else next(left, None)
-        b = b.slice(rows) if rows < len(b) else next(right, None)
-
-
-def _dictionary_steps(reader: pq.ParquetFile, wanted: list[str], groups: range) -> Iterator[pa.RecordBatch]:
-    """Yield all rows in order, as many at once as should fit by the average size of a row."""
-    indices = _column_indices(reader.metadata, wanted)
-    for group in groups:
-        size = _batch_rows(reader.metadata.row_group(group), indices)
-        batches = reader.iter_batches(batch_size=size, row_groups=[group], columns=wanted)
-        yield from (batch for batch in batches if len(batch))
-
-
-def _plain_steps(reader: pq.ParquetFile, wanted: list[str], groups: range) -> Iterator[pa.RecordBatch]:
-    """Yield all rows in order: a few first, then as many at once as should fit, fewer if rows become larger.
-
-    Arrow reads a row group in batches of one size. For another size the row group is read again from its
-    start, and the rows that were already yielded are skipped. After the first step the size only falls within
-    a row group, by half or more each time, so that this happens a dozen times at most.
-    """
-    fitting_rows, is_first, indices = _FIRST_ROWS, True, _column_indices(reader.metadata, wanted)
-    for group in groups:
-        metadata = reader.metadata.row_group(group)
-        max_rows = min(_MAX_STEP_ROWS, _batch_rows(metadata, indices))
-        step_rows = min(fitting_rows, max_rows)
-        done = 0
-        while done < metadata.num_rows:
-            skip = done
-            for batch in reader.iter_batches(batch_size=step_rows, row_groups=[group], columns=wanted):
-                new = batch.slice(min(skip, len(batch)))
-                skip -= len(batch) - len(new)
-                if not len(new):
-                    continue
-                yield new
-                done += len(new)
-                fitting_rows = max(1, min(_MAX_STEP_ROWS, _MAX_BYTES * len(batch) // max(batch.nbytes, 1)))
-                is_too_large = fitting_rows < step_rows and batch.nbytes > _SHRINK_FACTOR * _MAX_BYTES
-                if is_first or is_too_large:
-                    step_rows, is_first = min(fitting_rows, max_rows), False
-                    break
-            else:
-                break  # the end of the row group; `read` reports rows that are missing
-
-
-def _batch_rows(group: pq.RowGroupMetaData, indices: list[int]) -> int:
-    """Return the number of rows that fill _MAX_BYTES, by the average size of a row in the footer."""
-    size = sum(group.column(index).total_uncompressed_size for index in indices)
-    return max(1, min(_MAX_ROWS, _MAX_BYTES * max(group.num_rows, 1) // max(size, 1)))
-
-
-def _column_indices(metadata: pq.FileMetaData, wanted: list[str]) -> list[int]:
-    """Return the indices of the wanted columns in a row group, including those inside nested columns."""
-    paths = (metadata.schema.column(index).path for index in range(metadata.num_columns))
-    return [index for index, path in enumerate(paths) if path in wanted or path.split(".")[0] in wanted]

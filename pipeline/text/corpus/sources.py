@@ -1,5 +1,6 @@
 """List the files of a corpus: one file, a glob, or a directory with hive partitions, local or remote."""
 
+import contextlib
 import glob
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,7 @@ from pipeline.settings import CorpusSettings
 from pipeline.store.base import in_threads
 from pipeline.store.range_reader import RangeReader
 from pipeline.store.store import open_store
-from pipeline.text.corpus.lakes import LOG_FOLDERS, possible_table_roots, refuse_tables
+from pipeline.text.corpus.lakes import LOG_FOLDERS, list_table, possible_table_roots, refuse_tables
 from pipeline.text.corpus.listing import (
     Listing,
     list_local,
@@ -25,7 +26,8 @@ from pipeline.text.corpus.listing import (
     remote_names,
 )
 from pipeline.text.corpus.normalize import has_surrogates, replace_surrogates
-from pipeline.text.corpus.storage_errors import storage_errors
+from pipeline.text.corpus.storage_errors import LEAVE_OUT, storage_errors
+from pipeline.text.corpus.table_file import TableFile
 
 Format = Literal["parquet", "jsonl"]
 _SUFFIXES: dict[Format, tuple[str, ...]] = {
@@ -59,6 +61,8 @@ class SourceFile:
     """values of the key=value directories in the path, by key"""
     content: bytes | None = field(default=None, repr=False, compare=False)
     """the bytes of the file, if they were read in advance"""
+    table: TableFile | None = field(default=None, repr=False, compare=False)
+    """the metadata of the file, if it is a data file of a Delta or Iceberg table"""
 
     def error(self, expected: str, found: str, remedy: str) -> DataError:
         """Create a DataError about this file."""
@@ -69,11 +73,18 @@ def list_files(corpus: CorpusSettings) -> list[SourceFile]:
     """List the files of a corpus, sorted by name.
 
     Names that begin with . or _ and files with other suffixes are left out. The stamp is the etag or the
-    modification time in ns; with `corpus.fingerprint: full` it is the sha256 of the content.
+    modification time in ns; with `corpus.fingerprint: full` it is the sha256 of the content. If the URI is
+    that of a Delta or Iceberg table, the files are the data files of its snapshot, and the stamp also changes
+    with their deleted rows and the names of their columns.
 
     Raises:
-        DataError: no file is left, or the files belong to a Delta or Iceberg table.
+        DataError: no file is left, some but not all files of a Delta or Iceberg table are named, or the table
+            cannot be read.
+        ConfigError: the library that reads the table is not installed.
     """
+    table = list_table(corpus)
+    if table is not None:
+        return _files_of_table(corpus, table)
     path = local_path(corpus.uri)
     with storage_errors(corpus.uri):
         listing = list_remote(corpus.uri) if path is None else list_local(path)
@@ -95,6 +106,33 @@ def list_files(corpus: CorpusSettings) -> list[SourceFile]:
         _refuse_lake_tables(corpus.uri, listing, by_name, parquet)
     hash_all = corpus.fingerprint == "full"
     return [_with_content_stamp(file) if hash_all or not file.stamp else file for file in files]
+
+
+def _files_of_table(corpus: CorpusSettings, listing: Listing) -> list[SourceFile]:
+    """Return the data files of a table."""
+    used = {corpus.id, corpus.text, *corpus.keep}
+    files = [
+        SourceFile(entry.path, entry.uri, entry.size, entry.stamp, "parquet", table=entry.table)
+        for entry in sorted(listing.files, key=lambda entry: entry.path)
+    ]
+    if not files:
+        raise DataError(corpus.uri, "a table with rows", "no data files", "write rows to it first")
+    if corpus.fingerprint == "full":
+        files = [_with_content_stamp(file) for file in files]
+    stamps = (f"{file.stamp} {file.table.stamp(used) if file.table else ''}" for file in files)
+    return [replace(file, stamp=stamp, modified=stamp) for file, stamp in zip(files, stamps, strict=True)]
+
+
+@contextlib.contextmanager
+def reading(file: SourceFile, leave_out: str = LEAVE_OUT) -> Iterator[None]:
+    """Turn errors of storage in the block, which reads a file, into errors of the project."""
+    with storage_errors(file.uri, leave_out):
+        try:
+            yield
+        except FileNotFoundError as error:
+            if file.table is None:
+                raise
+            raise file.table.missing(file.uri) from error
 
 
 def open_file(file: SourceFile) -> pa.NativeFile:
@@ -146,14 +184,19 @@ def read_in_advance(files: Iterable[SourceFile]) -> Iterator[SourceFile]:
 
 def _with_content(file: SourceFile) -> SourceFile:
     try:
-        with storage_errors(file.uri), open_file(file) as stream:
+        with reading(file), open_file(file) as stream:
             return replace(file, content=stream.read())
     except DataError:
         return file
 
 
 def is_unchanged(files: list[SourceFile], corpus: CorpusSettings) -> bool:
-    """Return whether the files have the same sizes and modification times as when they were listed."""
+    """Return whether the files have the same sizes and modification times as when they were listed.
+
+    Data files of a snapshot of a table never change.
+    """
+    if any(file.table for file in files):
+        return True
     now = list_files(corpus.model_copy(update={"fingerprint": "fast"}))
     return [(file.name, file.size, file.modified) for file in files] == [
         (file.name, file.size, file.modified) for file in now
@@ -192,7 +235,7 @@ def _partitions(path: str) -> dict[str, str | None]:
 def _with_content_stamp(file: SourceFile) -> SourceFile:
     """Return the file with the sha256 of its content as the stamp."""
     digest = hashlib.sha256()
-    with storage_errors(file.uri), open_file(file) as stream:
+    with reading(file), open_file(file) as stream:
         while piece := stream.read(_PIECE_BYTES):
             digest.update(piece)
     return replace(file, stamp=f"sha256:{digest.hexdigest()}")

@@ -9,11 +9,12 @@ import pyarrow as pa
 from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
 from pipeline.store.retry import is_transient
 
+LEAVE_OUT = "; corpus.bad_files=skip leaves such files out"
+"""End of a remedy for a file of a corpus."""
+
 
 @contextlib.contextmanager
-def storage_errors(
-    where: str, leave_out: str = "; corpus.bad_files=skip leaves such files out"
-) -> Iterator[None]:
+def storage_errors(where: str, leave_out: str = LEAVE_OUT) -> Iterator[None]:
     """Turn errors of storage in the block into errors of the project.
 
     Args:

@@ -150,11 +150,15 @@ def training_files(uri: str) -> list[SourceFile]:
     if manifest is not None:
         return manifest_units(manifest)
     try:
-        return list_files(CorpusSettings(uri=uri, format="parquet"))
+        files = list_files(CorpusSettings(uri=uri, format="parquet"))
     except DataError as error:
         raise DataError(
             error.where, error.expected, error.found, "check the URI of the training rows"
         ) from None
+    if files[0].table is not None:
+        remedy = "write its rows to Parquet files first"
+        raise DataError(uri, "Parquet files of training rows", f"{files[0].table.snapshot}", remedy)
+    return files
 
 
 def _read_footer(file: SourceFile) -> tuple[pa.Schema, list[pq.RowGroupMetaData]]:

@@ -1,5 +1,6 @@
 """Commands of the documents run as printed, in any order, on small corpora with a small encoder."""
 
+import contextlib
 import importlib.util
 import shlex
 import subprocess
@@ -128,6 +129,9 @@ def documents_folder(encoder: Path, child: LocalWorkers, tmp_path_factory: pytes
         write_pairs(folder / "tasks" / "sts" / f"{task}.parquet", 40)
     pq.write_table(pa.Table.from_pylist(inference(40)), folder / "nli.parquet")
     (folder / "judged.csv").write_text("query,id\n" + "".join(f"{texts[row]},d{row}\n" for row in range(9)))
+    lake = next(block for block in python_blocks(ROOT / "jobs/configs/README.md") if "deltalake" in block)
+    with contextlib.chdir(folder):
+        exec(lake, {})
     (folder / "night.yaml").write_text(f"corpus: {{uri: {folder}/docs}}\nrelease: {{root: {folder}/night}}\n")
     with connect(ClusterSettings(), Stages(), local=child):
         for root in ("bucket/index", "out/quickstart/releases", "out/docs"):

@@ -220,12 +220,11 @@ INNER_TABLE = ("t/a.parquet", f"t/metadata/other/{ICEBERG}")
 @pytest.mark.parametrize(
     ("files", "uri", "table"),
     [
-        *((DELTA_TABLE, uri, "Delta") for uri in ("t", "", "t/*.parquet", "t/a.parquet")),
+        *((DELTA_TABLE, uri, "Delta") for uri in ("", "t/*.parquet", "t/a.parquet")),
         (("t/day=1/a.parquet", f"t/{DELTA}"), "t/day=1", "Delta"),
-        *((ICEBERG_TABLE, uri, "Iceberg") for uri in ("t", "t/data", "t/data/*/*.parquet")),
+        *((ICEBERG_TABLE, uri, "Iceberg") for uri in ("", "t/data", "t/data/*/*.parquet")),
         (("t/data/a.parquet", f"t/{ICEBERG}"), "t/data/a.parquet", "Iceberg"),
         (("other/a.parquet", "t/b.txt", f"t/{DELTA}"), "", None),
-        (("t/a.jsonl", f"t/{DELTA}"), "t", None),
         (("t/a.parquet", "t/metadata/about.json"), "t", None),
         (("t/a.parquet", "t/_delta_log/notes.txt"), "t", None),
         *((INNER_TABLE, uri, None) for uri in ("t/a.parquet", "t/*.parquet", "t")),
@@ -233,7 +232,7 @@ INNER_TABLE = ("t/a.parquet", f"t/metadata/other/{ICEBERG}")
     ],
 )
 @pytest.mark.parametrize("file_system", ["disk", "s3", "memory"])
-def test_delta_and_iceberg_tables_are_refused(tmp_path, s3, file_system, files, uri, table):
+def test_parts_of_delta_and_iceberg_tables_are_refused(tmp_path, s3, file_system, files, uri, table):
     root = {"disk": tmp_path, "s3": f"{s3}/{uuid.uuid4().hex}", "memory": f"memory:///{uuid.uuid4().hex}"}[
         file_system
     ]
@@ -250,9 +249,14 @@ def test_delta_and_iceberg_tables_are_refused(tmp_path, s3, file_system, files, 
         assert list_files(corpus)
         return
     with pytest.raises(
-        DataError, match=rf"{root}.*a table of {table} .*write its current rows to Parquet files first"
+        DataError, match=rf"{root}.*a table of {table} .*set corpus.uri to the folder of the table"
     ):
         list_files(corpus)
+
+
+def test_json_lines_beside_the_log_of_a_table_are_read_if_the_format_is_set(tmp_path):
+    write_files(tmp_path, "t/a.jsonl", f"t/{DELTA}")
+    assert names(tmp_path / "t", format="jsonl") == ["a.jsonl"]
 
 
 def test_only_names_directly_in_a_log_folder_are_listed(s3: str):

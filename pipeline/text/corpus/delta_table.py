@@ -1,0 +1,174 @@
+"""List the live data files of a Delta table, with the library deltalake."""
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.errors import DataError, PipelineError, TransientError
+from pipeline.store.store import open_store
+from pipeline.store.units import TableSnapshot
+from pipeline.text.corpus.listing import FoundFile, Listing, local_path
+from pipeline.text.corpus.table_file import TableColumn, TableFile
+
+# Features of the protocol for readers that change nothing about data files, or that this module handles.
+_FEATURES = {
+    "columnMapping",
+    "deletionVectors",
+    "timestampNtz",
+    "typeWidening",
+    "typeWidening-preview",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+    "variantType",
+    "variantType-preview",
+}
+_MAPPING = "delta.columnMapping."
+
+
+def list_delta_files(uri: str, snapshot: int | datetime | None) -> Listing:
+    """List the data files of a version of a table. Reads its log and its deletion vectors.
+
+    Args:
+        uri: root of the table.
+        snapshot: number of the version, or a time at which it was the latest; None for the latest.
+
+    Raises:
+        DataError: there is no such version, or a feature of the table is not supported.
+    """
+    table = _open(uri, snapshot)
+    features = _features(table)
+    if unknown := sorted(features - _FEATURES):
+        raise DataError(
+            uri,
+            f"no reader features of Delta besides {', '.join(sorted(_FEATURES))}",
+            ", ".join(unknown),
+            "write the current rows to a table without them",
+        )
+    read, columns = TableSnapshot(format="Delta", id=table.version()), _columns(table, features)
+    deleted = dict(_deleted_rows(table)) if "deletionVectors" in features else {}
+    files = [
+        FoundFile(
+            path=unquote(add["path"]),
+            uri=_file_uri(uri, add["path"]),
+            size=add["size_bytes"],
+            stamp=str(add["modification_time"]),
+            table=TableFile(
+                snapshot=read,
+                location=add["path"],
+                columns=columns,
+                constants=constants,
+                deleted=deleted.pop(unquote(add["path"]), np.zeros(0, np.int64)),
+            ),
+        )
+        for add, constants in _added_files(table)
+    ]
+    if deleted:
+        raise DataError(
+            uri, f"data files of {read}", f"a deletion vector of {min(deleted)}", "check the log of the table"
+        )
+    return Listing("", files)
+
+
+def _open(uri: str, snapshot: int | datetime | None) -> Any:
+    """Open the table at a version."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    version = snapshot if isinstance(snapshot, int) else None
+    try:
+        table = DeltaTable(local_path(uri) or uri, version, _storage_options())
+        if isinstance(snapshot, datetime):
+            table.load_as_version(snapshot)
+            _check_time(uri, table.version(), snapshot)
+    except (DeltaError, OSError, ValueError) as error:
+        raise _explained(uri, error) from error
+    return table
+
+
+def _check_time(uri: str, version: int, snapshot: datetime) -> None:
+    """Raise DataError if the version was committed later: the library opens the first one if all were.
+
+    As for the library, the time of a commit is that of its file in the log.
+    """
+    entry = open_store(uri).entry(f"_delta_log/{version:020d}.json")
+    if entry is not None and int(entry.modified * 1_000) > int(snapshot.timestamp() * 1_000):
+        raise DataError(
+            uri,
+            f"a version of {snapshot.isoformat()} or earlier (corpus.snapshot)",
+            f"version {version} of {datetime.fromtimestamp(entry.modified, UTC).isoformat()} as the first",
+            "set corpus.snapshot to a later time, or to null for the latest version",
+        )
+
+
+def _explained(uri: str, error: Exception) -> PipelineError:
+    """Return the project's error for an error of the library."""
+    found = next(iter(str(error).splitlines()), type(error).__name__)  # a stack trace may follow
+    if "error sending request" in found or isinstance(error, TimeoutError | ConnectionError):
+        return TransientError(uri, "an answer of the storage", found, "run again")
+    remedy = "check corpus.uri, and corpus.snapshot: the log may have no such version, and null is the latest"
+    return DataError(uri, "a readable Delta table", found, remedy)
+
+
+def _storage_options() -> dict[str, str]:
+    """Return the endpoint and time limit of the project's S3 client. The library finds the keys by itself."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    options = {"timeout": f"{os.environ.get('MANTA_STORE_TIMEOUT_S') or 30}s"}
+    if endpoint:
+        options |= {"aws_endpoint": endpoint, "aws_allow_http": str(endpoint.startswith("http://")).lower()}
+    return options
+
+
+def _features(table: Any) -> set[str]:
+    """Return the features that readers of the table must support; columnMapping only if it is in use."""
+    protocol, mode = table.protocol(), table.metadata().configuration.get(f"{_MAPPING}mode", "none")
+    features = set(protocol.reader_features or ())
+    if protocol.min_reader_version == 2:
+        features.add("columnMapping")
+    return features - {"columnMapping"} if mode == "none" else features
+
+
+def _columns(table: Any, features: set[str]) -> dict[str, TableColumn]:
+    """Return the columns that are in data files, that is, all but those of partitions."""
+    metadata, types = table.metadata(), pa.schema(table.schema().to_arrow())
+    is_mapped = "columnMapping" in features
+    has_ids = is_mapped and metadata.configuration[f"{_MAPPING}mode"] == "id"
+    return {
+        column["name"]: TableColumn(
+            names=(column["metadata"][f"{_MAPPING}physicalName"] if is_mapped else column["name"],),
+            field_id=int(column["metadata"][f"{_MAPPING}id"]) if has_ids else None,
+            kind=types.field(column["name"]).type,
+        )
+        for column in json.loads(table.schema().to_json())["fields"]
+        if column["name"] not in metadata.partition_columns
+    }
+
+
+def _added_files(table: Any) -> Iterator[tuple[dict[str, Any], dict[str, pa.Scalar]]]:
+    """Yield the path, size and time of each data file, with the values of its partition by column."""
+    files = pa.table(table.get_add_actions())
+    names = table.metadata().partition_columns
+    values = [files["partition"].combine_chunks().field(name) for name in names]
+    plain = files.select(["path", "size_bytes", "modification_time"])
+    for row, add in enumerate(plain.to_pylist()):
+        yield add, {name: column[row] for name, column in zip(names, values, strict=True)}
+
+
+def _deleted_rows(table: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (path, deleted rows) of each data file with a deletion vector."""
+    for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
+        for location, kept in zip(batch["filepath"].to_pylist(), batch["selection_vector"], strict=True):
+            path = unquote(location.removeprefix(table.table_uri))
+            yield path, np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+
+
+def _file_uri(root: str, path: str) -> str:
+    """Return the URI of a data file. The path in the log is percent-encoded, and may be absolute."""
+    if path.startswith("file:"):
+        return path
+    return unquote(path) if "://" in path else f"{root.rstrip('/')}/{unquote(path)}"

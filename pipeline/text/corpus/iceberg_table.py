@@ -1,0 +1,225 @@
+"""List the live data files of an Iceberg table, with the library pyiceberg."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.store.base import in_threads
+from pipeline.store.store import open_store
+from pipeline.store.units import TableSnapshot
+from pipeline.text.corpus.delete_files import data_files_of
+from pipeline.text.corpus.listing import FoundFile, Listing
+from pipeline.text.corpus.storage_errors import storage_errors
+from pipeline.text.corpus.table_file import DeleteFile, TableColumn, TableFile
+
+CATALOG = "iceberg://"
+"""Scheme of a table in a catalog: iceberg://CATALOG/NAMESPACE.TABLE."""
+METADATA = re.compile(r"(?:v(\d+)|(\d+)-[^/]*)(?:\.gz)?\.metadata\.json(?:\.gz)?")
+"""Name of a metadata file, with its number."""
+_HINT = "version-hint.text"
+
+
+def list_iceberg_files(uri: str, names: Iterable[str], snapshot: int | datetime | None) -> Listing:
+    """List the data files of a snapshot of a table. Reads its metadata and its manifests.
+
+    Args:
+        uri: root of the table, one of its metadata files, or iceberg://CATALOG/NAMESPACE.TABLE.
+        names: names of the files in the folder metadata of the root.
+        snapshot: id of the snapshot, or a time at which it was the current one; None for the current one.
+
+    Raises:
+        DataError: there is no such snapshot, or it has data or delete files that cannot be read.
+    """
+    from pyiceberg.exceptions import ValidationError
+
+    try:
+        with storage_errors(uri, ""):
+            table = _open(uri, names)
+            scan = table.scan(snapshot_id=_find_snapshot(uri, table, snapshot))
+            tasks = sorted(scan.plan_files(), key=lambda task: task.file.file_path)
+    except (ValueError, ValidationError, NotImplementedError) as error:
+        found = " ".join(str(error).split())[:400]
+        if "equality deletes" not in found:
+            raise DataError(uri, "a readable Iceberg table", found, "check its metadata") from error
+        remedy = "rewrite its data files with the engine that writes it, so that no equality deletes are left"
+        raise DataError(uri, "an Iceberg table with position deletes only", found, remedy) from error
+    other = (task.file for task in tasks if task.file.file_format.value != "PARQUET")
+    if (file := next(other, None)) is not None:
+        remedy = "write its rows again as Parquet"
+        raise DataError(file.file_path, "a data file of Parquet", file.file_format.value, remedy)
+    return Listing("", _data_files(table, scan, tasks))
+
+
+def _data_files(table: Any, scan: Any, tasks: Sequence[Any]) -> list[FoundFile]:
+    """Return the data files that a scan reads."""
+    current, schema = scan.snapshot(), scan.projection()
+    read = TableSnapshot(format="Iceberg", id=current.snapshot_id if current else 0)
+    columns, top = _columns(table, schema), f"{table.location().rstrip('/')}/"
+    return [
+        FoundFile(
+            path=task.file.file_path.removeprefix(top),
+            uri=_uri_of(task.file.file_path),
+            size=task.file.file_size_in_bytes,
+            stamp="",
+            table=TableFile(
+                snapshot=read,
+                location=task.file.file_path,
+                columns=columns,
+                constants=dict(_constants(table, schema, task.file)),
+                delete_files=delete_files,
+            ),
+        )
+        for task, delete_files in zip(tasks, _delete_files(tasks), strict=True)
+    ]
+
+
+def _uri_of(location: str) -> str:
+    from pipeline.text.corpus.iceberg_io import uri_of
+
+    return uri_of(location)
+
+
+def _open(uri: str, names: Iterable[str]) -> Any:
+    """Open the table by its catalog or by its latest metadata file."""
+    from pyiceberg.catalog.noop import NoopCatalog
+    from pyiceberg.serializers import FromInputFile
+    from pyiceberg.table import Table
+
+    from pipeline.text.corpus.iceberg_io import StoredFiles
+
+    files = StoredFiles()
+    if uri.startswith(CATALOG):
+        location, metadata = _in_catalog(uri)
+    else:
+        location = uri if METADATA.fullmatch(uri.rpartition("/")[2]) else _latest_metadata(uri, names)
+        metadata = FromInputFile.table_metadata(files.new_input(location))
+    return Table((uri,), metadata, location, files, NoopCatalog("none"))
+
+
+def _in_catalog(uri: str) -> tuple[str, Any]:
+    """Return the location and the content of the metadata file that a catalog names."""
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, NotInstalledError, RESTError
+
+    name, _, table = uri.removeprefix(CATALOG).partition("/")
+    try:
+        found = load_catalog(name).load_table(table)
+    except (NoSuchTableError, NoSuchNamespaceError) as error:
+        raise DataError(uri, f"a table of the catalog {name}", str(error), "check corpus.uri") from error
+    except (NotInstalledError, RESTError, ValueError) as error:
+        set_here = f"PYICEBERG_CATALOG__{name.upper()}__URI and so on, or .pyiceberg.yaml"
+        raise ConfigError(
+            uri, f"the catalog {name} ({set_here})", str(error), "correct its settings"
+        ) from error
+    return found.metadata_location, found.metadata
+
+
+def _latest_metadata(uri: str, names: Iterable[str]) -> str:
+    """Return the metadata file of the current version of a table.
+
+    A table without a catalog names it in version-hint.text, or a later one follows by its number. In the
+    folder of a table with a catalog it is the one of the highest number, if there is only one.
+    """
+    numbers = {name: int(match[1] or match[2]) for name in names if (match := METADATA.fullmatch(name))}
+    if _HINT in names and (hint := open_store(uri).read(f"metadata/{_HINT}").decode().strip()) in numbers:
+        return f"{uri}/metadata/{hint}"
+    latest = [name for name, number in numbers.items() if number == max(numbers.values())]
+    if len(latest) > 1:
+        raise DataError(
+            uri,
+            "one latest metadata file",
+            f"{' and '.join(sorted(latest)[:2])}, one of which was never committed",
+            f"set corpus.uri to {CATALOG}CATALOG/NAMESPACE.TABLE, or to the metadata file",
+        )
+    return f"{uri}/metadata/{latest[0]}"
+
+
+def _find_snapshot(uri: str, table: Any, snapshot: int | datetime | None) -> int | None:
+    """Return the id of the snapshot to read; None for the current one."""
+    if snapshot is None:
+        return None
+    if isinstance(snapshot, datetime):
+        found = table.snapshot_as_of_timestamp(int(snapshot.timestamp() * 1_000))
+    else:
+        found = table.snapshot_by_id(snapshot)
+    if found is None:
+        known = [f"{entry.snapshot_id} of {_time_of(entry)}" for entry in table.snapshots()]
+        raise DataError(
+            uri,
+            f"the snapshot {snapshot} (corpus.snapshot)",
+            f"{len(known)} snapshots, {known[0]} to {known[-1]}" if known else "no snapshots",
+            "it may have expired: set corpus.snapshot to another one, or to null for the current one",
+        )
+    return int(found.snapshot_id)
+
+
+def _time_of(snapshot: Any) -> str:
+    return datetime.fromtimestamp(snapshot.timestamp_ms / 1_000).astimezone().isoformat(timespec="seconds")
+
+
+def _columns(table: Any, schema: Any) -> dict[str, TableColumn]:
+    """Return the columns of a schema. Files without field ids name them as in the table's name mapping."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    mapping = table.name_mapping()
+    names = {field.field_id: tuple(field.names) for field in mapping.root} if mapping else {}
+    types = schema_to_pyarrow(schema)
+    return {
+        column.name: TableColumn(
+            names.get(column.field_id, ()), column.field_id, types.field(column.name).type
+        )
+        for column in schema.fields
+    }
+
+
+def _constants(table: Any, schema: Any, file: Any) -> Iterator[tuple[str, pa.Scalar]]:
+    """Yield the columns that have one value in all rows of a file that lacks them.
+
+    These are the values of its partition, and the defaults of columns that were added later.
+    """
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+    from pyiceberg.transforms import IdentityTransform
+
+    types, by_id = schema_to_pyarrow(schema), {column.field_id: column for column in schema.fields}
+    for column in schema.fields:
+        if column.initial_default is not None:
+            yield column.name, pa.scalar(column.initial_default, types.field(column.name).type)
+    for position, part in enumerate(table.specs()[file.spec_id].fields):
+        column, value = by_id.get(part.source_id), file.partition[position]
+        if column is not None and value is not None and isinstance(part.transform, IdentityTransform):
+            yield column.name, pa.scalar(value, types.field(column.name).type)
+
+
+def _delete_files(tasks: Sequence[Any]) -> list[tuple[DeleteFile, ...]]:
+    """Return the delete files of each data file.
+
+    A manifest gives all delete files of a partition to each of its data files. Those that list no rows of a
+    data file are left out, so that it is not read again because rows of others were deleted.
+    """
+    files = [[_delete_file(file) for file in task.delete_files] for task in tasks]
+    counts = Counter(chain.from_iterable(files))
+    shared = [file for file, count in counts.items() if count > 1]
+    data_files = dict(zip(shared, in_threads(data_files_of, shared), strict=True))
+    return [
+        tuple(
+            sorted(
+                (
+                    file
+                    for file in of_task
+                    if task.file.file_path in data_files.get(file, (task.file.file_path,))
+                ),
+                key=lambda file: file.uri,
+            )
+        )
+        for task, of_task in zip(tasks, files, strict=True)
+    ]
+
+
+def _delete_file(file: Any) -> DeleteFile:
+    return DeleteFile(_uri_of(file.file_path), file.file_size_in_bytes, file.file_format.value == "PUFFIN")
