@@ -1,6 +1,9 @@
 """Which corpora are read as tables, and the settings of a snapshot."""
 
 import importlib.util
+import signal
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -30,6 +33,37 @@ def delta_or_iceberg(folder, format):
     nights = DeltaNights(folder)
     nights.write(rows([1, 2]))
     return nights
+
+
+KILLED_ONCE = """
+import os, signal, sys
+from pipeline.settings import CorpusSettings
+from pipeline.store.store import open_store
+from pipeline.text.corpus.ingest import ingest
+from pipeline.text.corpus.task_map import TaskRunner
+from pipeline.text.corpus.tonights_files import ParentCorpus
+def progress(rows, size):
+    if sys.argv[3] == "killed" and rows:
+        os.kill(os.getpid(), signal.SIGKILL)
+corpus, store = CorpusSettings(uri=sys.argv[1], keep=("lang",)), open_store(sys.argv[2])
+found = ingest(corpus, 4, store, ParentCorpus(), TaskRunner(on_progress=progress))
+print(found.id, found.rows)
+"""
+
+
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
+def test_a_killed_run_is_repeated_with_the_same_result(tmp_path, format):
+    uri = delta_or_iceberg(tmp_path, format).corpus.uri
+
+    def run(folder, killed):
+        command = [sys.executable, "-c", KILLED_ONCE, uri, str(tmp_path / folder), killed]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        return result.returncode, result.stdout.split()
+
+    assert run("out", "killed") == (-signal.SIGKILL, [])
+    code, (first, rows_read) = run("out", "")
+    assert (code, rows_read) == (0, "2")
+    assert run("other", "") == (0, [first, "2"])
 
 
 def test_training_rows_are_not_read_from_a_table(tmp_path):
