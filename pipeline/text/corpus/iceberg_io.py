@@ -42,7 +42,9 @@ class StoredFiles(FileIO):
         return StoredInput(location)
 
     def new_output(self, location: str) -> OutputFile:
+        """Refuse to write."""
         raise NotImplementedError(f"{location}: tables are only read")
 
     def delete(self, location: Any) -> None:
+        """Refuse to delete."""
         raise NotImplementedError(f"{location}: tables are only read")
