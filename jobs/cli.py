@@ -1,6 +1,7 @@
 """The command `manta`: one subcommand per job. Importing it loads neither torch nor Ray nor faiss."""
 
 import platform
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,6 +38,8 @@ _FIRST_STEPS = """Manta: from a corpus of text to a published, searchable index,
 
 manta --help names all commands, and manta COMMAND --help their options."""
 
+_QUICKSTART_ROOT = "out/quickstart/releases"  # release.root of jobs/configs/quickstart.yaml
+
 app = application(
     name="manta",
     help="From a corpus of text to a published, versioned, searchable index.\n\n"
@@ -67,8 +70,17 @@ def _without_command(
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
-        print(_FIRST_STEPS)
+        print(f"{_FIRST_STEPS}\nNext: {_next_step()}")
         raise typer.Exit(2)
+
+
+def _next_step() -> str:
+    """Return the command that follows the commands that were run in this directory."""
+    if Path("night.yaml").exists():
+        return "manta nightly --config night.yaml"
+    if Path(_QUICKSTART_ROOT, "commits").exists():
+        return f'manta search {_QUICKSTART_ROOT} "join two paths", then manta init for a corpus of your own'
+    return "manta nightly --config quickstart"
 
 
 for _command in (

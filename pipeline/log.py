@@ -214,7 +214,8 @@ class RunningStage:
         shown = self._count(self.stage.done) if self.stage.done else ""
         if self.total is not None:
             shown = f"{self.stage.done:,}/{self._count(self.total)}"
-        facts = f"{self._speed()} {note}".strip()
+        is_starting = bool(self.total) and not self.stage.done
+        facts = "workers are starting" if is_starting else f"{self._speed()} {note}".strip()
         bar.show(self.stage.done, self.total, counted=shown, facts=facts, left=self._time_left())
 
     def _count(self, count: int) -> str:

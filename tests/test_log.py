@@ -86,6 +86,8 @@ def test_the_rate_of_the_bar_excludes_the_start_of_the_workers(
     assert "140/460 rows 70 rows/s" in shown
     assert seconds_left(shown) == pytest.approx((460 - 140) / 70, abs=0.1)
     assert "rows/s" not in on_a_terminal(460, monkeypatch, capfd, 70).splitlines()[0]
+    assert "0/460 rows workers are starting" in on_a_terminal(460, monkeypatch, capfd)
+    assert "starting" not in on_a_terminal(460, monkeypatch, capfd, 70)
 
 
 def test_a_stage_without_a_count_shows_none_on_a_terminal(

@@ -37,6 +37,18 @@ def test_manta_without_a_command_prints_the_first_steps_and_fails(manta: Manta):
     assert steps == ["nightly", "init", "nightly", "search"]
 
 
+def test_the_next_step_follows_from_what_was_done_in_the_directory(
+    manta: Manta, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    assert manta().out.endswith("\nNext: manta nightly --config quickstart\n")
+    root = load_settings(Job, ROOT / "jobs" / "configs" / "quickstart.yaml").release.root
+    (tmp_path / root / "commits").mkdir(parents=True)
+    assert f'\nNext: manta search {root} "join two paths"' in manta().out
+    (tmp_path / "night.yaml").touch()
+    assert manta().out.endswith("\nNext: manta nightly --config night.yaml\n")
+
+
 def test_the_version_comes_first(manta: Manta):
     ended = manta("--version")
     assert ended.code == 0
