@@ -22,7 +22,7 @@ def words(overview: Overview) -> str:
 def test_the_page_asks_which_release_is_current_and_answers():
     shown = spaced_words_in(render(OVERVIEW))
     answer = "Release 2 , published at 2026-11-22 11:24 UTC: 300 texts can be searched."
-    assert f"Which release is current? current {answer}" in shown
+    assert f"Which release is current? {answer}" in shown
     assert "Which release is current? None." in spaced_words_in(render(replace(OVERVIEW, current=None)))
 
 

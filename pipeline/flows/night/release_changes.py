@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.log import say
+from pipeline.settings import Job
 from pipeline.stats.drift import Drift, drift
 from pipeline.stats.moments import Moments
 from pipeline.store.base import Store
@@ -27,9 +28,20 @@ def measure_drift(store: Store, before: ReleaseManifest, after: ReleaseManifest)
 
 
 def differing_settings(before: ReleaseManifest, after: ReleaseManifest) -> dict[str, tuple[Any, Any]]:
-    """Return the (earlier, later) values of the settings that differ, by their full names, in order."""
-    settings = pair_values(*(dict(_flatten(each.settings)) for each in (before, after)))
+    """Return the (earlier, later) values of the settings that differ, by their full names, in order.
+
+    A setting that an earlier version of Manta did not have counts as its default.
+    """
+    settings = pair_values(*(dict(_flatten(_with_defaults(each.settings))) for each in (before, after)))
     return {name: (old, new) for name, (old, new) in sorted(settings.items()) if old != new}
+
+
+def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return all settings of a release; only the stored ones if this version cannot read them."""
+    try:
+        return Job.model_validate(settings).model_dump(mode="json")
+    except ValueError:
+        return settings
 
 
 def pair_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
