@@ -7,6 +7,7 @@ import abc
 import contextlib
 import importlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
@@ -62,14 +63,25 @@ class Target(abc.ABC):
     takes_paths: ClassVar[bool] = True
     """whether an address without scheme is a path of this machine"""
 
+    name_form: ClassVar[str] = r".+"
+    """regular expression of valid names"""
+    name_rule: ClassVar[str] = "a name that is not empty"
+    """the same in words"""
+
     def __init__(self, uri: str, name: str) -> None:
         """Connect to the target.
 
         Args:
             uri: address of the server, or a folder.
             name: name of the table, collection or index.
+
+        Raises:
+            ConfigError: an invalid address or name.
+            TransientError: the server does not answer.
         """
         self.uri, self.name = uri, name
+        if not re.fullmatch(self.name_form, name):
+            raise ConfigError(f"{uri}: --name", self.name_rule, repr(name), "choose another --name")
 
     @property
     def where(self) -> str:
@@ -137,6 +149,18 @@ class Target(abc.ABC):
             if (explained := self.explain(error)) is None:
                 raise
             raise explained from error
+
+    @contextlib.contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Do the same as `explained` for a block that connects, where a ValueError is an invalid address."""
+        try:
+            with self.explained():
+                yield
+        except ValueError as error:
+            found = " ".join(str(error).split())
+            raise ConfigError(
+                f"TARGET {self.uri!r}", "an address of a target of this kind", found, "correct the address"
+            ) from error
 
     def foreign(self, kind: str, advice: str = "choose another --name") -> DataError:
         """Return the error for a table, or what else `kind` names it, that no export wrote."""

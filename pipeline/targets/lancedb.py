@@ -22,10 +22,14 @@ class LanceTarget(Target):
     """
 
     extra: ClassVar[str | None] = "lancedb"
+    name_form: ClassVar[str] = rf"(?!{_POSITIONS}$)[A-Za-z0-9_.-]{{1,200}}"
+    name_rule: ClassVar[str] = f"at most 200 letters, digits and _ . - of ASCII, and not {_POSITIONS}"
 
     def __init__(self, uri: str, name: str) -> None:
         super().__init__(uri, name)
-        self._database = self.client("lancedb").connect(uri)
+        module = self.client("lancedb")
+        with self.connecting():
+            self._database = module.connect(uri)
         self._pending: list[pa.Table] = []
 
     def position(self) -> Position | None:

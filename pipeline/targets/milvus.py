@@ -9,12 +9,13 @@ import pyarrow as pa
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.store.schema import vector_matrix
 from pipeline.targets import TARGETS, Position, Target
+from pipeline.targets.requests import in_requests
 from pipeline.targets.values import json_rows
 
 _KEY = "manta.position"  # property of the collection
 _MAX_ID_BYTES = 65_535  # limit of a VARCHAR
-_BATCH_BYTES = 8 << 20  # of the vectors of a request; servers refuse more than 64 MiB
-_BATCH_IDS = 1_000
+_BATCH_IDS = 1_000  # in one condition of a deletion
+_INVALID_PARAMETER = 1_100  # code of the server's errors
 
 
 @TARGETS.register("milvus")
@@ -25,11 +26,13 @@ class MilvusTarget(Target):
     """
 
     extra: ClassVar[str | None] = "milvus"
+    name_form: ClassVar[str] = r"[^/\\\0]{1,255}"
+    name_rule: ClassVar[str] = "at most 255 characters without slashes"
 
     def __init__(self, uri: str, name: str) -> None:
         super().__init__(uri, name)
         self._module = self.client("pymilvus")
-        with self.explained():
+        with self.connecting():
             self._client = self._module.MilvusClient(uri=uri, token=os.environ.get("MILVUS_TOKEN", ""))
 
     def position(self) -> Position | None:
@@ -64,19 +67,17 @@ class MilvusTarget(Target):
 
     def upsert(self, rows: pa.Table) -> None:
         """Upsert the rows in requests of some megabytes."""
-        dim = rows.schema.field("vector").type.list_size
-        batch_rows = max(1, _BATCH_BYTES // (4 * dim))
-        for start in range(0, len(rows), batch_rows):
-            batch = rows.slice(start, batch_rows)
-            vectors = vector_matrix(batch["vector"])
-            data = [row | {"vector": vector} for row, vector in zip(json_rows(batch), vectors, strict=True)]
-            self._client.upsert(self.name, data=data)
+        vectors = vector_matrix(rows["vector"])
+        data = [row | {"vector": vector} for row, vector in zip(json_rows(rows), vectors, strict=True)]
+        for batch in in_requests(data, _row_bytes):
+            self._client.upsert(self.name, data=batch)
 
     def delete(self, ids: pa.Array) -> None:
         """Delete the rows."""
-        for start in range(0, len(ids), _BATCH_IDS):
-            listed = json.dumps(ids.slice(start, _BATCH_IDS).to_pylist(), ensure_ascii=False)
-            self._client.delete(self.name, filter=f"id in {listed}")  # the client does not escape `ids`
+        literals = (json.dumps(each, ensure_ascii=False) for each in ids.to_pylist())
+        for batch in in_requests(literals, lambda literal: len(literal.encode()), most=_BATCH_IDS):
+            # The client does not escape its argument `ids`.
+            self._client.delete(self.name, filter=f"id in [{', '.join(batch)}]")
 
     def store_position(self, position: Position) -> None:
         """Store the position in the properties of the collection."""
@@ -94,7 +95,8 @@ class MilvusTarget(Target):
     def explain(self, error: Exception) -> PipelineError | None:
         """Distinguish requests that the server refuses from a server that does not answer."""
         errors: Any = self._module.exceptions
-        if isinstance(error, errors.ParamError | errors.DataNotMatchException):
+        refusals = (errors.ParamError, errors.DataNotMatchException, errors.ConnectionConfigException)
+        if isinstance(error, refusals) or getattr(error, "code", None) == _INVALID_PARAMETER:
             return ConfigError(
                 self.where,
                 "a request that Milvus accepts",
@@ -102,3 +104,8 @@ class MilvusTarget(Target):
                 "check the address, the name and MILVUS_TOKEN",
             )
         return self.unreachable(error) if isinstance(error, errors.MilvusException) else None
+
+
+def _row_bytes(row: dict[str, Any]) -> int:
+    """Return the size of a row in a request."""
+    return int(row["vector"].nbytes) + len(json.dumps({**row, "vector": None}))

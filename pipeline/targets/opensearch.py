@@ -11,10 +11,11 @@ import pyarrow as pa
 from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
 from pipeline.store.schema import vector_matrix
 from pipeline.targets import TARGETS, Position, Target
+from pipeline.targets.mappings import field_type
+from pipeline.targets.requests import in_requests
 from pipeline.targets.values import json_rows
 
 _KEY = "manta"  # key of the position in the metadata of the index
-_BATCH_BYTES = 8 << 20  # of a request
 _MAX_ID_BYTES = 512  # limit of the server
 
 
@@ -24,6 +25,11 @@ class OpenSearchTarget(Target):
 
     extra: ClassVar[str | None] = "opensearch"
     takes_paths: ClassVar[bool] = False
+    name_form: ClassVar[str] = r'(?![-_+.])[^A-Z\\/*?"<>| ,#:\0]{1,255}'
+    name_rule: ClassVar[str] = (
+        'at most 255 characters without capitals, blanks and \\ / * ? " < > | , # :, and without - _ + . '
+        "at the beginning"
+    )
     module: ClassVar[str] = "opensearchpy"
     """package of the client"""
     settings: ClassVar[dict[str, Any]] = {"index.knn": True}
@@ -31,7 +37,8 @@ class OpenSearchTarget(Target):
     def __init__(self, uri: str, name: str) -> None:
         super().__init__(uri, name)
         self._module = self.client(self.module)
-        self._client = self.connect()
+        with self.connecting():
+            self._client = self.connect()
 
     def connect(self) -> Any:
         """Return the client."""
@@ -47,7 +54,11 @@ class OpenSearchTarget(Target):
         """Return the position in the metadata of the index."""
         if not self._client.indices.exists(index=self.name):
             return None
-        found = self._client.indices.get_mapping(index=self.name)[self.name]["mappings"].get("_meta", {})
+        indices = self._client.indices.get_mapping(index=self.name)
+        if self.name not in indices:
+            advice = "choose the name of an index as --name; an alias can point to it"
+            raise ConfigError(self.where, "an index", f"an alias of {', '.join(sorted(indices))}", advice)
+        found = indices[self.name]["mappings"].get("_meta", {})
         if _KEY not in found:
             raise self.foreign("index")
         return Position.model_validate_json(found[_KEY])
@@ -56,14 +67,15 @@ class OpenSearchTarget(Target):
         """Create the index with the position as metadata."""
         if self._client.indices.exists(index=self.name):
             self._client.indices.delete(index=self.name)
-        id_type = "keyword" if pa.types.is_string(schema.field("id").type) else "long"
-        if pa.types.is_uint64(schema.field("id").type):
-            id_type = "unsigned_long"
-        properties = {
-            "id": {"type": id_type},
-            "vector": self.vector_type(schema.field("vector").type.list_size),
+        id_type = field_type(schema.field("id").type)
+        properties = {field.name: field_type(field.type) for field in schema}
+        properties["id"] = {"type": "keyword"} if id_type["type"] == "text" else id_type
+        properties["vector"] = self.vector_type(schema.field("vector").type.list_size)
+        mappings = {
+            "dynamic": "strict",
+            "properties": properties,
+            "_meta": {_KEY: position.model_dump_json()},
         }
-        mappings = {"properties": properties, "_meta": {_KEY: position.model_dump_json()}}
         self._client.indices.create(index=self.name, body={"settings": self.settings, "mappings": mappings})
 
     def upsert(self, rows: pa.Table) -> None:
@@ -116,25 +128,17 @@ class OpenSearchTarget(Target):
 
     def _send(self, operations: Iterator[tuple[str, ...]]) -> None:
         """Send operations, each of one line or two, in bulk requests."""
-        pending: list[str] = []
-        size = 0
-        for lines in operations:
-            pending += lines
-            size += sum(map(len, lines))
-            if size >= _BATCH_BYTES:
-                self._send_lines(pending)
-                pending, size = [], 0
-        if pending:
-            self._send_lines(pending)
+        for batch in in_requests(operations, lambda lines: sum(map(len, lines)) + len(lines)):
+            self._send_lines([line for lines in batch for line in lines])
 
     def _send_lines(self, lines: list[str]) -> None:
         answer = self._client.bulk(body="\n".join(lines) + "\n", index=self.name)
         results = [next(iter(item.values())) for item in answer["items"]] if answer["errors"] else []
         for result in results:
-            if "error" not in result or result["status"] == 404:  # a deleted document
+            if "error" not in result:  # also the deletion of a document that does not exist
                 continue
             found = json.dumps(result["error"])[:500]
-            if result["status"] == 429 or result["status"] >= 500:
+            if result["status"] in (404, 429) or result["status"] >= 500:  # 404: the index was deleted
                 raise TransientError(self.where, "a server that takes the rows", found, "run again later")
             raise DataError(
                 self.where, f"a row that the index can store, {result['_id']}", found, "correct the corpus"

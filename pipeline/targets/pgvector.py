@@ -1,12 +1,13 @@
 """A table of PostgreSQL with pgvector: columns id (the primary key), vector, and the kept columns."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import ConfigError, DataError, PipelineError
+from pipeline.log import say
 from pipeline.store.schema import vector_matrix
 from pipeline.targets import TARGETS, Position, Target
 from pipeline.targets.values import json_value, python_column
@@ -40,6 +41,8 @@ class PgvectorTarget(Target):
 
     extra: ClassVar[str | None] = "pgvector"
     takes_paths: ClassVar[bool] = False
+    name_form: ClassVar[str] = rf"(?!{_POSITIONS}$)[^\0]+"
+    name_rule: ClassVar[str] = f"a name without NUL, and not {_POSITIONS}"
 
     def __init__(self, uri: str, name: str) -> None:
         super().__init__(uri, name)
@@ -49,6 +52,7 @@ class PgvectorTarget(Target):
         with self.explained():
             self._connection = self._psycopg.connect(uri, autocommit=True)
         self._has_dumper = False
+        self._has_nul = False
 
     def position(self) -> Position | None:
         """Return the position in the row of `manta_positions`."""
@@ -96,7 +100,7 @@ class PgvectorTarget(Target):
             copy_sql = self._sql.SQL("COPY manta_rows ({}) FROM STDIN (FORMAT BINARY)").format(joined)
             with cursor.copy(copy_sql) as copy:
                 copy.set_types(types)
-                for row in _database_rows(rows):
+                for row in _database_rows(rows, self._without_nul):
                     copy.write_row(row)
             self._execute(
                 "INSERT INTO {} ({}) SELECT {} FROM manta_rows ON CONFLICT (id) DO UPDATE SET {}",
@@ -111,7 +115,8 @@ class PgvectorTarget(Target):
         kind = _type_name(pa.field("id", ids.type))
         query = self._sql.SQL(f"DELETE FROM {{}} WHERE id = ANY(%s::{kind}[])").format(self._table)
         for start in range(0, len(ids), _BATCH_ROWS):
-            self._connection.execute(query, (ids.slice(start, _BATCH_ROWS).to_pylist(),))
+            values = list(map(self._without_nul, ids.slice(start, _BATCH_ROWS).to_pylist()))
+            self._connection.execute(query, (values,))
 
     def store_position(self, position: Position) -> None:
         """Store the position in the row of `manta_positions`."""
@@ -143,6 +148,19 @@ class PgvectorTarget(Target):
                 "see the manual of pgvector, or the privileges of the user",
             )
         return self.unreachable(error) if isinstance(error, self._psycopg.Error) else None
+
+    def _without_nul(self, value: Any) -> Any:
+        """Return a value with U+FFFD instead of NUL, which no text of PostgreSQL contains."""
+        if isinstance(value, str) and "\0" in value:
+            if not self._has_nul:
+                say(f"{self.where}: PostgreSQL cannot store NUL; texts have U+FFFD in its place")
+            self._has_nul = True
+            return value.replace("\0", "\ufffd")
+        if isinstance(value, list):
+            return list(map(self._without_nul, value))
+        if isinstance(value, dict):
+            return {self._without_nul(key): self._without_nul(each) for key, each in value.items()}
+        return value
 
     def _execute(self, statement: str, *parts: Any) -> Any:
         return self._connection.execute(self._sql.SQL(statement).format(*parts))
@@ -177,19 +195,23 @@ def _column_type(field: pa.Field) -> str:
     return f"vector({field.type.list_size}) NOT NULL" if field.name == "vector" else _type_name(field)
 
 
-def _database_rows(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows as values that psycopg writes in the types of the columns."""
-    return zip(*(_database_column(rows, field) for field in rows.schema), strict=True)
+def _database_rows(rows: pa.Table, clean: Callable[[Any], Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows as values that psycopg writes in the types of the columns.
+
+    Args:
+        clean: called with each text, and with each value for a column of JSON.
+    """
+    return zip(*(_database_column(rows, field, clean) for field in rows.schema), strict=True)
 
 
-def _database_column(rows: pa.Table, field: pa.Field) -> Iterator[Any]:
+def _database_column(rows: pa.Table, field: pa.Field, clean: Callable[[Any], Any]) -> Iterator[Any]:
     if field.name == "vector":
         vectors = vector_matrix(rows["vector"])
         header = np.array([vectors.shape[1], 0], dtype=">u2").tobytes()
         return (_VectorBytes(header + vector.tobytes()) for vector in vectors.astype(">f4"))
     values = python_column(rows[field.name])
-    if _type_name(field) != "jsonb":
-        return iter(values)
+    if (kind := _type_name(field)) != "jsonb":
+        return map(clean, values) if kind == "text" else iter(values)
     from psycopg.types.json import Jsonb
 
-    return (None if value is None else Jsonb(json_value(value)) for value in values)
+    return (None if value is None else Jsonb(clean(json_value(value))) for value in values)

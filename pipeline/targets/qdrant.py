@@ -1,5 +1,6 @@
 """A collection of Qdrant: points with the raw vector, and id and kept columns as payload."""
 
+import json
 import os
 import uuid
 from typing import Any, ClassVar
@@ -9,11 +10,11 @@ import pyarrow as pa
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.store.schema import vector_matrix
 from pipeline.targets import TARGETS, Position, Target
+from pipeline.targets.requests import in_requests
 from pipeline.targets.values import json_rows
 
 _IDS = uuid.UUID("b2f0c7c6-3c1e-5f0e-9a53-6d0a9f3b7a11")  # namespace of the ids of points
 _KEY = "manta"  # key of the position in the collection's metadata
-_BATCH_BYTES = 8 << 20  # of a request; servers refuse more than 32 MiB
 _VALUE_BYTES = 20  # of a number in JSON
 
 
@@ -26,11 +27,13 @@ class QdrantTarget(Target):
     """
 
     extra: ClassVar[str | None] = "qdrant"
+    name_form: ClassVar[str] = r'[^<>:"/\\|?*\0\x1f]{1,255}'
+    name_rule: ClassVar[str] = 'at most 255 characters without < > : " / \\ | ? *'
 
     def __init__(self, uri: str, name: str) -> None:
         super().__init__(uri, name)
         self._module = self.client("qdrant_client")
-        with self.explained():
+        with self.connecting():
             if "://" in uri:
                 key = os.environ.get("QDRANT_API_KEY")
                 self._client = self._module.QdrantClient(url=uri, api_key=key, timeout=60)
@@ -60,22 +63,26 @@ class QdrantTarget(Target):
 
     def upsert(self, rows: pa.Table) -> None:
         """Upsert the points in requests of some megabytes."""
-        dim = rows.schema.field("vector").type.list_size
-        batch_rows = max(1, _BATCH_BYTES // (dim * _VALUE_BYTES))
-        for start in range(0, len(rows), batch_rows):
-            batch = rows.slice(start, batch_rows)
-            points = self._module.models.Batch(
-                ids=_point_ids(batch["id"]),
-                vectors=vector_matrix(batch["vector"]).tolist(),
-                payloads=json_rows(batch),
+        vectors = vector_matrix(rows["vector"])
+        vector_bytes = vectors.shape[1] * _VALUE_BYTES
+        points = zip(_point_ids(rows["id"]), vectors, json_rows(rows), strict=True)
+        for batch in in_requests(points, lambda point: vector_bytes + len(json.dumps(point[2]))):
+            ids, batch_vectors, payloads = zip(*batch, strict=True)
+            self._client.upsert(
+                self.name,
+                points=self._module.models.Batch(
+                    ids=list(ids),
+                    vectors=[vector.tolist() for vector in batch_vectors],
+                    payloads=list(payloads),
+                ),
+                wait=True,
             )
-            self._client.upsert(self.name, points=points, wait=True)
 
     def delete(self, ids: pa.Array) -> None:
-        """Delete the points."""
-        self._client.delete(
-            self.name, points_selector=self._module.models.PointIdsList(points=_point_ids(ids)), wait=True
-        )
+        """Delete the points, some thousands in a request."""
+        for batch in in_requests(_point_ids(ids), len):
+            selector = self._module.models.PointIdsList(points=batch)
+            self._client.delete(self.name, points_selector=selector, wait=True)
 
     def store_position(self, position: Position) -> None:
         """Store the position in the collection's metadata."""

@@ -168,7 +168,8 @@ class _Export:
                 self._target.where,
                 f"rows of a release that {self._releases.store.uri} still has",
                 f"rows of release {held.number}, which was pruned",
-                f"export before you prune; now {_REPLACE}",
+                "export before you prune; now export to another --name and let your searches change to it, "
+                f"or {_REPLACE}",
             )
         return self._releases.get(held.number)
 

@@ -1,8 +1,8 @@
 """Databases equal the release after nights, rollbacks and kills; rows are read by their own clients.
 
-PostgreSQL with pgvector, LanceDB and Milvus Lite run here; Qdrant in the local mode of its client. OpenSearch
-is osmem, a server in memory that speaks its protocol. No extra installs osmem: without it, the tests of
-OpenSearch are skipped, like those of every database whose packages are missing.
+PostgreSQL with pgvector, LanceDB and Milvus Lite run here; Qdrant in the local mode of its client. The
+clients of OpenSearch and Elasticsearch speak to a server of tests/targets; that of OpenSearch also to osmem,
+a server in memory that no extra installs. Tests of databases whose packages are missing are skipped.
 """
 
 import contextlib
@@ -17,6 +17,8 @@ import pytest
 from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.targets import TARGETS, Target
 from tests.flows.export.nights import Killed, Rows, StoppingTarget, released_rows, run_export
+from tests.targets.search_server import SearchIndex, SearchServer, running
+from tests.targets.tables import beginning, table_of
 
 
 class Database(NamedTuple):
@@ -50,23 +52,30 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.cleanup()
 
 
+def read_postgres(uri: str, name: str) -> dict[Any, dict[str, Any]]:
+    """Return the rows of a table by id."""
+    import psycopg
+
+    with psycopg.connect(uri) as connection:
+        cursor = connection.execute(f"SELECT *, vector::real[] AS vector FROM {name}")
+        names = [column.name for column in cursor.description]
+        rows = [dict(zip(names, values, strict=True)) for values in cursor.fetchall()]
+    return {row.pop("id"): row for row in rows}
+
+
 @pytest.fixture
 def pgvector(postgres: str) -> Database:
     import psycopg
-
-    def read(name: str) -> dict[Any, dict[str, Any]]:
-        with psycopg.connect(postgres) as connection:
-            cursor = connection.execute(f"SELECT *, vector::real[] AS vector FROM {name}")
-            names = [column.name for column in cursor.description]
-            rows = [dict(zip(names, values, strict=True)) for values in cursor.fetchall()]
-        return {row.pop("id"): row for row in rows}
 
     def make_foreign(name: str) -> None:
         with psycopg.connect(postgres) as connection:
             connection.execute(f"CREATE TABLE {name} (id text)")
 
     return Database(
-        lambda name: TARGETS["pgvector"](postgres, name), read, lambda row: dict(row), make_foreign
+        lambda name: TARGETS["pgvector"](postgres, name),
+        lambda name: read_postgres(postgres, name),
+        lambda row: dict(row),
+        make_foreign,
     )
 
 
@@ -136,8 +145,33 @@ def search_server() -> Iterator[str]:
         yield clone.url
 
 
+def on_test_server(kind: str, server: SearchServer) -> Database:
+    def read(name: str) -> dict[Any, dict[str, Any]]:
+        rows = [dict(document) for document in server.indices[name].documents.values()]
+        return {row.pop("id"): row for row in rows}
+
+    def make_foreign(name: str) -> None:
+        server.indices[name] = SearchIndex({})
+
+    return Database(lambda name: TARGETS[kind](server.uri, name), read, in_json, make_foreign)
+
+
 @pytest.fixture
-def opensearch(search_server: str) -> Database:
+def opensearch() -> Iterator[Database]:
+    pytest.importorskip("opensearchpy")
+    with running() as server:
+        yield on_test_server("opensearch", server)
+
+
+@pytest.fixture
+def elasticsearch() -> Iterator[Database]:
+    pytest.importorskip("elasticsearch")
+    with running() as server:
+        yield on_test_server("elasticsearch", server)
+
+
+@pytest.fixture
+def osmem(search_server: str) -> Database:
     client = pytest.importorskip("opensearchpy").OpenSearch(hosts=[search_server])
 
     def read(name: str) -> dict[Any, dict[str, Any]]:
@@ -154,10 +188,10 @@ def opensearch(search_server: str) -> Database:
     )
 
 
-KINDS = ("pgvector", "lancedb", "qdrant", "milvus", "opensearch")
+KINDS = ("pgvector", "lancedb", "qdrant", "milvus", "opensearch", "elasticsearch")
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, "osmem"])
 def database(request: pytest.FixtureRequest) -> Database:
     return request.getfixturevalue(request.param)
 
@@ -217,6 +251,46 @@ def test_replacing_writes_the_whole_release_beside_other_tables(database: Databa
     assert_equal(database, "two", released_rows(root, 2))
 
 
+def test_postgresql_stores_texts_with_nul(postgres: str, capsys: pytest.CaptureFixture[str]):
+    ids = ["plain", "a\0b", "a\\u0000b"]
+    lists = pa.array([["x\0"], ["\\u0000"], None])
+    rows = table_of(ids, words=pa.array(["one\0two\0", None, "three"]), parts=lists)
+    with contextlib.closing(TARGETS["pgvector"](postgres, "with_nul")) as target:
+        target.create(rows.schema, beginning(rows))
+        for _ in range(2):
+            target.upsert(rows)
+        target.delete(pa.array(["not there\0"]))
+        assert target.count() == 3
+        found = read_postgres(postgres, "with_nul")
+        target.delete(pa.array(["a\0b"]))
+        assert target.count() == 2
+    stored = {name: (row["words"], row["parts"]) for name, row in found.items()}
+    assert stored == {
+        "plain": ("one\ufffdtwo\ufffd", ["x\ufffd"]),
+        "a\ufffdb": (None, ["\\u0000"]),
+        "a\\u0000b": ("three", None),
+    }
+    assert capsys.readouterr().err.count("with_nul: PostgreSQL cannot store NUL") == 1
+
+
+def test_a_killed_replacement_leaves_no_rows_in_lancedb(lancedb: Database, root: Path, monkeypatch):
+    with contextlib.closing(lancedb.open("replaced")) as target:
+        run_export(root, 1, target)
+
+    class LateTarget(TARGETS["lancedb"]):  # type: ignore[misc]
+        def store_position(self, position):
+            super().store_position(position)
+            raise Killed
+
+    replacing = lancedb.open("replaced")
+    monkeypatch.setattr(replacing, "__class__", LateTarget)
+    with pytest.raises(Killed):
+        run_export(root, 2, replacing, replace=True)  # lacks rows of release 1
+    with contextlib.closing(lancedb.open("replaced")) as target:
+        run_export(root, 2, target)
+    assert_equal(lancedb, "replaced", released_rows(root, 2))
+
+
 @pytest.mark.parametrize(
     ("kind", "uri"),
     [
@@ -234,7 +308,7 @@ def test_a_server_that_does_not_answer_is_transient(kind: str, uri: str, root: P
         run_export(root, 1, kind_class(uri, "rows"))
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "elasticsearch"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_missing_client_names_the_extra(kind: str):
     with pytest.raises(ConfigError, match=rf'pip install "manta-embeddings\[{kind}\]"'):
         TARGETS[kind].client("a_module_that_is_not_there")

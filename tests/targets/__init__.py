@@ -1,0 +1,1 @@
+"""Tests of targets of exports that need no release."""

@@ -1,0 +1,99 @@
+"""Requests to databases hold rows up to a size, whatever part of a row is large."""
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.targets import TARGETS, Target
+from pipeline.targets.requests import in_requests
+from tests.targets.search_server import running
+from tests.targets.tables import beginning, table_of
+
+LIMIT = 8 << 20
+TEXT = "\u6587" * 5_000  # 15 kB
+
+
+@pytest.mark.hypothesis
+@given(
+    st.lists(st.integers(0, LIMIT + 5) | st.sampled_from([LIMIT // 2, LIMIT]), max_size=30), st.integers(1, 6)
+)
+def test_a_request_has_as_many_items_as_fit(sizes: list[int], most: int):
+    items = list(enumerate(sizes))
+    requests = list(in_requests(items, lambda item: item[1], most=most))
+    assert [item for request in requests for item in request] == items
+    for request, following in itertools.zip_longest(requests, requests[1:]):
+        total = sum(size for _, size in request)
+        assert len(request) == 1 or (len(request) <= most and total <= LIMIT)
+        assert following is None or len(request) == most or total + following[0][1] > LIMIT
+
+
+class Request(NamedTuple):
+    """Keys of the rows of one request, and the bytes of its longest part."""
+
+    rows: int
+    part_bytes: int
+
+
+def _request(points: Any = None, data: Any = None, points_selector: Any = None, **others: Any) -> Request:
+    if points is not None:
+        return Request(len(points.ids), sum(len(row["words"].encode()) for row in points.payloads))
+    if data is not None:
+        return Request(len(data), sum(len(row["words"].encode()) for row in data))
+    if points_selector is not None:
+        return Request(len(points_selector.points), sum(map(len, points_selector.points)))
+    return Request(len(json.loads(others["filter"].removeprefix("id in "))), len(others["filter"]))
+
+
+@pytest.fixture(params=["qdrant", "milvus"])
+def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Target, list[Request]]]:
+    """A target whose client sends nothing, and the list of the requests it was given."""
+    pytest.importorskip({"qdrant": "qdrant_client", "milvus": "milvus_lite"}[request.param])
+    target: Any = TARGETS[request.param](str(tmp_path / "rows.db"), "rows")
+    requests: list[Request] = []
+    for method in ("upsert", "delete"):
+        setattr(target._client, method, lambda _, **sent: requests.append(_request(**sent)))
+    with contextlib.closing(target):
+        yield target, requests
+
+
+def test_long_kept_texts_make_more_requests(recorded: tuple[Target, list[Request]]):
+    target, requests = recorded
+    target.upsert(table_of(list(range(1_400)), words=pa.array(1_400 * [TEXT])))  # 21 MB
+    assert sum(request.rows for request in requests) == 1_400
+    assert max(request.part_bytes for request in requests) <= LIMIT
+    assert len(requests) < 8
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[f"row-{number}" for number in range(20_000)], [f"{number:040000}" for number in range(500)]],
+    ids=["many", "long"],
+)
+def test_ids_are_deleted_in_several_requests(recorded: tuple[Target, list[Request]], ids: list[str]):
+    target, requests = recorded
+    target.delete(pa.array(ids))
+    assert sum(request.rows for request in requests) == len(ids)
+    assert max(request.rows for request in requests) <= 8_192
+    assert max(request.part_bytes for request in requests) <= 1.01 * LIMIT  # the filter has a few more
+
+
+@pytest.mark.parametrize(
+    ("kind", "module"), [("opensearch", "opensearchpy"), ("elasticsearch", "elasticsearch")]
+)
+def test_bulk_requests_are_cut_by_bytes(kind: str, module: str):
+    pytest.importorskip(module)
+    rows = table_of(list(range(600)), words=pa.array(600 * [TEXT]))  # 18 MB as JSON, in ASCII
+    with running() as server, contextlib.closing(TARGETS[kind](server.uri, "rows")) as target:
+        target.create(rows.schema, beginning(rows))
+        target.upsert(rows)
+        assert target.count() == 600
+        assert len(server.bulk_bytes) == 3
+        assert max(server.bulk_bytes) <= LIMIT
