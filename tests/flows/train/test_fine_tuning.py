@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from scipy.stats import pearsonr
+from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -113,6 +113,24 @@ def test_the_score_on_dev_is_that_of_the_trained_model_in_transformers(
     assert len(set(scores)) > 1
     assert rank.run.result().metrics["dev"] == max(scores)
     assert max(scores) == pytest.approx(100 * expected, abs=1e-3)
+
+
+def test_arguments_on_two_topics_are_trained_on_and_those_on_a_third_are_measured(
+    tmp_path: Path, start: Path
+):
+    *trained, third = (
+        write_rows(tmp_path / f"{topic}.parquet", 40, seed)
+        for seed, topic in enumerate(("guns", "marriage", "penalty"))
+    )
+    data = f"train.data=[{', '.join(map(str, trained))}]"
+    rank = rank_for(SCORES, tmp_path, start, "run", data, f"train.test.uri={third}")
+    assert [counts["rows"] for counts in rank.plan.counts] == [40, 40]
+    train(rank)
+    predicted = logits_of_transformers(Path(rank.run.encoder), third, *SIDES)[:, 0]
+    gold, found = pq.read_table(third)["score"].to_numpy(), rank.run.result().metrics
+    for name, correlate in (("spearman", spearmanr), ("pearson", pearsonr)):
+        expected = 100 * correlate(predicted, gold).statistic
+        assert found[f"test_{name}"] == pytest.approx(expected, abs=1e-3)
 
 
 def test_the_card_and_report_of_a_cross_encoder_describe_it_as_one(tmp_path: Path, start: Path):
