@@ -26,7 +26,8 @@ from pipeline.settings import Job
 from pipeline.store.prune import prune
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from tests.flows.conftest import current_manifest, part_size, sentences
+from tests.conftest import CommandResult
+from tests.flows.conftest import current_manifest, job_arguments, part_size, sentences
 from tests.flows.night.test_incremental import Night
 
 Make = Callable[..., Job]
@@ -213,6 +214,15 @@ def test_the_scores_belong_to_the_release_and_are_pruned_with_it(make_job: Make,
     current = current_manifest(Path(without.root)).relevance
     assert current is not None
     assert [file.name for file in Path(without.root, "relevance").iterdir()] == [Path(current.path).name]
+
+
+def test_a_plan_counts_judged_queries(
+    make_job: Make, tmp_path: Path, encoder: Path, manta: Callable[..., CommandResult]
+):
+    make_job()  # writes the corpus
+    file = judge(tmp_path / "judged.jsonl", beginnings(range(0, 20, 2)))
+    planned = manta("plan", *job_arguments(tmp_path, encoder), file, "--rows-per-s", "1000")
+    assert "judged   queries: 10, relevant ids: 20, for gates.relevance" in planned.out
 
 
 def test_invalid_settings_and_files_are_refused_before_any_work(make_job: Make, tmp_path: Path):
