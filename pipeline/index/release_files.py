@@ -19,6 +19,7 @@ from pipeline.index.query_encoder import load_query_encoder, local_file
 from pipeline.index.texts import Texts
 from pipeline.index.truth import NO_NEIGHBOUR
 from pipeline.index.unit_vectors import UnitVectors
+from pipeline.index.where import parse_where
 from pipeline.store.address import ordinal_of
 from pipeline.store.arrays import arrow_of, one_chunk, strings_of
 from pipeline.store.base import Store
@@ -94,13 +95,14 @@ class ReleaseFiles:
         where = f"release {self.manifest.release}"
         if is_number and not literal.removeprefix("-").isdecimal():
             raise QueryError(where, "an id that is a whole number", repr(row_id), "check the id")
-        exact = self.filters.evaluate(f"id = {literal}").exact
-        if exact is None:
+        matching = self.ids.matching(parse_where(f"id = {literal}", self.ids.schema))
+        addresses = np.setdiff1d(np.concatenate(list(matching)), self._parts.tombstones)
+        if not len(live := addresses[self._parts.holds(addresses)]):
+            raise QueryError(where, f"a row with id {row_id!r}", "none", "check the id")
+        if self._unit_vectors.read_bytes(live[:1]) is None:
             remedy = "restore the unit, or roll back"
             raise DataError(where, f"the unit with the vector of {row_id!r}", "no such unit", remedy)
-        if not len(exact.addresses):
-            raise QueryError(where, f"a row with id {row_id!r}", "none", "check the id")
-        return self._unit_vectors.take(exact.addresses[:1])[0]
+        return self._unit_vectors.take(live[:1])[0]
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Encode texts as queries, (n, d) float32, with the release's encoder, loaded at the first call."""

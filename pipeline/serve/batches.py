@@ -1,7 +1,6 @@
 """Answer concurrent searches together, as the encoder and faiss are faster with many queries at a time."""
 
 import asyncio
-import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from pipeline.errors import ConfigError, QueryError, TransientError
 from pipeline.index.search import OpenRelease
 from pipeline.serve.messages import MAX_QUERIES
 from pipeline.serve.metrics import ServiceMetrics
+from pipeline.targets.values import json_rows
 
 _MAX_WAITING = 4_096  # queries; later requests are refused until some are answered
 
@@ -197,19 +196,3 @@ def _answers(release: OpenRelease, searches: list[Search]) -> Iterator[Found]:
         end = start + len(search.queries)
         yield Found(release.number, release.space_id, answers[start:end])
         start = end
-
-
-def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table with values that JSON has; others, such as dates, as texts."""
-    for row in table.to_pylist():
-        yield {name: _json_value(value) for name, value in row.items()}
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list):
-        return [_json_value(each) for each in value]
-    if isinstance(value, dict):
-        return {str(name): _json_value(each) for name, each in value.items()}
-    return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -1,4 +1,4 @@
-"""Convert rows to values of Python and JSON, as clients of databases take them."""
+"""Convert rows to values of Python and JSON, as clients of databases and of the service take them."""
 
 import base64
 import math
@@ -25,8 +25,8 @@ def python_column(column: pa.ChunkedArray) -> list[Any]:
 def json_value(value: Any) -> Any:
     """Return a value for JSON.
 
-    Dates and times are in ISO format, durations in seconds, decimal numbers as texts, bytes in base64. NaN
-    and infinity become null, because JSON has neither.
+    Dates and times are in ISO format, durations in seconds, decimal numbers and UUIDs as texts, bytes in
+    base64, entries of maps as pairs. NaN and infinity become null, because JSON has neither.
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -34,8 +34,9 @@ def json_value(value: Any) -> Any:
         return [json_value(each) for each in value]
     if isinstance(value, dict):
         return {str(key): json_value(each) for key, each in value.items()}
-    convert = next((convert for kind, convert in _CONVERSIONS if isinstance(value, kind)), None)
-    return convert(value) if convert else value
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return next((convert(value) for kind, convert in _CONVERSIONS if isinstance(value, kind)), str(value))
 
 
 _CONVERSIONS: tuple[tuple[type, Callable[[Any], Any]], ...] = (

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +9,7 @@ import pytest
 
 from pipeline.errors import ConfigError, QueryError, TransientError
 from pipeline.index.search import OpenRelease, open_release
-from pipeline.serve.batches import Batches, ClientGone, Found, Overloaded, Search, json_rows
+from pipeline.serve.batches import Batches, ClientGone, Found, Overloaded, Search
 from pipeline.serve.messages import MAX_QUERIES
 from pipeline.serve.metrics import ServiceMetrics
 from pipeline.store.store import open_store
@@ -162,19 +161,3 @@ def test_a_client_that_goes_away_does_not_disturb_others(release: OpenRelease):
         return await patient
 
     assert ids(asyncio.run(ask())) == ids(batches.answer([Search(("two dogs",))])[0])
-
-
-def test_values_that_json_lacks_become_texts_or_null(tmp_path: Path):
-    table = pa.table(
-        {
-            "price": [1.5, float("nan"), float("inf")],
-            "day": pa.array([0, 1, None], pa.date32()),
-            "tags": [["a"], [], None],
-            "good": [True, None, False],
-        }
-    )
-    assert list(json_rows(table)) == [
-        {"price": 1.5, "day": "1970-01-01", "tags": ["a"], "good": True},
-        {"price": None, "day": "1970-01-02", "tags": [], "good": None},
-        {"price": None, "day": None, "tags": None, "good": False},
-    ]
