@@ -56,7 +56,8 @@ class ClusterSettings(Settings):
     workers: WorkerSettings = WorkerSettings()
     nodes: NodesSettings = NodesSettings()
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1.0
-    """CPUs that Ray reserves for an encode worker; encode.threads is the number of threads that it uses"""
+    """CPUs that Ray reserves for an encode worker; encode.threads is the number of threads that it uses, and
+    its tokenizer uses all. A worker with a GPU needs several, as one CPU tokenizes less than a GPU encodes"""
     gpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
     """GPUs of an encode worker: a whole number, or a fraction such as 0.5; 0 encodes on the CPU"""
     index_workers: Annotated[int, Field(ge=1)] | None = None

@@ -52,7 +52,12 @@ class PackedModel(Model):
         self._final_norm = loader.norm(names.final_norm)
         self._bias = self._relative_bias(checkpoint, folder, names.relative_bias)
         capability = arithmetic.device.capability()
-        self._varlen = self._bias is None and has_varlen(self._dtype, self.shape.head_width, capability)
+        self._varlen = self._bias is None and has_varlen(
+            self._dtype,
+            self.shape.head_width,
+            capability,
+            grouped=self.shape.key_heads < self.shape.heads,
+        )
 
     def forward(
         self, tokens: Tokens, wanted: set[int], max_tokens: int

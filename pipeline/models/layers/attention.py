@@ -17,7 +17,6 @@ from pipeline.models.layers.attend import Heads, Sight, attend
 # in 4 blocks, 24.3 in 8, 27.6 in one block per length, 70.1 in one block.
 _BLOCK_TEXTS = 16
 _MAX_BLOCKS = 8  # each block costs further kernel launches on a GPU
-_VARLEN_ARGUMENTS = {"scale", "window_size", "enable_gqa", "num_splits"}
 _LEAST_VARLEN = 128  # tokens, of the longest text that the kernel is told
 
 
@@ -62,35 +61,39 @@ def attend_groups(
     return outputs
 
 
-def has_varlen(dtype: torch.dtype, head_width: int, capability: tuple[int, int] | None) -> bool:
+def has_varlen(
+    dtype: torch.dtype, head_width: int, capability: tuple[int, int] | None, *, grouped: bool = False
+) -> bool:
     """Return whether `attend_varlen` computes heads of this type and width.
 
     Its kernel, FlashAttention 2, needs half precision, heads of at most 256 values, a multiple of 8, and a
-    GPU of the generation Ampere or later.
+    GPU of the generation Ampere or later. The first versions of torch with this kernel lack arguments.
 
     Args:
         dtype: type of the heads.
         head_width: values of a head.
         capability: compute capability of the GPU; None for a CPU.
+        grouped: keys and values have fewer heads than queries.
     """
+    needed = {"scale", "window_size"} | ({"enable_gqa"} if grouped else set())
     return (
         dtype in (torch.bfloat16, torch.float16)
         and head_width % 8 == 0
         and head_width <= 256
         and capability is not None
         and capability >= (8, 0)
-        and _torch_has_varlen()
+        and needed <= _varlen_arguments()
     )
 
 
 @functools.cache
-def _torch_has_varlen() -> bool:
-    """Return whether torch has the arguments that `attend_varlen` gives; the first versions had fewer."""
+def _varlen_arguments() -> frozenset[str]:
+    """Return the names of the arguments of torch's function; none if there is no such function."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return False
-    return inspect.signature(varlen_attn).parameters.keys() >= _VARLEN_ARGUMENTS
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
 
 
 def varlen_limit(lengths: np.ndarray) -> int:
@@ -117,6 +120,11 @@ def attend_varlen(heads: Heads, bounds: Tensor, longest: int, sight: Sight) -> T
     from torch.nn.attention.varlen import varlen_attn
 
     before, after = (-1 if limit is None else limit for limit in (sight.before, sight.after))
+    options = {
+        "enable_gqa": heads.queries.shape[1] != heads.keys.shape[1],
+        # Otherwise newer kernels choose a number of splits, and with it a text's bits, by the other texts.
+        "num_splits": 1,
+    }
     attended = varlen_attn(
         *heads,
         bounds,
@@ -125,9 +133,7 @@ def attend_varlen(heads: Heads, bounds: Tensor, longest: int, sight: Sight) -> T
         longest,
         scale=sight.scale,
         window_size=(before, after),
-        enable_gqa=heads.queries.shape[1] != heads.keys.shape[1],
-        # otherwise the kernel's number of splits, and with it a text's bits, depends on the other texts
-        num_splits=1,
+        **{name: value for name, value in options.items() if name in _varlen_arguments()},  # type: ignore[arg-type]
     )
     assert isinstance(attended, Tensor)  # a tuple only if auxiliary outputs are requested
     return attended.flatten(1)

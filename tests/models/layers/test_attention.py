@@ -93,7 +93,8 @@ def test_tokens_do_not_see_padding(before: int | None, after: int | None):
     ],
 )
 def test_variable_lengths_are_left_to_a_kernel_that_computes_them(dtype, head_width, capability, has):
-    assert has_varlen(dtype, head_width, capability) is has
+    for grouped in (False, True):
+        assert has_varlen(dtype, head_width, capability, grouped=grouped) is has
 
 
 @pytest.mark.parametrize("sight", [Sight(), Sight(after=0), Sight(4, 4, 0.3), Sight(5, 0)])
