@@ -80,6 +80,8 @@ class Target(abc.ABC):
             TransientError: the server does not answer.
         """
         self.uri, self.name = uri, name
+        if not uri:
+            raise ConfigError("TARGET", "the address of a server, or a folder", "an empty text", "set it")
         if not re.fullmatch(self.name_form, name):
             raise ConfigError(f"{uri}: --name", self.name_rule, repr(name), "choose another --name")
 

@@ -48,6 +48,7 @@ def test_an_invalid_name_is_refused_before_anything_is_written(kind: str, name: 
         ("opensearch", "http://host:port", "Port could not be cast"),
         ("qdrant", "ftp://host", "Unknown scheme: ftp"),
         ("milvus", "folder", "needs start with"),
+        ("opensearch", "", "expected the address of a server, or a folder, found an empty text"),
     ],
 )
 def test_an_invalid_address_is_shown_with_the_reason(kind: str, uri: str, words: str):

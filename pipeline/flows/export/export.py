@@ -10,7 +10,7 @@ import pyarrow as pa
 from pipeline.config import digest_of
 from pipeline.errors import DataError, SpaceMismatch, TransientError
 from pipeline.flows.export.changes import RowChanges
-from pipeline.log import Stages, counted
+from pipeline.log import Stages, counted, say
 from pipeline.store.lease import exclusive_lease
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
@@ -60,7 +60,8 @@ def export(
             if stored.held == running.wanted:
                 return Exported("unchanged", manifest.release, (manifest.release,), 0, 0, manifest.rows)
             running.check(stored)
-        return running.run(None if replace else stored)
+        is_whole = replace or (stored is not None and target.is_atomic and running.has_pruned(stored))
+        return running.run(None if is_whole else stored)
 
 
 def _only_export(releases: Releases, target: Target) -> contextlib.AbstractContextManager[None]:
@@ -107,6 +108,13 @@ class _Export:
                 _describe(stored.columns),
                 f"export to another --name, or {_REPLACE}",
             )
+
+    def has_pruned(self, stored: Position) -> bool:
+        """Return whether a release that the target holds was pruned. Reports it, because all rows follow."""
+        pruned = [each.number for each in stored.releases if each != EMPTY and self._is_pruned(each)]
+        if pruned:
+            say(f"{self._target.where}: release {pruned[0]} was pruned, so all rows are written")
+        return bool(pruned)
 
     def run(self, stored: Position | None) -> Exported:
         """Write the changes, step by step."""
@@ -155,15 +163,7 @@ class _Export:
         Raises:
             DataError: the root does not have this release.
         """
-        committed = {each.release: each.sha256 for each in self._releases.history()}
-        if committed.get(held.number) != held.sha256:
-            raise DataError(
-                self._target.where,
-                f"rows of a release of {self._releases.store.uri}",
-                f"rows of release {held.number} of another root (manifest {held.sha256[:12]})",
-                f"export to another --name, or {_REPLACE}",
-            )
-        if held.number not in self._releases.numbers():
+        if self._is_pruned(held):
             raise DataError(
                 self._target.where,
                 f"rows of a release that {self._releases.store.uri} still has",
@@ -172,6 +172,22 @@ class _Export:
                 f"or {_REPLACE}",
             )
         return self._releases.get(held.number)
+
+    def _is_pruned(self, held: HeldRelease) -> bool:
+        """Return whether a release that the target holds was pruned.
+
+        Raises:
+            DataError: the root never had this release.
+        """
+        committed = {each.release: each.sha256 for each in self._releases.history()}
+        if committed.get(held.number) != held.sha256:
+            raise DataError(
+                self._target.where,
+                f"rows of a release of {self._releases.store.uri}",
+                f"rows of release {held.number} of another root (manifest {held.sha256[:12]})",
+                f"export to another --name, or {_REPLACE}",
+            )
+        return held.number not in self._releases.numbers()
 
     def _upsert(self, changes: RowChanges, position: Position) -> int:
         """Write the rows of the units that no earlier run has finished. Returns the number of rows."""

@@ -209,6 +209,22 @@ def test_a_pruned_release_is_named_and_replacing_ends_the_error(root, released, 
     assert target.stored["rows"] == released[LAST]
 
 
+def test_after_prune_a_change_set_has_the_whole_release(root, released, tmp_path, capsys):
+    copied = Path(shutil.copytree(root, tmp_path / "root"))
+    for number in (1, 2):
+        run_export(copied, number, ParquetTarget(str(tmp_path), "docs"))
+    prune(Releases(open_store(copied)), 1, grace_s=0)
+    with pytest.raises(Killed):
+        run_export(copied, None, StoppingTarget(ParquetTarget(str(tmp_path), "docs"), 5, "after"))
+    assert "docs: release 2 was pruned, so all rows are written" in capsys.readouterr().err
+    exported = run_export(copied, None, ParquetTarget(str(tmp_path), "docs"))
+    changes = ParquetTarget(str(tmp_path), "docs").change_sets()
+    assert exported.written < len(released[LAST]), "the stopped export continues"
+    assert [change.is_whole for change in changes] == [True, False, True]
+    assert applied(tmp_path, changes) == released[LAST]
+    assert applied(tmp_path, changes[:2]) == released[2]
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
