@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -96,6 +97,12 @@ def render(page: ExplorePage) -> str:
 def render_map(page: MapPage) -> str:
     """Render the page of the map."""
     return render_template("plane.html.j2", {}, page=page)
+
+
+@lru_cache(1)  # many requests may wait for one map
+def render_map_wait(release: int) -> str:
+    """Render the page that is shown while the map of a release is drawn."""
+    return render_template("plane_wait.html.j2", {}, release=release)
 
 
 def _excerpt(value: Any) -> str:

@@ -15,7 +15,7 @@ from pipeline.errors import PipelineError
 from pipeline.index.search import OpenRelease
 from pipeline.index.texts import MissingTexts
 from pipeline.log import say
-from pipeline.report.explore import ExplorePage, MapPage, Question, render, render_map
+from pipeline.report.explore import ExplorePage, MapPage, Question, render, render_map, render_map_wait
 from pipeline.serve.batches import Batches, Found, Search
 from pipeline.serve.follow import Follower
 from pipeline.serve.messages import MAX_CHARACTERS
@@ -25,6 +25,8 @@ from pipeline.store.manifest import report_path
 
 _MAX_SHOWN = 100  # answers on the page
 _MAX_TITLE = 200  # characters
+_MAP_WAIT_S = 1.0  # time for a map to be drawn before the answer is a page that waits for it
+_MAP_AGAIN_S = "3"  # seconds after which a browser asks again
 _OVERVIEW = "index.html"
 _Text = Annotated[str, Query(max_length=MAX_CHARACTERS)]
 _POLICY = {
@@ -113,12 +115,19 @@ def _add_map(app: FastAPI, release: OpenRelease) -> None:
     sample_map = SampleMap()
 
     @app.get("/map", response_class=HTMLResponse, include_in_schema=False)
-    def map_page(colour: str = "") -> HTMLResponse:  # not async, so it runs in a thread of its own
+    async def map_page(colour: str = "") -> HTMLResponse:
         opened = release.snapshot()
-        placed = sample_map.of(opened)
-        columns = [name for name in placed.rows.column_names if name not in ("id", "text")]
-        page = _map_page(placed, colour, columns, len(opened))
-        return HTMLResponse(render_map(page), headers=_POLICY)
+        placed = await sample_map.of(opened, _MAP_WAIT_S)
+        if placed is None:
+            again = {"Retry-After": _MAP_AGAIN_S, "Refresh": _MAP_AGAIN_S}
+            return HTMLResponse(render_map_wait(opened.number), 503, _POLICY | again)
+        return await run_in_threadpool(_draw_map, placed, colour, len(opened))
+
+
+def _draw_map(placed: PlacedRows, colour: str, rows: int) -> HTMLResponse:
+    columns = [name for name in placed.rows.column_names if name not in ("id", "text")]
+    page = _map_page(placed, colour, columns, rows)
+    return HTMLResponse(render_map(page), headers=_POLICY)
 
 
 def _map_page(placed: PlacedRows, colour: str, columns: list[str], rows: int) -> MapPage:

@@ -1,8 +1,10 @@
 """Place a sample of the rows of a release on a plane: by UMAP if it is installed, else by PCA."""
 
+import asyncio
+import concurrent.futures
 import importlib
 import importlib.util
-from threading import Lock
+from threading import Lock, Thread
 from typing import NamedTuple
 
 import numpy as np
@@ -35,23 +37,54 @@ class PlacedRows(NamedTuple):
     rows: pa.Table
 
 
+class _Drawing(NamedTuple):
+    """A map that a thread draws, or has drawn."""
+
+    release: int
+    placed: asyncio.Future[PlacedRows]
+
+
 class SampleMap:
-    """Cache of one map: that of the release last requested. Threads may share an object."""
+    """Cache of one map: that of the release last requested. It is called in one event loop.
+
+    A map may take UMAP half a minute. It is drawn once, in a thread of its own, however many requests wait.
+    """
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._placed: PlacedRows | None = None
+        self._drawing: _Drawing | None = None
+        self._only_one = (
+            Lock()
+        )  # numba, on which UMAP is built, may end a process that uses it in two threads
 
-    def of(self, release: OpenRelease) -> PlacedRows:
-        """Return the map of a release.
+    async def of(self, release: OpenRelease, wait_s: float) -> PlacedRows | None:
+        """Return the map of a release; None if it is not drawn within `wait_s` seconds: ask again later.
 
         Raises:
-            DataError: a unit of the release is missing or damaged.
+            DataError: a unit of the release is missing or damaged. The next call tries again.
         """
-        with self._lock:
-            if self._placed is None or self._placed.release != release.number:
-                self._placed = _place(release)
-            return self._placed
+        if self._drawing is None or self._drawing.release != release.number:
+            self._drawing = _Drawing(release.number, asyncio.wrap_future(self._start(release)))
+        drawing = self._drawing
+        await asyncio.wait({drawing.placed}, timeout=wait_s)
+        if not drawing.placed.done():
+            return None
+        if drawing.placed.exception() is not None and self._drawing is drawing:
+            self._drawing = None
+        return drawing.placed.result()
+
+    def _start(self, release: OpenRelease) -> concurrent.futures.Future[PlacedRows]:
+        """Draw in a daemon thread, for which the process does not wait when it ends."""
+        placed: concurrent.futures.Future[PlacedRows] = concurrent.futures.Future()
+
+        def draw() -> None:
+            try:
+                with self._only_one:
+                    placed.set_result(_place(release))
+            except BaseException as error:  # it is raised again where the map is awaited
+                placed.set_exception(error)
+
+        Thread(target=draw, daemon=True, name="map").start()
+        return placed
 
 
 def _place(release: OpenRelease) -> PlacedRows:

@@ -4,9 +4,14 @@ import html
 import re
 import shutil
 import subprocess
+import sys
+import urllib.error
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,10 +26,27 @@ from pipeline.index.search import OpenRelease, open_release
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
 from tests.flows.conftest import sentences
-from tests.serve.serving import Client, serving
+from tests.serve.serving import Client, serving, wait_until
 
 TEXTS = [*sentences(300, seed=3), "<script>alert('corpus')</script> a man reads a book on the grass"]
 SCRIPT_ID = "<b>/&?#'"
+SLOW_UMAP = """
+from threading import Event
+
+calls, may_end = [], Event()
+
+
+class UMAP:
+    def __init__(self, *arguments, **options):
+        pass
+
+    def fit_transform(self, vectors):
+        calls.append(len(vectors))
+        assert may_end.wait(60)
+        if len(calls) == 1:
+            raise ArithmeticError("the first drawing fails")
+        return vectors[:, :2]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +155,39 @@ def test_the_map_shows_every_live_row_of_a_small_release(client: Client, release
     assert sorted(labels) == ["de", "en", "none"]
     assert [page.count(f'class="point g{number}"') for number in range(3)] == [67, 67, 66]
     assert client.get("/map?colour=length")[1].count('<span class="swatch') == 6
+
+
+@pytest.fixture
+def slow_umap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A package umap that waits for `may_end`, and whose first drawing fails."""
+    (tmp_path / "umap.py").write_text(SLOW_UMAP)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "umap", raising=False)
+    import umap
+
+    yield umap
+    umap.may_end.set()
+    del sys.modules["umap"]
+
+
+def test_requests_are_answered_while_a_map_is_drawn_once(root: str, slow_umap: ModuleType):
+    with serving(root) as client, ThreadPoolExecutor(50) as pool:
+        asking = [pool.submit(client.get, "/map") for _ in range(50)]
+        wait_until(lambda: bool(slow_umap.calls))
+        assert client.get("/index.html")[0] == 200, "a route that needs a thread"
+        assert client.post("/search", {"queries": ["a man reads"]})[0] == 200
+        for status, page in (each.result() for each in asking):
+            assert status == 503
+            assert "is being drawn" in page
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            urllib.request.urlopen(f"{client.url}/map")
+        assert raised.value.headers["Retry-After"] == raised.value.headers["Refresh"] == "3"
+        assert len(slow_umap.calls) == 1
+        slow_umap.may_end.set()
+        wait_until(lambda: client.get("/map")[0] == 500)
+        wait_until(lambda: "by UMAP of their vectors" in client.get("/map")[1])
+        assert client.get("/map?colour=lang")[0] == 200
+    assert len(slow_umap.calls) == 2, "the drawing that failed was repeated, and the other one kept"
 
 
 def test_reports_of_nights_are_found_from_the_page(client: Client):
