@@ -128,6 +128,7 @@ def _filesystem(uri: str) -> tuple[Any, str]:
             str(error),
             "use file:// or s3://, or install the file system's package",
         ) from None
+    system.invalidate_cache()  # the files may have changed since this process listed them
     return system, path.rstrip("/")
 
 
@@ -152,7 +153,8 @@ def _stat(path: str) -> FoundFile:
 
 def _remote_stamp(status: dict[str, Any]) -> str:
     """Return the etag or another value that changes with the content; empty if the file system has none."""
-    names = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "updated", "created")
+    of_content = ("ETag", "etag", "md5Hash", "blob_id")
+    names = (*of_content, "LastModified", "last_modified", "mtime", "updated", "created")
     return next((str(status[name]).strip('"') for name in names if status.get(name)), "")
 
 
