@@ -10,10 +10,11 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, DataError
+from pipeline.flows.night.guess_corpus import guess_corpus
 from pipeline.settings import CorpusSettings, Job
 from pipeline.text.corpus.sources import list_files
 from pipeline.text.rows.training_rows import training_files
-from tests.text.corpus.lake_tables import rows
+from tests.text.corpus.lake_tables import delete_by_vector, rows
 from tests.text.corpus.table_nights import DeltaNights, IcebergNights
 
 
@@ -64,6 +65,15 @@ def test_a_killed_run_is_repeated_with_the_same_result(tmp_path, format):
     code, (first, rows_read) = run("out", "")
     assert (code, rows_read) == (0, "2")
     assert run("other", "") == (0, [first, "2"])
+
+
+def test_columns_of_a_table_are_guessed_from_its_live_rows(tmp_path):
+    nights = DeltaNights(tmp_path)
+    options = {"partition_by": ["lang"], "configuration": {"delta.enableDeletionVectors": "true"}}
+    nights.write(rows(range(30)), **options)
+    delete_by_vector(nights.root, nights.file_of(3).table.location, [0, 1, 2])
+    guess = guess_corpus(nights.corpus)
+    assert (guess.rows, guess.id, guess.text, guess.keep) == (27, "id", "text", ("text", "lang"))
 
 
 def test_training_rows_are_not_read_from_a_table(tmp_path):
