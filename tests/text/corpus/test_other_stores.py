@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -139,17 +140,20 @@ class _Hub(BaseHTTPRequestHandler):
     files: dict[str, bytes]
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
+        path = unquote(self.path.partition("?")[0])
         if path.startswith("/datasets/people/texts/resolve/main/"):
             self._send_file(self.files.get(path.removeprefix("/datasets/people/texts/resolve/main/")))
         elif path.startswith("/api/datasets/people/texts/tree/main"):
             folder = path.removeprefix("/api/datasets/people/texts/tree/main").strip("/")
             found = [_entry(*file) for file in self.files.items() if file[0].startswith(f"{folder}/")]
-            self._send_json(found, 200 if found else 404)
+            if found:
+                self._send_json(found)
+            else:
+                self._send(b"", 404, {"X-Error-Code": "EntryNotFound"})
         elif path.startswith("/api/datasets/people/texts"):
             self._send_json({"id": "people/texts", "sha": "0" * 40, "siblings": []})
         else:
-            self._send_json({"error": "not found"}, 404)
+            self._send(b"", 404, {"X-Error-Code": "RepoNotFound"})
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -165,8 +169,8 @@ class _Hub(BaseHTTPRequestHandler):
         files = [_entry(path, self.files[path]) for path in paths if path in self.files]
         self._send_json([*files, *folders])
 
-    def _send_json(self, value: Any, code: int = 200) -> None:
-        self._send(json.dumps(value).encode(), code, {"Content-Type": "application/json"})
+    def _send_json(self, value: Any) -> None:
+        self._send(json.dumps(value).encode(), 200, {"Content-Type": "application/json"})
 
     def _send_file(self, content: bytes | None) -> None:
         if content is None:
