@@ -1,5 +1,6 @@
 """A data file of a Delta or Iceberg table, as the table's metadata describes it."""
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -59,8 +60,9 @@ class TableFile:
         constants = {
             name: [str(value.type), str(value)] for name, value in self.constants.items() if name in used
         }
-        deletes = [self.deleted.tolist(), *([file.uri, file.size] for file in self.delete_files)]
-        return digest_of([columns, constants, deletes])[:32]
+        deleted = hashlib.sha256(self.deleted.tobytes()).hexdigest()
+        delete_files = [[file.uri, file.size] for file in self.delete_files]
+        return digest_of([columns, constants, deleted, delete_files])[:32]
 
     def missing(self, uri: str) -> DataError:
         """Create the error for a data file that does not exist any more."""
