@@ -145,7 +145,9 @@ def train(folder: Path, given: argparse.Namespace) -> None:
         "cluster.cpus_per_worker": given.threads,
     }
     arguments = [f"{name}={value}" for name, value in settings.items()]
-    subprocess.run([sys.executable, "-m", "jobs.train", *arguments], check=True)
+    code = subprocess.run([sys.executable, "-m", "jobs.train", *arguments], check=False).returncode
+    if code:
+        sys.exit(code)  # it has said why; 75 if it was stopped, and continues when run again
 
 
 def export(folder: Path, target: Path) -> None:
