@@ -20,6 +20,7 @@ NEEDS = {
     "pip install": "the package index: tests/infra resolves the image's lines",
     "pytest": "is how this is run",
     "python -m tests.chaos": "minutes: tests/chaos plays a short one",
+    "python -m tests.gpu": "a GPU: tests/gpu/test_gpu.py runs its parts small on the CPU",
     "python -m tests.benchmarks.": "evaluation data and an idle machine; that the module is there is tested",
     "ray get-auth-token": "writes into the home directory: tests/jobs/test_submit.py has its own",
     "ray start": "machines: tests/jobs/test_submit.py starts a head",

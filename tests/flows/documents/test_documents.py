@@ -49,6 +49,7 @@ BARE = (
 SMALL = (
     "corpus.max_rows=80",
     "gates.recall_at_10=0.1",
+    "gates.unknown_tokens=1",  # the small encoder knows few words
     "index.queries=20",
     "whiten.dev_texts=20",
     "evaluate.bootstrap=20",
