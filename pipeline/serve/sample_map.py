@@ -47,7 +47,7 @@ class _Drawing(NamedTuple):
 class SampleMap:
     """Cache of one map: that of the release last requested. It is called in one event loop.
 
-    A map may take UMAP half a minute. It is drawn once, in a thread of its own, however many requests wait.
+    A map is drawn once, in a thread of its own, however many requests wait: UMAP may take long.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,10 @@
 """Nights of chunks equal first nights, also after kills; answers are grouped by document."""
 
 import contextlib
+import html
 import json
+import re
+import urllib.parse
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +30,7 @@ from pipeline.store.units import Corpus
 from tests.conftest import CommandResult
 from tests.flows.conftest import job_arguments, sentences
 from tests.flows.night.test_incremental import Night, assert_equal_releases, live_vectors
+from tests.serve.serving import serving
 
 pytestmark = pytest.mark.usefixtures("cluster")
 SENTENCES = sentences(60, seed=5)
@@ -190,6 +194,21 @@ def test_the_command_groups_and_says_how_many_documents_there_are(
     shown = manta("search", root, SENTENCES[0], "-k", "2", "--group").out.splitlines()
     assert len(shown) == 3
     assert answers[0]["id"] in shown[1]
+
+
+def test_the_service_groups_as_the_release_does(searched: OpenRelease):
+    queries = SENTENCES[:3]
+    expected = searched.search(queries, 5, texts=True, group=True).to_pylist()
+    with serving(searched._releases.store.uri) as client:
+        body = {"queries": queries, "k": 5, "texts": True, "group": True}
+        status, found = client.post("/search", body)
+        page = client.get(f"/?group=true&k=5&q={urllib.parse.quote(queries[0])}")[1]
+    assert status == 200
+    answers = [{"query": query, **row} for query, rows in enumerate(found["answers"]) for row in rows]
+    assert [row | {"score": 0} for row in answers] == [row | {"score": 0} for row in expected]
+    np.testing.assert_allclose([row["score"] for row in answers], [row["score"] for row in expected])
+    shown = [html.unescape(each) for each in re.findall(r'<div class="id">(.*?)</div>', page)]
+    assert shown == [row["id"] for row in expected[:5]]
 
 
 def test_a_release_without_chunks_is_not_grouped(nights: Callable[..., Night]):
