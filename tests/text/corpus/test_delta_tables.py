@@ -107,6 +107,20 @@ def test_columns_that_were_renamed_are_found(tmp_path, mode):
     assert nights.checked().rows == 14
 
 
+def test_renamed_columns_and_deletion_vectors_together(tmp_path):
+    nights = DeltaNights(tmp_path)
+    nights.write(rows(range(10)), partition_by=["lang"], configuration={"delta.columnMapping.mode": "name"})
+    features = ["columnMapping", "deletionVectors"]
+    version = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": features}
+    commit(nights.root, {"protocol": version | {"writerFeatures": features}})
+    nights.checked()
+    delete_by_vector(nights.root, nights.file_of(4).table.location, [0, 4])
+    assert nights.checked().changes == Changes(deleted=2, unchanged=8)
+    rename_column(nights.root, "text", "body")
+    nights.set(text="body")
+    assert nights.checked().rows == 8
+
+
 def test_a_dropped_column_that_comes_back_has_no_old_values(tmp_path):
     nights = DeltaNights(tmp_path)
     first = rows(range(4))
