@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.errors import TransientError
 from pipeline.flows.duplicates import find
 from pipeline.flows.duplicates.compare import DuplicateSearch
 from pipeline.flows.duplicates.find import FoundDuplicates, find_duplicates
@@ -17,6 +18,7 @@ from pipeline.flows.night.nightly import nightly
 from pipeline.index.search import OpenRelease, open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
+from pipeline.store.prune import prune
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from tests.conftest import CommandResult
@@ -155,6 +157,22 @@ def test_a_stopped_search_continues_and_a_finished_one_is_kept(publish, monkeypa
     assert len(searched) == 5
     Path(root, found.page.path).unlink()
     assert find_duplicates(search, Stages())[1].page.rows == found.page.rows
+
+
+def test_prune_is_refused_while_a_search_reads_the_release(publish, monkeypatch):
+    root = publish("index.kind=flat", "whiten.mode=off")
+    releases, candidates, refused = Releases(open_store(root)), find.candidate_pairs, []
+
+    def prune_during_the_search(*arguments: Any) -> Any:
+        with pytest.raises(TransientError, match="search for duplicates") as caught:
+            prune(releases, keep=1)
+        refused.append(caught.value)
+        return candidates(*arguments)
+
+    monkeypatch.setattr(find, "candidate_pairs", prune_during_the_search)
+    find_duplicates(search_of(root, 0.98), Stages())
+    assert len(refused) == 4
+    assert prune(releases, keep=1).removed == ()
 
 
 def test_the_command_prints_the_result_and_the_page_escapes_texts(
