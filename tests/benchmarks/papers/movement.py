@@ -36,13 +36,16 @@ def _movement(runner: Runner, row: Row) -> Iterator[Sequence[str]]:
         trained = EncoderSettings.model_validate(encoder)
         if (poolings := open_folder(trained).pooling) == MASKED:
             return
-        pooling = "+".join(poolings).replace("cls_mlp", "cls")
-        start = EncoderSettings(path=runner.starts.get(row.start, ""), pooling=pooling)
-        if row.training is not None and row.start == "new":
-            one_step = {**row.training.settings, "train.max_steps": 1}
-            path = runner.product(replace(row.training, settings=one_step), seed)
-            start = EncoderSettings(path=path)
+        start = _start(runner, row, "+".join(poolings).replace("cls_mlp", "cls"), seed)
         before, after = (load_encoder(settings).encode(pairs.texts) for settings in (start, trained))
         is_comparable = before.shape == after.shape and "cls_mlp" not in poolings
         cosine = f"{cosines(before, after).mean():.3f}" if is_comparable else ""
         yield row.name, f"{seed}", f"{pairs.score(before):.2f}", f"{pairs.score(after):.2f}", cosine
+
+
+def _start(runner: Runner, row: Row, pooling: str, seed: int) -> EncoderSettings:
+    """Return the start of a row with a pooling, or its new encoder after one step."""
+    if row.training is None or row.start in runner.starts:
+        return EncoderSettings(path=runner.starts[row.start], pooling=pooling)
+    one_step = {**row.training.settings, "train.max_steps": 1}
+    return EncoderSettings(path=runner.product(replace(row.training, settings=one_step), seed))
