@@ -30,7 +30,7 @@ class MLflowNight:
     store: Store
     stages: Stages
     outcome: NightOutcome | None = None
-    """set by the night if a candidate was published or held"""
+    """set by the night if it has a candidate"""
     _values: dict[str, float] = field(default_factory=dict)
 
     def record(self, series: MetricSeries, value: float, labels: Mapping[str, str]) -> None:
@@ -39,27 +39,30 @@ class MLflowNight:
             self._values["/".join((series.name, *labels.values()))] = value
 
     def send(self, status: str, report: str) -> None:
-        """Create the run. If the server fails, this is said, and the night goes on.
+        """Create the run. Whatever fails, this is said, and the night ends as it would have ended.
 
         Args:
             status: end of the night: published, held, refused.
             report: URI of the report, in the store.
         """
-        import mlflow
-
         try:
+            import mlflow
+
             client = mlflow.MlflowClient()
             run_id = client.create_run(
                 mlflow_experiment(client), tags={"manta.root": self.store.uri, "manta.outcome": status}
             ).info.run_id
-            self._log(client, run_id)
-            with tempfile.TemporaryDirectory(prefix="manta-") as folder:
-                file = Path(folder, "report.html")
-                file.write_bytes(self.store.read(report.removeprefix(f"{self.store.uri}/")))
-                client.log_artifact(run_id, str(file))
-            client.set_terminated(run_id, "FAILED" if status == "refused" else "FINISHED")
-        except mlflow.exceptions.MlflowException as error:
-            say(f"MLflow did not take this night: {str(error).splitlines()[0][:200]}")
+            try:
+                self._log(client, run_id)
+                with tempfile.TemporaryDirectory(prefix="manta-") as folder:
+                    file = Path(folder, "report.html")
+                    file.write_bytes(self.store.read(report.removeprefix(f"{self.store.uri}/")))
+                    client.log_artifact(run_id, str(file))
+            finally:
+                client.set_terminated(run_id, "FAILED" if status == "refused" else "FINISHED")
+        except Exception as error:  # uploads raise the errors of many clients, and the night is published
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            say(f"MLflow did not take all of this night: {why[:200]}")
 
     def _log(self, client: Any, run_id: str) -> None:
         from mlflow.entities import Metric, Param
@@ -97,5 +100,5 @@ def mlflow_night(job: Job, store: Store, stages: Stages) -> Iterator[MLflowNight
         raise
     finally:
         metrics.listeners.remove(night.record)
-    if night.outcome is not None:
+    if night.outcome is not None and night.outcome.status != "overtaken":  # its report is another night's
         night.send(night.outcome.status, night.outcome.facts["report"])

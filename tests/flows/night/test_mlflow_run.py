@@ -1,7 +1,8 @@
 """A night with a candidate is one run of MLflow; without MLflow, or its server, the night is not lost."""
 
 import importlib.util
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,60 @@ def test_each_candidate_is_a_run_with_settings_metrics_and_report(
         assert Path(stored).read_bytes() == Path(report).read_bytes()
 
 
+SERVER_WITHOUT_UPLOADS = """
+import types
+
+class MlflowClient:
+    def get_experiment_by_name(self, name):
+        return types.SimpleNamespace(experiment_id="1")
+
+    def create_run(self, experiment, tags):
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="run"))
+
+    def log_batch(self, *values, **more_values): ...
+
+    def log_artifact(self, run, file):
+        raise PermissionError(13, "Permission denied", "/mlruns")
+
+    def set_terminated(self, run, status):
+        with open(PATH, "a") as file:
+            file.write(status + "\\n")
+"""
+
+
+@pytest.fixture
+def unimported() -> Iterator[None]:
+    """Let the test import another package mlflow, of which nothing remains."""
+    before = _take_mlflow()
+    yield
+    _take_mlflow()
+    sys.modules.update(before)
+
+
+def _take_mlflow() -> dict[str, Any]:
+    names = [name for name in sys.modules if name.partition(".")[0] == "mlflow"]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+@pytest.mark.usefixtures("unimported")
+def test_a_refused_upload_changes_no_outcome(
+    make_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Uploads raise errors that are none of MLflow's, such as those of the client of a store."""
+    package = tmp_path / "packages" / "mlflow"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f"PATH = {str(tmp_path / 'ended')!r}{SERVER_WITHOUT_UPLOADS}")
+    (package / "entities.py").write_text("def Metric(*parts): ...\n\n\ndef Param(*parts): ...\n")
+    monkeypatch.syspath_prepend(package.parent)
+    with listening() as said:
+        outcome = nightly(make_job("release.mlflow=true"), Stages())
+        with pytest.raises(GatesRefused):
+            nightly(make_job("release.mlflow=true", "whiten.mode=on", "gates.max_size_gib=1e-9"), Stages())
+    assert outcome.status == "published"
+    assert sum("PermissionError: [Errno 13] Permission denied" in sentence for sentence in said) == 2
+    assert (tmp_path / "ended").read_text().split() == ["FINISHED", "FAILED"]
+
+
 def test_a_server_that_does_not_answer_is_said_and_the_night_publishes(
     make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ):
@@ -73,4 +128,4 @@ def test_a_server_that_does_not_answer_is_said_and_the_night_publishes(
     with listening() as said:
         outcome = nightly(make_job("release.mlflow=true"), Stages())
     assert outcome.status == "published"
-    assert any(sentence.startswith("MLflow did not take this night") for sentence in said)
+    assert any(sentence.startswith("MLflow did not take all of this night") for sentence in said)
