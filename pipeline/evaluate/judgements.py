@@ -1,5 +1,6 @@
 """Read a user's own queries with the ids of their relevant rows, or sentence pairs with scores."""
 
+import contextlib
 import io
 import json
 from collections.abc import Iterator
@@ -85,6 +86,10 @@ def read_judgements(file: str) -> JudgedQueries | JudgedPairs:
             ", ".join(table.column_names) or "no columns",
             "rename the columns of the file",
         )
+    if repeated := [name for name in columns if table.column_names.count(name) > 1]:
+        raise DataError(
+            file, f"one column {repeated[0]}", f"{table.column_names.count(repeated[0])}", "remove the others"
+        )
     if not len(table):
         raise DataError(file, "rows with " + " and ".join(columns), "no rows", _REMEDY)
     if columns == _JUDGED:
@@ -116,7 +121,7 @@ def _read_table(file: str) -> pa.Table:
     content = _content(file)
     try:
         if is_parquet(file):
-            return pq.read_table(pa.BufferReader(content))
+            return pq.ParquetFile(pa.BufferReader(content)).read()  # read_table fails on repeated columns
         if name.endswith(_CSV_SUFFIXES):
             return _read_csv(content)
     except (pa.ArrowException, OSError) as error:
@@ -170,7 +175,10 @@ def _json_value(value: object, name: str, where: str) -> str | float | None:
         return str(value)
     if isinstance(value, str) and name != "score":
         return replace_surrogates(value)
-    if value is None or (name == "score" and isinstance(value, int | float) and type(value) is not bool):
+    if name == "score" and isinstance(value, int | float) and type(value) is not bool:
+        with contextlib.suppress(OverflowError):  # 10^400, which is refused below
+            return float(value)
+    if value is None:
         return value
     expected = "a number" if name == "score" else "a string"
     raise DataError(f"{where}: {name}", expected, repr(value)[:80], _REMEDY)

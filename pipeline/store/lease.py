@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import PurePosixPath
 
 from pipeline.errors import PipelineError, TransientError
 from pipeline.store.base import Entry, Store
@@ -88,7 +89,12 @@ def active_leases(store: Store, now: float | None = None, folder: str = "candida
     """
     oldest = (clock(store) if now is None else now) - _EXPIRY_S
     entries = store.list(folder, ".json")
-    return [entry for entry in entries if "/lease-" in entry.path and entry.modified > oldest]
+    return [entry for entry in entries if is_lease(entry.path) and entry.modified > oldest]
+
+
+def is_lease(path: str) -> bool:
+    """Return whether a file is a lease, by its name."""
+    return PurePosixPath(path).match("lease-*.json")
 
 
 def describe_holders(store: Store, folder: str, own: str = "") -> Iterator[str]:

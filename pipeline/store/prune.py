@@ -13,13 +13,15 @@ from pipeline.log import say
 from pipeline.store.augmented import AUGMENTED_FOLDER, Series, list_series
 from pipeline.store.base import Entry, Store, in_threads
 from pipeline.store.commits import commit_path
-from pipeline.store.lease import active_leases
+from pipeline.store.lease import active_leases, is_lease
 from pipeline.store.manifest import ReleaseManifest, manifest_path, report_path
 from pipeline.store.probe import clock
 from pipeline.store.release import Releases
 from pipeline.store.stored import Stored
 from pipeline.store.summary import summary_path
 from pipeline.store.verify import needed_files
+
+_EXPORTS = "exports"  # leases of exports, and whatever users export to that folder
 
 # Folders whose unneeded files are removed; other folders, such as evaluations/, are kept.
 _PRUNED_FOLDERS = (
@@ -34,7 +36,7 @@ _PRUNED_FOLDERS = (
     "quarantine",
     "candidates",
     "releases",
-    "exports",
+    _EXPORTS,
     "duplicates/leases",
     AUGMENTED_FOLDER,
 )
@@ -94,7 +96,7 @@ def prune(
     rule, removed = _Rule(needed, named_by_old, now - grace_s), _RemovalSums()
     # Records go first, so that no record is ever stored without its unit.
     for is_record in (True, False):
-        for page in (page for folder in _PRUNED_FOLDERS for page in store.pages(folder)):
+        for page in _pruned_pages(store):
             files = rule.files_to_remove(page)
             files = [entry for entry in files if entry.path.endswith(".json") == is_record]
             removed.add(files)
@@ -110,6 +112,16 @@ def prune(
         folders=dict(removed.folders),
         samples={entry.path: entry.size for entry in removed.largest},
     )
+
+
+def _pruned_pages(store: Store) -> Iterator[list[Entry]]:
+    """Yield pages of the files that may be removed.
+
+    Change sets of an export may be below exports/, so only leases are yielded there.
+    """
+    for folder in _PRUNED_FOLDERS:
+        for page in store.pages(folder):
+            yield [entry for entry in page if folder != _EXPORTS or is_lease(entry.path)]
 
 
 class _PathSet:
@@ -173,12 +185,16 @@ class _RemovalSums:
 
 def _refuse_if_leased(store: Store, series: Sequence[Series], now: float) -> None:
     """Raise TransientError, which shows the lease, if a command is running that needs files of the root."""
-    folders = ("candidates", "exports", "duplicates/leases", *(corpus.folder for corpus in series))
-    if leases := [entry for folder in folders for entry in active_leases(store, now, folder)]:
+    folders = ("candidates", _EXPORTS, "duplicates/leases", *(corpus.folder for corpus in series))
+    for entry in (entry for folder in folders for entry in active_leases(store, now, folder)):
+        try:
+            holder = store.read(entry.path).decode()
+        except FileNotFoundError:  # the command has just ended
+            continue
         raise TransientError(
             f"{store.uri}: prune",
             "no running night, export or search for duplicates",
-            f"{leases[0].path}: {store.read(leases[0].path).decode()}",
+            f"{entry.path}: {holder}",
             "run prune after that command has ended; the lease of a killed one expires after 20 minutes, "
             "or pass --ignore-leases",
         )

@@ -76,6 +76,33 @@ def test_numbers_and_half_characters_in_json_are_read(tmp_path: Path):
     assert (judged.queries, judged.relevant) == (("half \ufffd", "b"), (("7",), ("x",)))
 
 
+def test_scores_of_any_size_in_json_are_read(tmp_path: Path):
+    scores = ["100000000000000000000", "9007199254740993", "0.5", "-1e300"]
+    file = tmp_path / "judged.jsonl"
+    file.write_text("\n".join(f'{{"sentence1": "a", "sentence2": "b", "score": {each}}}' for each in scores))
+    judged = read_judgements(str(file))
+    assert isinstance(judged, JudgedPairs)
+    assert judged.gold.tolist() == list(map(float, scores))
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+@pytest.mark.parametrize("repeated", [name for columns in (QUERIES, PAIRS) for name in columns])
+def test_repeated_columns_are_refused_if_they_are_read(tmp_path: Path, ending: str, repeated: str):
+    columns = QUERIES if repeated in QUERIES else PAIRS
+    names, values = [*columns, repeated], [*columns.values(), columns[repeated]]
+    file = tmp_path / f"judged.{ending}"
+    if ending == "parquet":
+        pq.write_table(pa.table([pa.array(each) for each in values], names=names), file)
+    else:
+        with file.open("w", newline="") as stream:
+            csv.writer(stream).writerows([names, *zip(*values, strict=True)])
+    if repeated == "note":
+        assert isinstance(read_judgements(str(file)), JudgedQueries)
+    else:
+        with pytest.raises(DataError, match=f"expected one column {repeated}, found 2"):
+            read_judgements(str(file))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
@@ -89,6 +116,7 @@ def test_numbers_and_half_characters_in_json_are_read(tmp_path: Path):
         ("a.jsonl", '{"text": "a"}', "the columns query and id, or sentence1"),
         ("a.jsonl", "", "no columns"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": "b", "score": true}', "line 1: score"),
+        ("a.jsonl", '{"sentence1": "a", "sentence2": "b", "score": 1' + "0" * 400 + "}", "line 1: score"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": "b", "score": 1}', "at least two pairs"),
         ("a.csv", "query,id\n", "no rows"),
         ("a.csv", "query,id\na,\n", "row 1: id"),

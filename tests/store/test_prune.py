@@ -3,13 +3,15 @@
 import time
 from collections.abc import Callable
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
 from pipeline.errors import DataError, TransientError
-from pipeline.store.base import Store
+from pipeline.store.base import Entry, Store
 from pipeline.store.commits import commit_path
 from pipeline.store.lease import active_leases, lease
+from pipeline.store.local import LocalStore
 from pipeline.store.manifest import manifest_path
 from pipeline.store.prune import prune
 from pipeline.store.release import Releases
@@ -96,6 +98,48 @@ def test_prune_is_refused_during_commands_that_read_old_releases(store: Store, f
             prune(Releases(store), keep=1)
         assert Releases(store).numbers() == [1, 2]
     assert prune(Releases(store), keep=1).removed == (1,)
+
+
+def test_prune_keeps_what_users_export_into_the_folder_of_leases(store: Store):
+    publish(store, "one")
+    change_sets = [
+        f"exports/{name}/{file}"
+        for name in ("docs", "lease-docs", "0123456789ab")
+        for file in ("progress.json", "00000001/manifest.json", "00000001/upserts-0.parquet")
+    ]
+    for path in change_sets:
+        store.write(path, b"of a user")
+    killed = "exports/0123456789ab/lease-fedcba.json"
+    store.write(killed, b"expired")
+    assert prune(Releases(store), keep=1, grace_s=-60, ignore_leases=True).folders == {"exports": 7}
+    assert {entry.path for entry in store.list("exports")} == set(change_sets)
+    assert prune(Releases(store), keep=1).kept == (1,), "a change set is no lease"
+
+
+class EndingStore(LocalStore):
+    """A store in which commands end as soon as their leases are listed."""
+
+    ending: tuple[str, ...] = ()
+
+    def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
+        """List the files, and delete those of commands that end."""
+        entries = super().list(prefix, suffix)
+        for path in self.ending if prefix == "exports" else ():
+            self.delete(path)
+        return entries
+
+
+def test_prune_goes_on_if_a_command_ends_after_its_lease_was_listed(tmp_path: Path):
+    store, paths = EndingStore(str(tmp_path)), [f"exports/docs/lease-{number}.json" for number in (1, 2)]
+    publish(store, "one")
+    for path in paths:
+        store.write(path, b"of an export")
+    store.ending = (paths[0],)
+    with pytest.raises(TransientError, match=rf"found {paths[1]}: of an export"):
+        prune(Releases(store), keep=1)
+    store.write(paths[0], b"of an export")
+    store.ending = tuple(paths)
+    assert prune(Releases(store), keep=1).kept == (1,)
 
 
 def test_a_dry_run_of_prune_lists_the_files_that_prune_removes(store: Store):
