@@ -1,6 +1,7 @@
 """Functions of tensors that are compiled into one kernel, for any number of rows."""
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ class FusedKernel:
 
     The compiler would choose a kernel, and with it the order of sums, for the rows of the first call.
     So the function is first called with a fixed number of rows, and the kernel of that call computes all.
+
+    PyTorch stores at most eight kernels with the code of a function. It then warns, and runs the function
+    without compiling it. So each instance compiles its own copy of the code, and a ninth kernel is an error.
     """
 
     def __init__(
@@ -26,7 +30,10 @@ class FusedKernel:
             function: a function of tensors.
             backend: compiler, as in `torch.compile`.
         """
-        self._function = torch.compile(function, backend=backend)
+        assert isinstance(function, FunctionType)
+        code, defaults, closure = function.__code__.replace(), function.__defaults__, function.__closure__
+        copy = FunctionType(code, function.__globals__, function.__name__, defaults, closure)
+        self._function = torch.compile(copy, backend=backend)
         self._compiled: set[tuple[object, ...]] = set()
 
     def __call__(self, rows: tuple[Tensor, ...], *others: Tensor | float | None) -> Tensor:
@@ -39,7 +46,8 @@ class FusedKernel:
             for other in others:
                 if isinstance(other, Tensor):
                     torch._dynamo.mark_static(other)
-            self._function(*map(_example, rows), *others)
+            with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+                self._function(*map(_example, rows), *others)
             self._compiled.add(kind)
         return self._function(*rows, *others)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.testing import CompileCounter
 
 from pipeline.models.inference.packed_layer import norm_of_sum
@@ -39,6 +40,26 @@ def test_any_number_of_rows_has_one_kernel_for_each_width():
             found, expected = norms(kernel, rows, width)
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert counter.frame_count == 2
+
+
+@torch.inference_mode()
+def test_any_number_of_kernels_of_one_function_are_compiled():
+    counter, widths = CompileCounter(), range(8, 200, 16)
+    assert len(widths) > torch._dynamo.config.recompile_limit
+    for width in widths:
+        norms(FusedKernel(norm_of_sum, backend=counter), 16, width)
+    assert counter.frame_count == len(widths)
+
+
+@torch.inference_mode()
+def test_a_kernel_with_more_layouts_than_torch_compiles_is_an_error():
+    kernel = FusedKernel(norm_of_sum, backend=CompileCounter())
+    limit = torch._dynamo.config.recompile_limit
+    for width in range(1, limit + 1):
+        norms(kernel, 16, width)
+    for _ in range(2):
+        with pytest.raises(FailOnRecompileLimitHit):
+            norms(kernel, 16, limit + 1)
 
 
 @torch.inference_mode()
