@@ -1,6 +1,7 @@
 """Read delete files of Iceberg tables: Parquet files of positions, and Puffin files of deletion vectors."""
 
 import contextlib
+import zlib
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -52,10 +53,32 @@ def _opened(file: DeleteFile) -> Iterator[pa.NativeFile]:
                 "no such file: the snapshot has expired",
                 "read a newer snapshot (corpus.snapshot), or restore the file",
             ) from error
+        except (ValueError, LookupError) as error:
+            raise DataError(
+                file.uri,
+                "a delete file of the table",
+                f"a damaged one: {type(error).__name__}: {' '.join(str(error).split())}"[:400],
+                "restore the file, or read another snapshot (corpus.snapshot)",
+            ) from error
 
 
 def _vectors(stream: pa.NativeFile) -> list[Any]:
+    """Read the deletion vectors of a Puffin file; raise ValueError or LookupError if it is damaged."""
     from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
     from pyiceberg.table.puffin import PuffinFile
+    from zstandard import ZstdError
 
-    return deletion_vectors_from_puffin_file(PuffinFile(stream.read()))
+    file = PuffinFile(stream.read())
+    try:
+        for blob in file.footer.blobs:
+            _check_sum(file.get_blob_payload(blob))
+    except ZstdError as error:
+        raise ValueError(str(error)) from error
+    return deletion_vectors_from_puffin_file(file)
+
+
+def _check_sum(blob: bytes) -> None:
+    """Raise ValueError unless a blob has the checksum in its last bytes: its length and vector precede it."""
+    stop = 4 + int.from_bytes(blob[:4], "big")
+    if len(blob) != stop + 4 or zlib.crc32(blob[4:stop]) != int.from_bytes(blob[stop:], "big"):
+        raise ValueError("a deletion vector without the checksum that it was written with")

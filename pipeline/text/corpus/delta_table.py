@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipeline.errors import DataError, PipelineError, TransientError
 from pipeline.store.store import open_store
 from pipeline.store.units import TableSnapshot
-from pipeline.text.corpus.listing import FoundFile, Listing, local_path
+from pipeline.text.corpus.listing import FoundFile, Listing, local_path, uri_of
 from pipeline.text.corpus.table_file import TableColumn, TableFile
 
 # Features of the protocol for readers that change nothing about data files, or that this module handles.
@@ -169,6 +169,8 @@ def _deleted_rows(table: Any) -> Iterator[tuple[str, np.ndarray]]:
 
 def _file_uri(root: str, path: str) -> str:
     """Return the URI of a data file. The path in the log is percent-encoded, and may be absolute."""
-    if path.startswith("file:"):
-        return path
-    return unquote(path) if "://" in path else f"{root.rstrip('/')}/{unquote(path)}"
+    decoded = unquote(path)
+    if "://" in path or path.startswith("file:"):
+        return uri_of(decoded)
+    top = local_path(root) or root if "://" in root else root
+    return f"{top.rstrip('/')}/{decoded}"

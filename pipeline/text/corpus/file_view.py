@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pipeline.store.arrays import plain_type
 from pipeline.text.corpus.delete_files import deleted_rows
 from pipeline.text.corpus.sources import SourceFile
 from pipeline.text.corpus.table_file import TableFile
@@ -24,6 +25,8 @@ class FileView:
     """names of the columns in the file"""
     constants: Mapping[str, pa.Scalar]
     """values of columns that are not in the file, the same in all rows"""
+    kinds: Mapping[str, pa.DataType]
+    """types of columns in the table"""
     deleted: np.ndarray
     """(n,) int64, ascending: numbers of the deleted rows"""
 
@@ -33,8 +36,14 @@ class FileView:
         return list(dict.fromkeys([*self.constants, *self.stored]))
 
     def types(self, schema: pa.Schema) -> dict[str, pa.DataType]:
-        """Return the types of all columns; `schema` is that of the file."""
-        stored = {name: schema.field(column).type for name, column in self.stored.items()}
+        """Return the types of all columns; `schema` is that of the file.
+
+        Numbers and times have the type that they have in the table, which may be wider than in the file.
+        """
+        stored = {
+            name: _wider(schema.field(column).type, self.kinds.get(name, _NULL.type))
+            for name, column in self.stored.items()
+        }
         return {**{name: value.type for name, value in self.constants.items()}, **stored}
 
     def stored_names(self, columns: Iterable[str]) -> list[str]:
@@ -79,7 +88,9 @@ def view_of(file: SourceFile, schema: pa.Schema, rows: int) -> FileView:
         counts = Counter(schema.names)  # a name that occurs twice is ambiguous
         stored = {name: name for name in schema.names if counts[name] == 1}
         values = {name: pa.scalar(value, pa.string()) for name, value in file.partitions.items()}
-        return FileView(stored, {name: values[name] for name in values if name not in stored}, _sorted([]))
+        return FileView(
+            stored, {name: values[name] for name in values if name not in stored}, {}, _sorted([])
+        )
     stored = _stored_columns(file, file.table, schema)
     names = dict.fromkeys([*file.table.columns, *file.table.constants])
     constants = {name: file.table.constants.get(name, _NULL) for name in names if name not in stored}
@@ -89,7 +100,25 @@ def view_of(file: SourceFile, schema: pa.Schema, rows: int) -> FileView:
         raise file.error(
             f"deleted rows below {rows}", f"row {deleted[-1]}", "check the metadata of the table"
         )
-    return FileView(stored, constants, deleted)
+    kinds = {name: column.kind for name, column in table.columns.items() if column.kind is not None}
+    return FileView(stored, constants, kinds, deleted)
+
+
+def _wider(kind: pa.DataType, in_table: pa.DataType) -> pa.DataType:
+    """Return the type of a column by its types in the file and in the table.
+
+    Types in the table differ from those in older files if they were widened, and from those of times that are
+    stored as INT96, which has no time zone. Nanoseconds that the file has are kept.
+    """
+    plain = plain_type(kind)
+    if pa.types.is_timestamp(in_table):
+        is_coarser = pa.types.is_date(plain) or (pa.types.is_timestamp(plain) and plain.unit != "ns")
+        return in_table if is_coarser else kind
+    return in_table if _is_number(plain) and _is_number(in_table) else kind
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def _sorted(rows: list[np.ndarray]) -> np.ndarray:

@@ -6,14 +6,7 @@ from typing import Any
 from pyiceberg.io import FileIO, InputFile, OutputFile
 
 from pipeline.store.store import store_of
-
-
-def uri_of(location: str) -> str:
-    """Return a location in the metadata of a table as a path or URI of the project.
-
-    Locations on disks are not percent-encoded, and may begin with file:/ and any number of slashes.
-    """
-    return "/" + location.removeprefix("file:").lstrip("/") if location.startswith("file:") else location
+from pipeline.text.corpus.listing import uri_of
 
 
 class StoredInput(InputFile):

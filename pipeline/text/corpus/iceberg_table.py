@@ -1,6 +1,7 @@
 """List the live data files of an Iceberg table, with the library pyiceberg."""
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -9,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.store.base import in_threads
 from pipeline.store.store import open_store
 from pipeline.store.units import TableSnapshot
 from pipeline.text.corpus.delete_files import data_files_of
-from pipeline.text.corpus.listing import FoundFile, Listing
+from pipeline.text.corpus.listing import FoundFile, Listing, uri_of
 from pipeline.text.corpus.storage_errors import storage_errors
 from pipeline.text.corpus.table_file import DeleteFile, TableColumn, TableFile
 
@@ -43,17 +44,22 @@ def list_iceberg_files(uri: str, names: Iterable[str], snapshot: int | datetime 
             table = _open(uri, names)
             scan = table.scan(snapshot_id=_find_snapshot(uri, table, snapshot))
             tasks = sorted(scan.plan_files(), key=lambda task: task.file.file_path)
+            _check_formats(tasks)
+            return Listing("", _data_files(table, scan, tasks))
     except (ValueError, ValidationError, NotImplementedError) as error:
         found = " ".join(str(error).split())[:400]
         if "equality deletes" not in found:
             raise DataError(uri, "a readable Iceberg table", found, "check its metadata") from error
         remedy = "rewrite its data files with the engine that writes it, so that no equality deletes are left"
         raise DataError(uri, "an Iceberg table with position deletes only", found, remedy) from error
+
+
+def _check_formats(tasks: Sequence[Any]) -> None:
+    """Raise DataError if a data file is not Parquet."""
     other = (task.file for task in tasks if task.file.file_format.value != "PARQUET")
     if (file := next(other, None)) is not None:
         remedy = "write its rows again as Parquet"
         raise DataError(file.file_path, "a data file of Parquet", file.file_format.value, remedy)
-    return Listing("", _data_files(table, scan, tasks))
 
 
 def _data_files(table: Any, scan: Any, tasks: Sequence[Any]) -> list[FoundFile]:
@@ -64,7 +70,7 @@ def _data_files(table: Any, scan: Any, tasks: Sequence[Any]) -> list[FoundFile]:
     return [
         FoundFile(
             path=task.file.file_path.removeprefix(top),
-            uri=_uri_of(task.file.file_path),
+            uri=uri_of(task.file.file_path),
             size=task.file.file_size_in_bytes,
             stamp="",
             table=TableFile(
@@ -77,12 +83,6 @@ def _data_files(table: Any, scan: Any, tasks: Sequence[Any]) -> list[FoundFile]:
         )
         for task, delete_files in zip(tasks, _delete_files(tasks), strict=True)
     ]
-
-
-def _uri_of(location: str) -> str:
-    from pipeline.text.corpus.iceberg_io import uri_of
-
-    return uri_of(location)
 
 
 def _open(uri: str, names: Iterable[str]) -> Any:
@@ -112,12 +112,32 @@ def _in_catalog(uri: str) -> tuple[str, Any]:
         found = load_catalog(name).load_table(table)
     except (NoSuchTableError, NoSuchNamespaceError) as error:
         raise DataError(uri, f"a table of the catalog {name}", str(error), "check corpus.uri") from error
-    except (NotInstalledError, RESTError, ValueError) as error:
+    except (NotInstalledError, RESTError, ValueError, *_client_errors()) as error:
         set_here = f"PYICEBERG_CATALOG__{name.upper()}__URI and so on, or .pyiceberg.yaml"
-        raise ConfigError(
-            uri, f"the catalog {name} ({set_here})", str(error), "correct its settings"
-        ) from error
+        expected, message = f"the catalog {name} ({set_here})", " ".join(str(error).split())[:400]
+        if _is_down(error):
+            remedy = "run again when the catalog answers, or correct its settings"
+            raise TransientError(uri, expected, message, remedy) from error
+        raise ConfigError(uri, expected, message, "correct its settings") from error
     return found.metadata_location, found.metadata
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of the libraries that ask catalogs, as far as they are loaded."""
+    names = {"requests": "RequestException", "sqlalchemy.exc": "SQLAlchemyError"}
+    return tuple(
+        getattr(sys.modules[module], name) for module, name in names.items() if module in sys.modules
+    )
+
+
+def _is_down(error: Exception) -> bool:
+    """Return whether an error says that a catalog gave no answer, or an error of its own."""
+    from pyiceberg.exceptions import ServerError, ServiceUnavailableError, TooManyRequestsError
+
+    if isinstance(error, OSError):  # of requests: an address that is no URL is a ValueError too
+        return not isinstance(error, ValueError)
+    busy = (ServerError, ServiceUnavailableError, TooManyRequestsError)
+    return isinstance(error, busy) or type(error).__name__ == "OperationalError"
 
 
 def _latest_metadata(uri: str, names: Iterable[str]) -> str:
@@ -222,4 +242,4 @@ def _delete_files(tasks: Sequence[Any]) -> list[tuple[DeleteFile, ...]]:
 
 
 def _delete_file(file: Any) -> DeleteFile:
-    return DeleteFile(_uri_of(file.file_path), file.file_size_in_bytes, file.file_format.value == "PUFFIN")
+    return DeleteFile(uri_of(file.file_path), file.file_size_in_bytes, file.file_format.value == "PUFFIN")

@@ -49,6 +49,14 @@ def local_path(uri: str) -> str | None:
     return os.path.abspath(unquote(rest.removeprefix("localhost"))) if scheme in ("file", "local") else None
 
 
+def uri_of(location: str) -> str:
+    """Return a location in the metadata of a table as a path or URI of the project.
+
+    Locations on disks are not percent-encoded, and may begin with file:/ and any number of slashes.
+    """
+    return "/" + location.removeprefix("file:").lstrip("/") if location.startswith("file:") else location
+
+
 def list_local(path: str) -> Listing:
     """List a file, a directory or a glob on a disk."""
     if os.path.isfile(path):

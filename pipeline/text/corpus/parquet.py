@@ -37,7 +37,7 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
         DataError: the file cannot be read, or a column is missing or has a wrong type.
     """
     with reading(file), open_ranges(file) as stream:
-        reader = pq.ParquetFile(stream)
+        reader = pq.ParquetFile(stream, coerce_int96_timestamp_unit=_int96_unit(file))
     view = view_of(file, reader.schema_arrow, reader.metadata.num_rows)
     types = view.types(reader.schema_arrow)
     kept = (("corpus.keep", name) for name in corpus.keep)
@@ -100,11 +100,9 @@ def read(
     is_large = file.size > LARGE_BYTES
     with reading(file), (open_ranges if is_large else open_file)(file) as stream:
         footer = _footer_of_divided(file.uri, file.size, file.stamp) if groups else None
-        reader = pq.ParquetFile(stream, metadata=footer, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
+        reader = _open(stream, file, footer)
         metadata = reader.metadata
-        dictionary_reader = pq.ParquetFile(
-            stream, metadata=metadata, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False
-        )
+        dictionary_reader = _open(stream, file, metadata)
         view = view_of(file, reader.schema_arrow, metadata.num_rows)
         wanted = view.stored_names((corpus.id, corpus.text, *corpus.keep))
         live = view.live_count(0, metadata.num_rows)
@@ -122,6 +120,24 @@ def read(
         raise file.error(
             f"{groups.rows} rows, as its footer says", f"{done}", "the file is damaged: write it again"
         )
+
+
+def _open(stream: pa.NativeFile, file: SourceFile, footer: pq.FileMetaData | None) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        stream,
+        metadata=footer,
+        buffer_size=_READ_AHEAD_BYTES,
+        pre_buffer=False,
+        coerce_int96_timestamp_unit=_int96_unit(file),
+    )
+
+
+def _int96_unit(file: SourceFile) -> str | None:
+    """Return the unit of times that are stored as INT96; None for nanoseconds.
+
+    Tables have microseconds. Years after 2262 do not fit in nanoseconds: they would become other years.
+    """
+    return "us" if file.table else None
 
 
 @lru_cache(maxsize=1)

@@ -25,6 +25,12 @@ class TableColumn:
     kind: pa.DataType | None = None
     """type in the table"""
 
+    @property
+    def kind_of_time(self) -> tuple[str, ...]:
+        """Name of the type of a column of times; empty for other columns."""
+        is_time = self.kind is not None and pa.types.is_timestamp(self.kind)
+        return (str(self.kind),) if is_time else ()
+
 
 @dataclass(frozen=True)
 class DeleteFile:
@@ -52,10 +58,16 @@ class TableFile:
     delete_files: tuple[DeleteFile, ...] = ()
 
     def stamp(self, used: Iterable[str]) -> str:
-        """Return a digest of the used columns and of the deleted rows, which changes if the live rows may."""
+        """Return a digest of the used columns and of the deleted rows, which changes if the live rows may.
+
+        The type of a time counts: a date that became a time has another type in units, beside which new times
+        cannot be stored. Numbers of a narrower type can be.
+        """
         used = set(used)
         columns = {
-            name: [column.names, column.field_id] for name, column in self.columns.items() if name in used
+            name: [column.names, column.field_id, *column.kind_of_time]
+            for name, column in self.columns.items()
+            if name in used
         }
         constants = {
             name: [str(value.type), str(value)] for name, value in self.constants.items() if name in used

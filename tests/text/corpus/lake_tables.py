@@ -69,6 +69,22 @@ def rename_column(root: Path, name: str, other: str) -> None:
     commit(root, {"metaData": {**metadata, "schemaString": schema}})
 
 
+def change_type(root: Path, name: str, kind: str) -> None:
+    """Widen a column of a Delta table in its schema.
+
+    The feature typeWidening is not named, since deltalake does not write to tables that have it.
+    """
+    entries = sorted((root / "_delta_log").glob("*.json"))
+    actions = [json.loads(line) for entry in entries for line in entry.read_text().splitlines()]
+    metadata = [action["metaData"] for action in actions if "metaData" in action][-1]
+    schema = json.loads(metadata["schemaString"])
+    next(column for column in schema["fields"] if column["name"] == name)["type"] = kind
+    features = ["timestampNtz"] if kind == "timestamp_ntz" else []
+    version = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": features}
+    protocol = version | {"writerFeatures": features}
+    commit(root, {"protocol": protocol}, {"metaData": {**metadata, "schemaString": json.dumps(schema)}})
+
+
 def delete_by_vector(root: Path, path: str, positions: Sequence[int], *, inline: bool = False) -> None:
     """Delete rows of one data file of a Delta table by a deletion vector, in a file or in the log."""
     add = added(root)[path]

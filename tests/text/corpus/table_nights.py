@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
@@ -118,6 +119,12 @@ class IcebergNights(TableNights):
         current = self.table.current_snapshot()
         assert current is not None
         return TableSnapshot(format="Iceberg", id=current.snapshot_id)
+
+
+def data_file(nights: IcebergNights, row_id: int) -> DataFile:
+    """The data file that has a row with this id, as pyiceberg describes it."""
+    location = nights.file_of(row_id).table.location
+    return next(task.file for task in nights.table.scan().plan_files() if task.file.file_path == location)
 
 
 @contextlib.contextmanager

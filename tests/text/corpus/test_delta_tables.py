@@ -2,6 +2,7 @@
 
 import os
 from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -228,3 +229,23 @@ def test_a_table_in_an_object_store_is_read_with_its_endpoint(tmp_path, s3):
     assert sorted(row[0] for row in addresses(nights.store, ingested).values()) == list(range(6))
     DeltaTable(uri, storage_options=options).delete("id = 2")
     assert nights.night().changes == Changes(deleted=1, unchanged=5)
+
+
+@pytest.mark.parametrize("slashes", ["", "//"])
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_table_at_a_file_uri_has_its_partitions(tmp_path, absolute, slashes):
+    """Paths in the log are encoded, those of partitions twice, and may be absolute."""
+    nights = DeltaNights(tmp_path)
+    at = pa.array([datetime(2020, 1, 1, 3, 4, 5, tzinfo=UTC)] * 4, pa.timestamp("us", "UTC"))
+    options = {"partition_by": ["lang", "at"], "configuration": VECTORS}
+    nights.write(rows(range(4), lang=["a b", "50%", "50%", None], at=at), **options)
+    for path, add in added(nights.root).items() if absolute else ():
+        other = f"file:{slashes}{quote(str(nights.root))}/{path}"
+        commit(nights.root, {"remove": {"path": path, "dataChange": True}}, {"add": {**add, "path": other}})
+    nights.set(uri=f"file://{quote(str(nights.root))}")
+    ingested = nights.night()
+    found = sorted(addresses(nights.store, ingested).values())
+    assert [(row[0], row[2]) for row in found] == [(0, "a b"), (1, "50%"), (2, "50%"), (3, None)]
+    if not absolute:
+        delete_by_vector(nights.root, nights.file_of(1).table.location, [0])
+        assert nights.night().changes == Changes(deleted=1, unchanged=3)

@@ -18,13 +18,7 @@ from pipeline.store.units import Changes
 from pipeline.text.corpus.sources import list_files
 from tests.text.corpus.editing import addresses
 from tests.text.corpus.lake_tables import delete_by_equality, delete_by_positions, delete_by_puffin, rows
-from tests.text.corpus.table_nights import IcebergNights
-
-
-def data_file(nights, row_id):
-    """The data file that has a row with this id, as pyiceberg describes it."""
-    location = nights.file_of(row_id).table.location
-    return next(task.file for task in nights.table.scan().plan_files() if task.file.file_path == location)
+from tests.text.corpus.table_nights import IcebergNights, data_file
 
 
 @pytest.mark.parametrize("partition_by", [None, "lang"])
