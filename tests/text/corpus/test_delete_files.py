@@ -20,7 +20,7 @@ def test_a_damaged_delete_file_is_an_error_that_names_it(tmp_path, damage, share
     (path,) = [*nights.root.rglob("*.puffin"), *nights.root.rglob("delete-*.parquet")]
     content = path.read_bytes()
     flipped = bytearray(content)
-    flipped[content.index(b"PFA1", 4) - 6] ^= 1  # another row of the last vector, before its checksum
+    flipped[content.find(b"PFA1", 4) - 6] ^= 1  # another row of the last vector, before its checksum
     if damage == "other columns":
         pq.write_table(pa.table({"row": [1]}), path)
     else:
