@@ -4,6 +4,7 @@ import contextlib
 import zlib
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,15 @@ from pipeline.store.store import store_of
 from pipeline.text.corpus.storage_errors import storage_errors
 from pipeline.text.corpus.table_file import DeleteFile
 
+_NO_ROWS = np.zeros(0, np.int64)
+_MAX_CACHED_ROWS = 1 << 20  # of a file of positions: 8 MiB of numbers
+
 
 def data_files_of(file: DeleteFile) -> frozenset[str]:
     """Return the locations of the data files of which a delete file lists rows."""
     with _opened(file) as stream:
         if file.is_puffin:
-            return frozenset(each.referenced_data_file for each in _vectors(stream))
+            return frozenset(map(_data_file_of, _puffin(stream).footer.blobs))
         batches = pq.ParquetFile(stream).iter_batches(columns=["file_path"])
         return frozenset(path for batch in batches for path in pc.unique(batch["file_path"]).to_pylist())
 
@@ -29,14 +33,36 @@ def data_files_of(file: DeleteFile) -> frozenset[str]:
 @lru_cache(maxsize=16)
 def deleted_rows(file: DeleteFile, location: str) -> np.ndarray:
     """Return (n,) int64, ascending: the rows of a data file that a delete file lists."""
+    if not file.is_puffin and (by_data_file := _rows_by_data_file(file)) is not None:
+        return by_data_file.get(location, _NO_ROWS)
     with _opened(file) as stream:
         if file.is_puffin:
-            found = [each.to_vector() for each in _vectors(stream) if each.referenced_data_file == location]
+            found = [vector.to_vector() for vector in _vectors(_puffin(stream), location)]
         else:
             batches = pq.ParquetFile(stream).iter_batches(columns=["file_path", "pos"])
             found = [batch.filter(pc.equal(batch["file_path"], location))["pos"] for batch in batches]
     rows = [np.asarray(positions.to_numpy(zero_copy_only=False), np.int64) for positions in found]
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *rows]))
+    return np.unique(np.concatenate([_NO_ROWS, *rows]))
+
+
+@lru_cache(maxsize=4)
+def _rows_by_data_file(file: DeleteFile) -> dict[str, np.ndarray] | None:
+    """Return the rows that a file of positions lists, by the location of their data file, each ascending.
+
+    The next data file of this process probably has the same delete file. None if it is too large to be kept.
+    """
+    with _opened(file) as stream:
+        reader = pq.ParquetFile(stream, read_dictionary=["file_path"])
+        if reader.metadata.num_rows > _MAX_CACHED_ROWS:
+            return None
+        listed = reader.read(columns=["file_path", "pos"]).unify_dictionaries()
+    paths = listed["file_path"].combine_chunks()
+    codes = np.asarray(paths.indices)
+    order = np.argsort(codes, kind="stable")
+    positions = listed["pos"].to_numpy().astype(np.int64)[order]
+    ends = np.searchsorted(codes[order], np.arange(len(paths.dictionary)), side="right")
+    groups = (np.unique(positions[start:end]) for start, end in pairwise([0, *ends]))
+    return dict(zip(paths.dictionary.to_pylist(), groups, strict=True))
 
 
 @contextlib.contextmanager
@@ -62,15 +88,28 @@ def _opened(file: DeleteFile) -> Iterator[pa.NativeFile]:
             ) from error
 
 
-def _vectors(stream: pa.NativeFile) -> list[Any]:
-    """Read the deletion vectors of a Puffin file; raise ValueError or LookupError if it is damaged."""
-    from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
+def _puffin(stream: pa.NativeFile) -> Any:
+    """Read a Puffin file; raise ValueError if it is none."""
     from pyiceberg.table.puffin import PuffinFile
+
+    return PuffinFile(stream.read())
+
+
+def _data_file_of(blob: Any) -> str:
+    from pyiceberg.table.deletion_vector import PROPERTY_REFERENCED_DATA_FILE
+
+    return str(blob.properties[PROPERTY_REFERENCED_DATA_FILE])
+
+
+def _vectors(file: Any, location: str) -> list[Any]:
+    """Decode the deletion vectors of one data file; raise ValueError or LookupError if one is damaged."""
+    from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
     from zstandard import ZstdError
 
-    file = PuffinFile(stream.read())
+    wanted = [blob for blob in file.footer.blobs if _data_file_of(blob) == location]
+    file.footer = file.footer.model_copy(update={"blobs": wanted})
     try:
-        for blob in file.footer.blobs:
+        for blob in wanted:
             _check_sum(file.get_blob_payload(blob))
     except ZstdError as error:
         raise ValueError(str(error)) from error

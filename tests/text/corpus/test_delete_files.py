@@ -1,10 +1,14 @@
-"""Delete files of Iceberg tables that are damaged."""
+"""Rows that delete files of Iceberg tables list, and damaged files."""
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import DataError
+from pipeline.text.corpus import delete_files
+from pipeline.text.corpus.delete_files import deleted_rows
+from pipeline.text.corpus.table_file import DeleteFile
 from tests.text.corpus.lake_tables import delete_by_positions, delete_by_puffin, rows
 from tests.text.corpus.table_nights import IcebergNights, data_file
 
@@ -30,3 +34,41 @@ def test_a_damaged_delete_file_is_an_error_that_names_it(tmp_path, damage, share
     with pytest.raises(DataError, match=r"expected a delete file of the table, found a damaged one") as error:
         nights.night()
     assert error.value.where == str(path)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5_000])
+@pytest.mark.parametrize("limit", [-1, 1 << 20])
+def test_positions_are_those_that_are_listed_for_a_data_file(tmp_path, monkeypatch, limit, count):
+    monkeypatch.setattr(delete_files, "_MAX_CACHED_ROWS", limit)
+    draw = np.random.default_rng(0)
+    paths = [f"/data/{number}" for number in draw.integers(0, 20, count)]
+    positions = draw.integers(0, 1 << 40, count)
+    positions[count // 2 :] = positions[: count - count // 2]  # some twice
+    path = tmp_path / "delete.parquet"
+    pq.write_table(
+        pa.table({"file_path": pa.array(paths, pa.string()), "pos": positions}), path, row_group_size=700
+    )
+    file = DeleteFile(str(path), path.stat().st_size, is_puffin=False)
+    for location in [f"/data/{number}" for number in range(21)]:
+        expected = sorted({int(row) for name, row in zip(paths, positions, strict=True) if name == location})
+        assert deleted_rows(file, location).tolist() == expected
+
+
+def test_a_file_of_positions_is_read_once_for_several_data_files(tmp_path):
+    path = tmp_path / "delete.parquet"
+    pq.write_table(pa.table({"file_path": ["/a", "/b", "/a"], "pos": [3, 1, 2]}), path)
+    file = DeleteFile(str(path), path.stat().st_size, is_puffin=False)
+    assert deleted_rows(file, "/a").tolist() == [2, 3]
+    path.unlink()
+    assert deleted_rows(file, "/b").tolist() == [1]
+
+
+def test_a_damaged_vector_of_another_data_file_is_not_decoded(tmp_path):
+    nights = IcebergNights(tmp_path, rows(range(4)))
+    file = data_file(nights, 0)
+    delete_by_puffin(nights.table, {file.file_path: [1, 3], "file:///zz": [5]}, file)
+    (path,) = nights.root.rglob("*.puffin")
+    content = bytearray(path.read_bytes())
+    content[content.find(b"PFA1", 4) - 6] ^= 1  # in the last vector
+    path.write_bytes(content)
+    assert nights.checked().rows == 2
