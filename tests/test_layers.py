@@ -23,6 +23,7 @@ ORDER = (
     "device",
     "prefetch",
     "keep_alive",
+    "daemon",
     "store",
     "text",
     "stats",

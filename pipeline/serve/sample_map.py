@@ -1,15 +1,16 @@
 """Place a sample of the rows of a release on a plane: by UMAP if it is installed, else by PCA."""
 
 import asyncio
-import concurrent.futures
 import importlib
 import importlib.util
-from threading import Lock, Thread
+from functools import partial
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from pipeline.daemon import in_daemon_thread
 from pipeline.flows.rows import LiveRows, placed_units
 from pipeline.index.search import OpenRelease
 from pipeline.index.texts import MissingTexts
@@ -52,9 +53,8 @@ class SampleMap:
 
     def __init__(self) -> None:
         self._drawing: _Drawing | None = None
-        self._only_one = (
-            Lock()
-        )  # numba, on which UMAP is built, may end a process that uses it in two threads
+        # numba, on which UMAP is built, may end a process that uses it in two threads
+        self._only_one = Lock()
 
     async def of(self, release: OpenRelease, wait_s: float) -> PlacedRows | None:
         """Return the map of a release; None if it is not drawn within `wait_s` seconds: ask again later.
@@ -63,7 +63,9 @@ class SampleMap:
             DataError: a unit of the release is missing or damaged. The next call tries again.
         """
         if self._drawing is None or self._drawing.release != release.number:
-            self._drawing = _Drawing(release.number, asyncio.wrap_future(self._start(release)))
+            self._drawing = _Drawing(
+                release.number, asyncio.wrap_future(in_daemon_thread(partial(self._draw, release), "map"))
+            )
         drawing = self._drawing
         await asyncio.wait({drawing.placed}, timeout=wait_s)
         if not drawing.placed.done():
@@ -72,19 +74,9 @@ class SampleMap:
             self._drawing = None
         return drawing.placed.result()
 
-    def _start(self, release: OpenRelease) -> concurrent.futures.Future[PlacedRows]:
-        """Draw in a daemon thread, for which the process does not wait when it ends."""
-        placed: concurrent.futures.Future[PlacedRows] = concurrent.futures.Future()
-
-        def draw() -> None:
-            try:
-                with self._only_one:
-                    placed.set_result(_place(release))
-            except BaseException as error:  # it is raised again where the map is awaited
-                placed.set_exception(error)
-
-        Thread(target=draw, daemon=True, name="map").start()
-        return placed
+    def _draw(self, release: OpenRelease) -> PlacedRows:
+        with self._only_one:
+            return _place(release)
 
 
 def _place(release: OpenRelease) -> PlacedRows:

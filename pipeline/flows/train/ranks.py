@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pipeline.daemon import in_daemon_thread
 from pipeline.errors import ConfigError, TransientError
 from pipeline.flows.train.lost_ranks import LostPeer, describe_loss, failures_by_rank, is_lost_peer
 from pipeline.flows.workers.nodes import ResourceDemand, describe_resources
@@ -118,7 +118,9 @@ class RankGroup:
             self._storage() as storage,
         ):
             try:
-                _wait_for(_run_in_thread(lambda: self._trainer(work, call, storage).fit()), watch)
+                # in the main thread, Ray Train would end with exit code 0 at Ctrl-C
+                training = in_daemon_thread(lambda: self._trainer(work, call, storage).fit(), "training")
+                _wait_for(training, watch)
             except TrainingFailedError as error:
                 failures = failures_by_rank(error)
                 if any(isinstance(cause, WorkerGroupStartupTimeoutError) for cause in failures.values()):
@@ -223,20 +225,6 @@ def _forward_log(call: "Call", log_lines: list[str], rank: int) -> None:
         for line in log_lines:
             call.send_message(line)
     log_lines.clear()
-
-
-def _run_in_thread(work: Callable[[], Any]) -> "Future[Any]":
-    """Run `work` in a thread, because in the main thread Ray Train would end with exit code 0 at Ctrl-C."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # raised again by future.result()
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 def _wait_for(future: "Future[Any]", watch: "Watch") -> None:
