@@ -9,7 +9,8 @@ pieces are single characters. Prints the perplexity of held-out sentences over t
 cores; the same command continues where a killed one stopped. The trained encoder is
 pretrained/trainings/pretrain/encoder. With --export, writes the encoder of the last checkpoint of a training
 that has not ended, and ends. With --start, in a folder of its own, trains an encoder of an earlier command
-further, with a new schedule: a training that has ended cannot be made longer.
+further, with a new schedule: a training that has ended cannot be made longer. With --device, trains in this
+process, without Ray.
 """
 
 import argparse
@@ -31,19 +32,20 @@ import torch
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from pipeline.config import validated
+from pipeline.config import load_settings, validated
 from pipeline.flows.train.run_folder import CHECKPOINTS
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.saved_heads import SavedHeads
 from pipeline.models.trainable.saving import save_folder
 from pipeline.objectives.build import build_objective
-from pipeline.settings import EncoderSettings
+from pipeline.settings import EncoderSettings, Job
 from pipeline.settings.training import CheckpointSettings, TrainSettings
 from pipeline.store.store import open_store
 from pipeline.train.checkpoint import Checkpoints, load_state
 from pipeline.train.metrics import read_metrics
 from tests.benchmarks.machine import machine, print_table
+from tests.benchmarks.train_alone import train_alone
 
 _SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"} | {
     "mask_token": "[MASK]"
@@ -145,6 +147,9 @@ def train(folder: Path, given: argparse.Namespace) -> None:
         "cluster.cpus_per_worker": given.threads,
     }
     arguments = [f"{name}={value}" for name, value in settings.items()]
+    if given.device is not None:
+        train_alone(load_settings(Job, None, tuple(arguments)), given.device)
+        return
     code = subprocess.run([sys.executable, "-m", "jobs.train", *arguments], check=False).returncode
     if code:
         sys.exit(code)  # it has said why; 75 if it was stopped, and continues when run again
@@ -212,6 +217,9 @@ if __name__ == "__main__":
     parser.add_argument("--start", type=Path, metavar="ENCODER", help="encoder to train further")
     parser.add_argument("--steps", type=int, default=500, help="steps between two measurements")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="train in this process, without Ray, on this device"
+    )
     parser.add_argument("--export", type=Path, metavar="FOLDER")
     given = parser.parse_args()
     if given.export is not None:

@@ -70,6 +70,7 @@ def main(folder: Path, given: argparse.Namespace) -> None:
         {} if given.precision == "float32" else {"train.precision": given.precision},
         given.rate_factor,
         time.monotonic() + 60 * given.minutes,
+        given.device,
     )
     print(
         f"{given.steps} steps of most trainings in {given.precision}, {given.rate_factor:g} times their "
@@ -109,6 +110,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--rate-factor", type=float, default=1.0, help="factor of the learning rates that are chosen here"
     )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where trainings run")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument(
         "--movement", action="store_true", help="also print how far trainings moved the vectors"

@@ -14,18 +14,13 @@ from pipeline.config import digest_of, load_settings
 from pipeline.errors import PipelineError
 from pipeline.flows.evaluate.evaluate import evaluate
 from pipeline.flows.evaluate.report import facts_of
-from pipeline.flows.train.plan import open_dev, plan_of
-from pipeline.flows.train.rank import TrainRank
-from pipeline.flows.train.run_folder import ResultRecord, RunFolder
-from pipeline.flows.train.train import open_training, record_start
 from pipeline.log import Stages
-from pipeline.models.layers.numerics import use_threads
 from pipeline.settings import Job
-from pipeline.text.rows.batches import RankSlice
 from tests.benchmarks.papers.claim import Claim, Row, Table, Training
 from tests.benchmarks.papers.data import COUNTS, NLI_TEXTS, Sources, nli_texts, read_of, token_counts
 from tests.benchmarks.papers.measure import Column
 from tests.benchmarks.papers.verdict import Comparison
+from tests.benchmarks.train_alone import train_alone
 
 _GEOMETRY = {"evaluate.geometry.sentences": 2_000, "evaluate.geometry.mev": "published"}
 _FOLDS = 5  # of the transfer tasks: half of the published number, for time
@@ -49,6 +44,7 @@ class Runner:
         trained: settings of all trainings, such as their precision, by their dotted keys.
         rate_factor: factor of the learning rates that are not those of the files.
         deadline: time, as of `time.monotonic`, after which no further row is begun.
+        device: device of trainings: cpu or cuda. Evaluations run on the CPU.
     """
 
     folder: Path
@@ -60,6 +56,7 @@ class Runner:
     trained: Mapping[str, Any]
     rate_factor: float
     deadline: float
+    device: str = "cpu"
     skipped: dict[str, str] = field(default_factory=dict)
     """reasons of rows that were not run, by table and row"""
     facts: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
@@ -168,7 +165,7 @@ class Runner:
         if not file.exists():
             settings, began = self._settings(training, seed), time.monotonic()
             job = load_settings(Job, named_configs()[f"train/{training.config}"], arguments(settings))
-            run, result = _train(job)
+            run, result = train_alone(job, self.device)
             facts = {"encoder": run.encoder, "seconds": time.monotonic() - began, "steps": result.steps}
             _write(file, facts | {"metrics": dict(result.metrics), "settings": settings})
         return str(_read(file)["encoder"]).removeprefix("file://")
@@ -225,18 +222,6 @@ class Runner:
 
     def _file(self, identity: Any) -> Path:
         return self.folder / "results" / f"{digest_of(identity)[:24]}.json"
-
-
-def _train(job: Job) -> tuple[RunFolder, ResultRecord]:
-    """Train as `manta train` with one worker does, to the same bits, but in this process, without Ray."""
-    job, run = open_training(job)
-    if run.result() is None:
-        plan = plan_of(job.train)
-        done = record_start(run, plan, job.encoder.path)
-        rank = TrainRank(run, job.encoder, job.train, plan, open_dev(job.train), done)
-        with use_threads(job.train.threads):
-            rank(RankSlice(), "cpu", lambda *_: None)
-    return run, run.final_result()
 
 
 def training_settings(training: Training, start: str | None, *, steps: int, seed: int) -> dict[str, Any]:
