@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from tests.index.clustered import Vectors
 
 KINDS = ("ivf_flat", "ivf_sq8", "opq_ivf_pq", "IVF{lists}_HNSW32,RaBitQ,Refine(SQ8)")
-DIM, NPROBE, QUERIES = 32, 8, 300
+NPROBE, QUERIES = 8, 300
+UNIT_ROWS = 20_000
 MOST_LOSS = 0.02  # of recall@10
 LEAST_EQUAL = 0.99  # of the neighbours; others have almost equal scores
 HEADER = ("what", "CPU s", "GPU s", "recall@10 CPU", "recall@10 GPU")
@@ -35,11 +36,11 @@ def index(scale: Scale) -> PartTable:
     from pipeline.index.truth import ExactTopK, Queries
     from tests.index.clustered import clustered
 
-    rows, on_gpu = scale.choose(3_000, 200_000), scale.on_gpu and sees_gpus()
-    vectors, step = clustered(rows), rows // QUERIES
+    rows, on_gpu = scale.choose(3_000, 400_000), scale.on_gpu and sees_gpus()
+    vectors, step = clustered(rows, dim=scale.choose(32, 128)), rows // QUERIES
     queries = Queries(vectors.addresses[::step], vectors.raw[::step])
     (exact, cpu_s), (found, gpu_s) = (
-        timed(lambda gpu=gpu: ExactTopK(queries, on_gpu=gpu).search(vectors.batches()))  # type: ignore[misc]
+        timed(lambda gpu=gpu: ExactTopK(queries, on_gpu=gpu).search(vectors.batches(UNIT_ROWS)))  # type: ignore[misc]
         for gpu in (False, on_gpu)
     )
     equal = float((exact.addresses == found.addresses).mean())
@@ -54,7 +55,9 @@ def index(scale: Scale) -> PartTable:
         scale.report(lines[-1])
         if not abs(cpu.recall - gpu.recall) <= MOST_LOSS:
             problems.append(f"{name}: recall@10 {recalls[1]}, on the CPU {recalls[0]}")
-    title = f"{rows:,} vectors" + ("" if on_gpu else "; faiss sees no GPU, the CPU takes its place")
+    title = f"{rows:,} vectors of {vectors.raw.shape[1]} dimensions" + (
+        "" if on_gpu else "; faiss sees no GPU, the CPU takes its place"
+    )
     return PartTable(title, HEADER, lines, problems)
 
 
@@ -65,7 +68,7 @@ def timed(work: Callable[[], Result]) -> tuple[Result, float]:
 
 
 def _lists(rows: int) -> int:
-    return 32 if rows < 100_000 else 512
+    return 32 if rows < 100_000 else 1_024
 
 
 def _build(kind: str, vectors: "Vectors", queries: "Queries", exact: "Neighbours", *, on_gpu: bool) -> Built:
@@ -78,10 +81,10 @@ def _build(kind: str, vectors: "Vectors", queries: "Queries", exact: "Neighbours
     from pipeline.index.recall import recall
     from pipeline.settings import IndexSettings
 
-    rows = len(vectors.raw)
-    plan = plan_index(rows, DIM, IndexSettings(kind=kind, nlist=_lists(rows)))
+    rows, dim = vectors.raw.shape
+    plan = plan_index(rows, dim, IndexSettings(kind=kind, nlist=_lists(rows)))
     made, train_s = timed(lambda: train(plan, None, vectors.raw[: plan.train_rows], on_gpu=on_gpu))
-    _, fill_s = timed(lambda: fill(made, vectors.batches(), on_gpu=on_gpu))
+    _, fill_s = timed(lambda: fill(made, vectors.batches(UNIT_ROWS), on_gpu=on_gpu))
     assert faiss.deserialize_index(faiss.serialize_index(made)).ntotal == rows, "its file is one of a CPU"
     set_effort(made, NPROBE)
     return Built(train_s, fill_s, recall(made, queries, exact, (10,))[10].value)

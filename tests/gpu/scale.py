@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.benchmarks.families import train_tokenizer, write_folder
 
+NOT_THERE = f"not in transformers {transformers.__version__}"
 _SYLLABLES = ("ba", "de", "fi", "go", "lu", "ma", "ne", "pi", "ro", "su", "ta", "ve", "wi", "zo", "chi")
 _WORDS = 4_000
 transformers.utils.logging.disable_progress_bar()  # its lines would stand between those of tables
@@ -78,6 +80,11 @@ def bert(scale: Scale) -> Path:
     config = transformers.BertConfig(**(sizes if scale.small else {}))
     tokenizer = train_tokenizer(texts_of(_TRAINING_TEXTS, 4, 40))
     return write_folder(lambda: transformers.BertModel(config), tokenizer, folder)
+
+
+def has_family(model_type: str) -> bool:
+    """Return whether this version of transformers has a family of models."""
+    return model_type in CONFIG_MAPPING
 
 
 def wait(scale: Scale) -> None:

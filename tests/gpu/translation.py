@@ -30,7 +30,7 @@ LARGE = {
 METHODS = {"greedy": {}, "sample": {"top_k": 10}, "beam": {"beams": 4}}
 LEAST_EQUAL = {"float32": 0.97, "bfloat16": 0.0}  # rounding decides between almost equally likely tokens
 BATCH = 64  # texts of a batch of transformers
-COMPARED = 48  # texts that the CPU translates, too
+COMPARED = 24  # texts that the CPU translates, too
 
 
 def translation(scale: Scale) -> PartTable:

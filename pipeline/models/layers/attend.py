@@ -99,14 +99,22 @@ def _attend_near(
 
 
 def _product(heads: Heads, mask: Tensor | None, dropout: float, sight: Sight) -> Tensor:
-    with without_cudnn(heads.queries.device):
+    queries, keys, values = heads
+    served = queries.shape[1] // keys.shape[1]
+    if served > 1 and queries.device.type == "cuda":
+        # With a mask, or in float32, torch has no kernel for shared keys. It multiplies whole batches, and
+        # the number of texts in a batch then changes bits.
+        keys, values = (part.repeat_interleave(served, dim=1) for part in (keys, values))
+    with without_cudnn(queries.device):
         return F.scaled_dot_product_attention(
-            *heads,
+            queries,
+            keys,
+            values,
             attn_mask=mask,
             dropout_p=dropout,
             is_causal=sight.after == 0,
             scale=sight.scale,
-            enable_gqa=heads.queries.shape[1] != heads.keys.shape[1],
+            enable_gqa=queries.shape[1] != keys.shape[1],
         )
 
 
