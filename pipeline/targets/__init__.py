@@ -30,6 +30,9 @@ class HeldRelease(Settings):
 EMPTY = HeldRelease(number=0, sha256="")
 """Stands for no rows, in the position of a target that is being filled."""
 
+UNKNOWN = HeldRelease(number=-1, sha256="")
+"""Stands for rows of releases that were pruned, in the position of a target that is written as a whole."""
+
 
 class Position(Settings):
     """The release that a target equals, or the releases that its rows may be of while an export runs."""
@@ -62,6 +65,8 @@ class Target(abc.ABC):
     """whether readers see nothing of an export before it has ended"""
     takes_paths: ClassVar[bool] = True
     """whether an address without scheme is a path of this machine"""
+    page_ids: ClassVar[int] = 8_192
+    """number of ids that are read at once; servers of OpenSearch give at most 10,000"""
 
     name_form: ClassVar[str] = r".+"
     """regular expression of valid names"""
@@ -124,6 +129,14 @@ class Target(abc.ABC):
     @abc.abstractmethod
     def delete(self, ids: pa.Array) -> None:
         """Delete the rows with these ids, some of which may not be in the target."""
+
+    @abc.abstractmethod
+    def ids(self) -> Iterator[pa.Array]:
+        """Yield the ids of all rows, as `stored_ids` returns them, in types that can be cast to theirs."""
+
+    def stored_ids(self, ids: pa.Array) -> pa.Array:
+        """Return ids as the target stores them."""
+        return ids
 
     @abc.abstractmethod
     def store_position(self, position: Position) -> None:

@@ -1,5 +1,6 @@
 """A table of LanceDB: columns id, vector, and the kept columns."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -59,6 +60,11 @@ class LanceTarget(Target):
         for start in range(0, len(ids), _BATCH_IDS):
             values = ", ".join(map(_literal, ids.slice(start, _BATCH_IDS).to_pylist()))
             table.delete(f"id IN ({values})")
+
+    def ids(self) -> Iterator[pa.Array]:
+        """Read the column of ids."""
+        query = self._database.open_table(self.name).search().select(["id"])
+        return (batch["id"] for batch in query.to_batches() if batch.num_rows)
 
     def store_position(self, position: Position) -> None:
         """Write the rows of the step, then the position."""

@@ -1,7 +1,9 @@
 """A collection of Milvus: id (the primary key), vector, and the kept columns as dynamic fields."""
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -78,6 +80,15 @@ class MilvusTarget(Target):
         for batch in in_requests(literals, lambda literal: len(literal.encode()), most=_BATCH_IDS):
             # The client does not escape its argument `ids`.
             self._client.delete(self.name, filter=f"id in [{', '.join(batch)}]")
+
+    def ids(self) -> Iterator[pa.Array]:
+        """Read the ids of all rows."""
+        batches = self._client.query_iterator(
+            self.name, batch_size=self.page_ids, filter="", output_fields=["id"]
+        )
+        with contextlib.closing(batches):
+            while rows := batches.next():
+                yield pa.array([row["id"] for row in rows])
 
     def store_position(self, position: Position) -> None:
         """Store the position in the properties of the collection."""

@@ -94,6 +94,14 @@ class OpenSearchTarget(Target):
         """Delete the documents."""
         self._send((json.dumps({"delete": {"_id": _document_id(each)}}),) for each in ids.to_pylist())
 
+    def ids(self) -> Iterator[pa.Array]:
+        """Read the field `id` of all documents, in its order."""
+        self._client.indices.refresh(index=self.name)
+        body = {"size": self.page_ids, "query": {"match_all": {}}, "sort": [{"id": "asc"}], "_source": ["id"]}
+        while hits := self._client.search(index=self.name, body=body)["hits"]["hits"]:
+            yield pa.array([hit["_source"]["id"] for hit in hits])
+            body["search_after"] = hits[-1]["sort"]
+
     def store_position(self, position: Position) -> None:
         """Store the position in the metadata of the index."""
         meta = {"_meta": {_KEY: position.model_dump_json()}}

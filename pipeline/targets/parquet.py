@@ -1,6 +1,7 @@
 """Parquet files of changes: a folder for each export, made visible by a manifest that is written last."""
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -66,6 +67,10 @@ class ParquetTarget(Target):
     def delete(self, ids: pa.Array) -> None:
         """Add ids to the file of this step."""
         self._write("deletes", pa.table({"id": ids}))
+
+    def ids(self) -> Iterator[pa.Array]:
+        """Yield nothing: a change set with a whole release needs no deletes."""
+        return iter(())
 
     def store_position(self, position: Position) -> None:
         """Store the files of the step and the position. The last step makes the change set visible.

@@ -5,9 +5,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.errors import ConfigError, DataError, PipelineError
 from pipeline.log import say
+from pipeline.store.arrays import is_text
 from pipeline.store.schema import vector_matrix
 from pipeline.targets import TARGETS, Position, Target
 from pipeline.targets.values import json_value, python_column
@@ -117,6 +119,18 @@ class PgvectorTarget(Target):
         for start in range(0, len(ids), _BATCH_ROWS):
             values = list(map(self._without_nul, ids.slice(start, _BATCH_ROWS).to_pylist()))
             self._connection.execute(query, (values,))
+
+    def ids(self) -> Iterator[pa.Array]:
+        """Read the ids through a cursor of the server."""
+        query = self._sql.SQL("SELECT id FROM {}").format(self._table)
+        with self._connection.transaction(), self._connection.cursor(name="manta_ids") as cursor:
+            cursor.execute(query)
+            while rows := cursor.fetchmany(self.page_ids):
+                yield pa.array([row[0] for row in rows])
+
+    def stored_ids(self, ids: pa.Array) -> pa.Array:
+        """Return the ids with U+FFFD instead of NUL."""
+        return pc.replace_substring(ids, "\0", "\ufffd") if is_text(ids.type) else ids
 
     def store_position(self, position: Position) -> None:
         """Store the position in the row of `manta_positions`."""

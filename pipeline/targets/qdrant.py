@@ -3,6 +3,7 @@
 import json
 import os
 import uuid
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -83,6 +84,18 @@ class QdrantTarget(Target):
         for batch in in_requests(_point_ids(ids), len):
             selector = self._module.models.PointIdsList(points=batch)
             self._client.delete(self.name, points_selector=selector, wait=True)
+
+    def ids(self) -> Iterator[pa.Array]:
+        """Read the ids from the payload of all points."""
+        position = None
+        while True:
+            points, position = self._client.scroll(
+                self.name, limit=self.page_ids, offset=position, with_payload=["id"], with_vectors=False
+            )
+            if points:
+                yield pa.array([point.payload["id"] for point in points])
+            if position is None:
+                return
 
     def store_position(self, position: Position) -> None:
         """Store the position in the collection's metadata."""

@@ -184,13 +184,18 @@ def night(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Cost]]:
     Args:
         arguments: settings; release.root, a local folder, is one of them.
     """
-    command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments]
     root = next(value for name, _, value in (each.partition("=") for each in arguments) if name == _ROOT)
+    return run_command(["jobs.nightly", *arguments], Path(root))
+
+
+def run_command(arguments: Sequence[str], root: Path) -> tuple[dict[str, Any], dict[str, Cost]]:
+    """Run a module with arguments in a process of its own. Returns its answer and the costs of its stages."""
+    command = [sys.executable, "-m", *arguments, "--json"]
     with tempfile.TemporaryFile("w+") as answer, tempfile.TemporaryDirectory(prefix="manta-") as temporary:
         variables = environment() | {"TMPDIR": temporary}
         process = subprocess.Popen(command, stdout=answer, stderr=subprocess.PIPE, text=True, env=variables)
         assert process.stderr is not None
-        meter = Meter(process.pid, Path(root), Path(temporary))
+        meter = Meter(process.pid, root, Path(temporary))
         last = meter.follow(iter(process.stderr))
         if process.wait():
             sys.exit("".join(last))

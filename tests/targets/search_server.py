@@ -118,7 +118,22 @@ class SearchServer(ThreadingHTTPServer):
             self.indices[name].mappings |= json.loads(body)
         elif action == "_count":
             return 200, {"count": len(self.indices[name].documents)}
+        elif action == "_search":
+            return self._search(self.indices[name], json.loads(body))
         return 200, {"acknowledged": True}
+
+    def _search(self, index: SearchIndex, body: dict[str, Any]) -> tuple[int, Any]:
+        """Return the documents after a position in the order of a field that can be sorted."""
+        (((field, _),),) = (each.items() for each in body["sort"])
+        if body["size"] > 10_000 or index.mappings["properties"][field]["type"] == "text":
+            return 400, {"error": {"type": "illegal_argument_exception"}, "status": 400}
+        first = body.get("search_after", [None])[0]
+        found = [each for each in index.documents.values() if first is None or each[field] > first]
+        hits = [
+            {"_source": {name: each[name] for name in body["_source"]}, "sort": [each[field]]}
+            for each in sorted(found, key=lambda each: each[field])[: body["size"]]
+        ]
+        return 200, {"hits": {"hits": hits}}
 
     def _bulk(self, name: str, lines: list[bytes]) -> dict[str, Any]:
         items, waiting = [], iter(lines)

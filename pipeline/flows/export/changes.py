@@ -86,6 +86,16 @@ class RowChanges:
         names = [name for name in file.schema_arrow.names if name not in ("text_key", "vector")]
         return _export_columns(file.schema_arrow.empty_table(), names).schema
 
+    def ids(self) -> Iterator[pa.Array]:
+        """Yield the ids of all rows of `after`.
+
+        Raises:
+            DataError: a key table is missing or damaged.
+        """
+        dropped = _dropped_addresses(self.after)
+        for (rows,) in live_rows_by_bucket(self.store, (self.after,), ("id", "address")):
+            yield _ids_with_vectors(rows, dropped)
+
     def deletes(self, first: int) -> Iterator[pa.Array]:
         """Yield the ids of rows of `before` that `after` does not have, for each bucket of the key tables.
 

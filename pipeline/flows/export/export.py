@@ -10,11 +10,12 @@ import pyarrow as pa
 from pipeline.config import digest_of
 from pipeline.errors import DataError, SpaceMismatch, TransientError
 from pipeline.flows.export.changes import RowChanges
+from pipeline.flows.export.surplus import surplus_ids
 from pipeline.log import Stages, counted, say
 from pipeline.store.lease import exclusive_lease
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
-from pipeline.targets import EMPTY, HeldRelease, Position, Target
+from pipeline.targets import EMPTY, UNKNOWN, HeldRelease, Position, Target
 
 _REPLACE = "write the whole release with --replace, which first deletes all rows of the target"
 
@@ -48,7 +49,7 @@ def export(
         replace: delete all rows of the target, and write the whole release.
 
     Raises:
-        DataError: the target holds rows of another root, of a release that was pruned, or other columns.
+        DataError: the target holds rows of another root, or other columns.
         SpaceMismatch: the target holds vectors of another space.
         TransientError: another export to the target is running, or its server does not answer.
     """
@@ -60,7 +61,9 @@ def export(
             if stored.held == running.wanted:
                 return Exported("unchanged", manifest.release, (manifest.release,), 0, 0, manifest.rows)
             running.check(stored)
-        is_whole = replace or (stored is not None and target.is_atomic and running.has_pruned(stored))
+        is_whole = replace or (
+            stored is not None and target.is_atomic and running.has_pruned(stored.releases)
+        )
         return running.run(None if is_whole else stored)
 
 
@@ -109,9 +112,13 @@ class _Export:
                 f"export to another --name, or {_REPLACE}",
             )
 
-    def has_pruned(self, stored: Position) -> bool:
-        """Return whether a release that the target holds was pruned. Reports it, because all rows follow."""
-        pruned = [each.number for each in stored.releases if each != EMPTY and self._is_pruned(each)]
+    def has_pruned(self, held: tuple[HeldRelease, ...]) -> bool:
+        """Return whether a release that the target holds was pruned. Reports it, because all rows follow.
+
+        Raises:
+            DataError: the root never had one of the releases.
+        """
+        pruned = [each.number for each in held if each not in (EMPTY, UNKNOWN) and self._is_pruned(each)]
         if pruned:
             say(f"{self._target.where}: release {pruned[0]} was pruned, so all rows are written")
         return bool(pruned)
@@ -119,15 +126,19 @@ class _Export:
     def run(self, stored: Position | None) -> Exported:
         """Write the changes, step by step."""
         position = self._start(stored)
-        before = self._manifests(position.releases)
-        changes = RowChanges(self._releases.store, before, EMPTY in position.releases, self._manifest)
+        is_known = UNKNOWN not in position.releases
+        before = tuple(
+            self._releases.get(each.number) for each in position.releases if is_known and each != EMPTY
+        )
+        is_partial = not is_known or EMPTY in position.releases
+        changes = RowChanges(self._releases.store, before, is_partial, self._manifest)
         written = self._upsert(changes, position)
-        deleted = self._delete(changes, position)
+        deleted = self._delete(changes, position) if is_known else self._delete_surplus(changes)
         self._check_count()
         self._target.store_position(
             position.model_copy(update={"releases": (self.wanted,), "next": None, "steps": 0})
         )
-        numbers = tuple(each.number for each in position.releases)
+        numbers = tuple(each.number for each in position.releases if each != UNKNOWN)
         return Exported("done", self.wanted.number, numbers, written, deleted, self._manifest.rows)
 
     def _start(self, stored: Position | None) -> Position:
@@ -144,34 +155,16 @@ class _Export:
             )
             self._target.create(self._schema, position)
             return position
-        if stored.next == self.wanted:
-            return stored
         held = stored.releases
-        if stored.next is not None and not self._target.is_atomic and stored.next not in held:
+        if stored.next and stored.next not in (self.wanted, *held) and not self._target.is_atomic:
             held = (*held, stored.next)
-        self._manifests(held)  # raises before the position is stored
+        if self.has_pruned(held) and UNKNOWN not in held:
+            held = (UNKNOWN, *held)
+        if stored.next == self.wanted and held == stored.releases:
+            return stored
         position = stored.model_copy(update={"releases": held, "next": self.wanted, "steps": 0})
         self._target.store_position(position)
         return position
-
-    def _manifests(self, held: tuple[HeldRelease, ...]) -> tuple[ReleaseManifest, ...]:
-        return tuple(self._manifest_of(each) for each in held if each != EMPTY)
-
-    def _manifest_of(self, held: HeldRelease) -> ReleaseManifest:
-        """Return the manifest of a release that the target holds.
-
-        Raises:
-            DataError: the root does not have this release.
-        """
-        if self._is_pruned(held):
-            raise DataError(
-                self._target.where,
-                f"rows of a release that {self._releases.store.uri} still has",
-                f"rows of release {held.number}, which was pruned",
-                "export before you prune; now export to another --name and let your searches change to it, "
-                f"or {_REPLACE}",
-            )
-        return self._releases.get(held.number)
 
     def _is_pruned(self, held: HeldRelease) -> bool:
         """Return whether a release that the target holds was pruned.
@@ -212,6 +205,19 @@ class _Export:
                     self._target.delete(ids)
                     bar.add(len(ids))
                     self._target.store_position(position.model_copy(update={"steps": step}))
+            return bar.stage.done
+
+    def _delete_surplus(self, changes: RowChanges) -> int:
+        """Delete the rows that the release, all rows of which are written, lacks. Returns their number."""
+        if self._target.count() == self._manifest.rows:
+            return 0
+        with self._stages("delete") as bar, self._releases.store.scratch() as scratch:
+            held = (ids.cast(self._schema.field("id").type) for ids in self._target.ids())
+            wanted = map(self._target.stored_ids, changes.ids())
+            for ids in surplus_ids(held, wanted, self._manifest.rows, scratch):
+                if len(ids):
+                    self._target.delete(ids)
+                    bar.add(len(ids))
             return bar.stage.done
 
     def _check_count(self) -> None:

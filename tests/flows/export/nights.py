@@ -1,6 +1,6 @@
 """A root of six nights, read by pyarrow alone, and a target in memory that can be stopped at any call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,10 @@ class DictTarget(Target):
         for each in ids.to_pylist():
             self.stored["rows"].pop(each, None)
 
+    def ids(self) -> Iterator[pa.Array]:
+        names = list(self.stored["rows"])
+        return (pa.array(names[start : start + 7]) for start in range(0, len(names), 7))
+
     def store_position(self, position: Position) -> None:
         self.stored["position"] = position.model_dump_json()
 
@@ -179,6 +183,9 @@ class StoppingTarget(Target):
     def delete(self, ids: pa.Array) -> None:
         half = ids.slice(0, len(ids) // 2)
         self._call(lambda: self.target.delete(ids), lambda: self.target.delete(half))
+
+    def ids(self) -> Iterator[pa.Array]:
+        return self.target.ids()
 
     def store_position(self, position: Position) -> None:
         self._call(lambda: self.target.store_position(position))

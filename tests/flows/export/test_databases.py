@@ -6,6 +6,8 @@ a server in memory that no extra installs. Tests of databases whose packages are
 """
 
 import contextlib
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +17,11 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import ConfigError, DataError, TransientError
+from pipeline.store.prune import prune
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
 from pipeline.targets import TARGETS, Target
-from tests.flows.export.nights import Killed, Rows, StoppingTarget, released_rows, run_export
+from tests.flows.export.nights import LAST, ODD_IDS, Killed, Rows, StoppingTarget, released_rows, run_export
 from tests.targets.search_server import SearchIndex, SearchServer, running
 from tests.targets.tables import beginning, table_of
 
@@ -229,6 +234,47 @@ def test_a_database_equals_the_release_after_nights_rollbacks_and_kills(database
             assert_equal(database, "walked", released_rows(root, number))
     with contextlib.closing(database.open("walked")) as target:
         assert run_export(root, 6, target).status == "unchanged"
+
+
+def test_after_prune_a_database_equals_the_release(database: Database, root: Path, tmp_path_factory):
+    copied = Path(shutil.copytree(root, tmp_path_factory.mktemp("pruned") / "root", copy_function=os.link))
+    prune(Releases(open_store(copied)), 1, grace_s=0)
+    for call in (None, (11, "half")):
+        with contextlib.closing(database.open("pruned")) as target:
+            run_export(root, 2, target)
+            if call is not None:
+                with pytest.raises(Killed):
+                    run_export(copied, LAST, StoppingTarget(target, *call))
+        with contextlib.closing(database.open("pruned")) as target:
+            exported = run_export(copied, LAST, target)
+        assert exported.before == (2,)
+        assert exported.deleted
+        assert_equal(database, "pruned", released_rows(root, LAST))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "ids",
+    [
+        pa.array([7, *range(100, 150)], pa.uint64()),
+        pa.array([-5, *range(100, 150)], pa.int64()),
+        pa.array([*ODD_IDS, "nul\0", *map(str, range(50))]),
+    ],
+)
+def test_a_database_lists_the_ids_of_all_rows(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, ids: pa.Array
+):
+    monkeypatch.setattr(Target, "page_ids", 20)
+    database = request.getfixturevalue(kind)
+    rows = table_of(ids)
+    with contextlib.closing(database.open("listed")) as target:
+        target.create(rows.schema, beginning(rows))
+        target.upsert(rows)
+        target.store_position(beginning(rows))
+        pages = list(target.ids())
+        found = pa.concat_arrays([each.cast(ids.type) for each in pages])
+        assert all(map(len, pages))
+        assert sorted(found.to_pylist()) == sorted(target.stored_ids(ids).to_pylist())
 
 
 def test_a_table_of_another_program_is_refused_and_kept(database: Database, root: Path):

@@ -1,6 +1,8 @@
 """After any sequence of releases and kills, a target equals the release, and only changes are written."""
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import threading
@@ -197,20 +199,94 @@ def test_a_target_of_another_root_is_refused(root):
     assert run_export(root, 2, target, replace=True).status == "done"
 
 
-def test_a_pruned_release_is_named_and_replacing_ends_the_error(root, released, tmp_path):
-    copied = Path(shutil.copytree(root, tmp_path / "root"))
-    target = DictTarget()
+def copy_of(root: Path, folder: Path) -> Path:
+    """Copy the root by hard links, so that releases can be pruned."""
+    return Path(shutil.copytree(root, folder / "root", copy_function=os.link))
+
+
+def test_after_prune_all_rows_are_written_and_the_surplus_deleted(root, released, tmp_path, capsys):
+    copied, target = copy_of(root, tmp_path), DictTarget()
     run_export(copied, 2, target)
     prune(Releases(open_store(copied)), 1, grace_s=0)
-    with pytest.raises(DataError, match=r"release 2, which was pruned.*to another --name.*or .*--replace"):
-        run_export(copied, None, target)
-    exported = run_export(copied, None, target, replace=True)
-    assert exported.written == len(released[LAST])
+    exported = run_export(copied, None, target)
+    assert (exported.before, exported.written) == ((2,), len(released[LAST]))
+    assert exported.deleted == len(released[2].keys() - released[LAST].keys()) > 0
+    assert target.stored["rows"] == released[LAST]
+    assert "memory: rows: release 2 was pruned, so all rows are written" in capsys.readouterr().err
+    assert run_export(copied, None, target).status == "unchanged"
+
+
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+@pytest.mark.parametrize("is_killed_before_prune", [True, False])
+def test_an_export_that_is_killed_at_any_call_continues_after_prune(
+    root, released, tmp_path, when, is_killed_before_prune
+):
+    copied = copy_of(root, tmp_path)
+    prune(Releases(open_store(copied)), 2, grace_s=0)
+    for wanted, following in ((LAST, LAST), (5, LAST)):
+        calls = 0
+        while True:
+            calls += 1
+            target = DictTarget()
+            run_export(root, 3, target)
+            try:
+                stopping = StoppingTarget(target, calls, when)
+                run_export(root if is_killed_before_prune else copied, wanted, stopping)
+            except Killed:
+                run_export(copied, following, target)
+                assert target.stored["rows"] == released[following]
+            else:
+                break
+        assert calls > 5
+
+
+def test_rows_are_listed_only_if_the_target_has_too_many(root, released, tmp_path, monkeypatch):
+    copied, target = copy_of(root, tmp_path), DictTarget()
+    run_export(copied, 5, target)  # release 6 has all of its ids
+    prune(Releases(open_store(copied)), 1, grace_s=0)
+    monkeypatch.setattr(DictTarget, "ids", None)
+    assert run_export(copied, None, target).deleted == 0
     assert target.stored["rows"] == released[LAST]
 
 
+def test_a_pruned_release_of_another_root_is_refused(root, tmp_path):
+    copied, target = copy_of(root, tmp_path), DictTarget()
+    run_export(copied, 2, target)
+    prune(Releases(open_store(copied)), 1, grace_s=0)
+    with pytest.raises(Killed):
+        run_export(copied, None, StoppingTarget(target, 2, "after"))
+    stored = target.position()
+    other = [each.model_copy(update={"sha256": "other"}) if each.number == 2 else each
+             for each in stored.releases]  # fmt: skip
+    target.store_position(stored.model_copy(update={"releases": tuple(other)}))
+    with pytest.raises(DataError, match="rows of release 2 of another root"):
+        run_export(copied, None, target)
+
+
+STEPS = st.tuples(st.integers(1, LAST), KILLS) | st.integers(1, LAST)
+
+
+@pytest.mark.hypothesis
+@given(st.lists(STEPS, min_size=1, max_size=8))
+def test_after_any_sequence_of_releases_kills_and_prunes_the_target_equals_the_release(
+    root, released, tmp_path_factory, walk
+):
+    copied = copy_of(root, tmp_path_factory.mktemp("pruned"))
+    stored: dict = {}
+    for step in [*walk, (LAST, None)]:
+        kept = Releases(open_store(copied)).numbers()
+        if isinstance(step, int):
+            prune(Releases(open_store(copied)), step, grace_s=0)
+            continue
+        number, kill = max(step[0], kept[0]), step[1]
+        target = DictTarget(stored)
+        with contextlib.suppress(Killed):
+            run_export(copied, number, StoppingTarget(target, *kill) if kill else target)
+            assert stored["rows"] == released[number]
+
+
 def test_after_prune_a_change_set_has_the_whole_release(root, released, tmp_path, capsys):
-    copied = Path(shutil.copytree(root, tmp_path / "root"))
+    copied = copy_of(root, tmp_path)
     for number in (1, 2):
         run_export(copied, number, ParquetTarget(str(tmp_path), "docs"))
     prune(Releases(open_store(copied)), 1, grace_s=0)
