@@ -30,13 +30,13 @@ LARGE = {
 METHODS = {"greedy": {}, "sample": {"top_k": 10}, "beam": {"beams": 4}}
 LEAST_EQUAL = {"float32": 0.97, "bfloat16": 0.0}  # rounding decides between almost equally likely tokens
 BATCH = 64  # texts of a batch of transformers
-COMPARED = 24  # texts that the CPU translates, too
+COMPARED = 12  # texts that the CPU translates, too
 
 
 def translation(scale: Scale) -> PartTable:
     """Translate with every method on the device and on the CPU, greedily with transformers, too."""
     folder = _translator(scale)
-    texts = _texts(scale.choose(12, 400), scale.choose(12, 60))
+    texts = _texts(scale.choose(12, 256), scale.choose(12, 60))
     rows, problems = [], []
     for method in METHODS if not scale.small else ("greedy", "beam"):
         expected, _ = _translate(folder, method, "float32", "cpu", texts[:COMPARED])

@@ -27,6 +27,7 @@ from pipeline.flows.workers.metrics import count_encoded
 from pipeline.flows.workers.tasks import progress
 from pipeline.flows.workers.worker import assigned_cpus, worker_encoder
 from pipeline.log import listening
+from pipeline.prefetch import prefetch
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.stats.moments import Moments
 from pipeline.store.base import Store
@@ -207,7 +208,10 @@ class _UnitEncoding:
 
         result = UnitResult(Moments.empty(self.encoder.dim), rejected)
         with pq.ParquetWriter(file, schema, **writer_options(schema)) as writer:
-            for encoded in encoder.encode_stream(texts(), on_rows):
+            batches = encoder.encode_stream(texts(), on_rows)
+            if self.encoder.arithmetic.device.kind == "cuda" and not isinstance(encoder, IsolatedEncoder):
+                batches = prefetch(batches)  # the GPU goes on while vectors are written
+            for encoded in batches:
                 batch, vectors = ahead.popleft(), encoded.vectors
                 good = result.add(encoded, batch, task.encode.vectors)
                 if not good.all():

@@ -13,6 +13,10 @@ from pipeline.models.layers.fused import FusedKernel
 from pipeline.models.layers.linear import LinearMap
 from pipeline.models.layers.rotary import Angles, rotate
 
+# Tokens of a buffer from which on a compiled kernel saves time. Its call takes the processor 70 µs, those of
+# the two kernels that it replaces take 20.
+_LEAST_FUSED = 4_096
+
 Attend = Callable[[Heads], Tensor]
 """Attention within the texts of a buffer: (T, heads * head width) for heads of (T, heads, head width)."""
 
@@ -39,7 +43,7 @@ class Norm:
 
     def of_sum(self, update: Tensor, x: Tensor) -> Tensor:
         """Normalize update + x; may overwrite `update`."""
-        if self._fused is None or self._kind == "rms":
+        if self._fused is None or self._kind == "rms" or len(x) < _LEAST_FUSED:
             return self(update.add_(x))
         return self._fused((update, x), self._weight, self._bias, self._epsilon)
 

@@ -16,7 +16,7 @@ from pipeline.models.layers.attend import Heads, Sight, attend
 # 40 tokens: 10.8 ms in 4 blocks, 12.2 in 8, 13.6 in one block per length, 25.3 in one block. For 128: 25.3 ms
 # in 4 blocks, 24.3 in 8, 27.6 in one block per length, 70.1 in one block.
 _BLOCK_TEXTS = 16
-_MAX_BLOCKS = 8  # each block costs further kernel launches on a GPU
+_MAX_BLOCKS = {"cpu": 8, "cuda": 2}  # by kind of device; on a GPU the launches of a block's kernels cost more
 _LEAST_VARLEN = 128  # tokens, of the longest text that the kernel is told
 
 
@@ -157,14 +157,17 @@ class Block:
     """(texts, 1, 1, longest) bool, False for padding; None if no text is padded"""
 
 
-def blocks_of(lengths: np.ndarray, put: Callable[[np.ndarray], Tensor]) -> tuple[Block, ...]:
+def blocks_of(
+    lengths: np.ndarray, put: Callable[[np.ndarray], Tensor], kind: str = "cpu"
+) -> tuple[Block, ...]:
     """Split packed texts into blocks of similar length.
 
     Args:
         lengths: tokens of each text, decreasing, at least 1.
         put: copies an array to the device.
+        kind: kind of the device, cpu or cuda.
     """
-    count = min(_MAX_BLOCKS, -(-len(lengths) // _BLOCK_TEXTS))
+    count = min(_MAX_BLOCKS[kind], -(-len(lengths) // _BLOCK_TEXTS))
     ends = np.cumsum(lengths)
     return tuple(
         _block(lengths[part], int(ends[part[-1]]), put)

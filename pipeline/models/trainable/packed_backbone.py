@@ -145,7 +145,7 @@ class PackedBackbone(Backbone):
 
     def _texts(self, lengths: np.ndarray, positions: Tensor) -> PackedTexts:
         """Arrange texts of these lengths for attention. positions: (T,) position of each token."""
-        blocks, bias = blocks_of(lengths, self._put), None
+        blocks, bias = blocks_of(lengths, self._put, positions.device.type), None
         if self.names.relative_bias:
             table = self.get_parameter(f"{self.names.relative_bias}.weight")
             bias = relative_bias(table, blocks[0].longest)

@@ -18,7 +18,7 @@ from pipeline.models.translation.decode_steps import GeneralStepper
 from pipeline.models.translation.seq2seq import TranslatorFolder, load_model, open_tokenizer
 from pipeline.settings.augment import TranslatorSettings
 
-BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}  # source tokens of a batch, padding included, by kind of device
+BATCH_TOKENS = {"cpu": 2_048, "cuda": 65_536}  # source tokens of a batch, padding included, by kind of device
 Uniforms = Callable[[int, int], np.ndarray]
 """Function that draws random numbers in [0, 1) for a text: (its index, max_tokens) -> an array of shape
 (hypotheses, max_tokens)"""
