@@ -22,6 +22,7 @@ from pipeline.settings import CandidateSettings, EncoderSettings, Job
 from tests.benchmarks.papers.__main__ import TABLES, chosen
 from tests.benchmarks.papers.claim import Claim, Row, Table, Training, falling, first_is_above, trainings
 from tests.benchmarks.papers.data import COUNTS, SOURCES, Sources, token_counts
+from tests.benchmarks.papers.learning_cases import CASES
 from tests.benchmarks.papers.measure import Column
 from tests.benchmarks.papers.movement import print_movement
 from tests.benchmarks.papers.rated_pairs import read_pairs
@@ -86,6 +87,25 @@ def test_the_product_accepts_the_settings_of_a_training(name: str):
     assert job.train.max_steps == round(7 * training.steps)
     assert training.rate is None or job.train.optimizer.learning_rate == training.rate
     assert (job.train.new_encoder is None) == (training.start != "new")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_product_accepts_the_settings_of_a_case_of_learning(name: str):
+    case = CASES[name]
+    settings = training_settings(case, None, steps=1, seed=0)
+    job = load_settings(Job, named_configs()[f"train/{case.config}"], arguments(settings))
+    check_settings(job.train)
+    assert case.data in SOURCES
+    assert job.train.new_encoder is not None
+    assert job.train.max_steps == case.steps
+
+
+def test_every_config_of_a_new_encoder_has_a_case_of_learning():
+    configs = {
+        name: load_settings(Job, file, ()) for name, file in named_configs().items() if "train/" in name
+    }
+    new = {name.removeprefix("train/") for name, job in configs.items() if job.train.new_encoder is not None}
+    assert new == {case.config for case in CASES.values()}
 
 
 @every_table

@@ -46,7 +46,7 @@ def open_sources(made: Path, start: str) -> Sources:
 
 
 @cache
-def read_of(name: str, sources: Sources) -> Read:
+def read_of(name: str, sources: Sources) -> Read | list[Read]:
     """Return the settings to read these rows by, after making them."""
     return SOURCES[name](sources)
 
@@ -137,6 +137,40 @@ def _caption_pairs(sources: Sources) -> Read:
     return _table(sources.made / "caption-pairs.parquet", {"anchor": anchors, "positive": positives})
 
 
+def _caption_documents(sources: Sources) -> Read:
+    """Write the five captions of each picture as a document of five sentences."""
+    table = pq.read_table(sources.data / "captions" / "flickr30k_captions.parquet")
+    numbers = [int(name.partition("#")[2]) for name in table["caption_id"].to_pylist()]
+    documents = table["image_id"].cast(pa.string())
+    columns = {"text": table["text"], "document": documents, "position": numbers}
+    return _table(sources.made / "caption-documents.parquet", columns)
+
+
+def _next_sentences(sources: Sources) -> Read:
+    """Write each sentence of running text with the next one of its document, as anchor and positive."""
+    table = pq.read_table(sources.data / "running" / "documents.parquet", columns=["doc_id", "text"])
+    documents, texts = table["doc_id"].to_numpy(), table["text"].to_numpy()
+    first = np.flatnonzero(documents[1:] == documents[:-1])
+    columns = {"anchor": texts[first], "positive": texts[first + 1]}
+    return _table(sources.made / "next-sentences.parquet", columns)
+
+
+def _three_tasks(sources: Sources) -> list[Read]:
+    """Return the sources of USE's three tasks: running text, next sentences, and inference."""
+    names = {"sentences": "documents", "conversations": "next sentences", "inference": "nli"}
+    return [{**SOURCES[rows](sources), "name": name} for name, rows in names.items()]
+
+
+def _all_texts(sources: Sources) -> Read:
+    """Write running text, Wikipedia sentences and captions."""
+    files = ("running/documents.parquet", "wiki/sentences.parquet", "captions/flickr30k_captions.parquet")
+    return _texts(
+        sources,
+        "all-texts.parquet",
+        lambda: [text for file in files for text in _column(sources, file, "text")],
+    )
+
+
 def _triples(sources: Sources) -> Read:
     write_triples(sources.data / "nli" / "snli.parquet", sources.made)
     return {"uri": str(sources.made / "triples" / "train.parquet")}
@@ -224,9 +258,15 @@ def _first_sentences(file: str, name: str) -> Callable[[Sources], Read]:
     return lambda sources: _texts(sources, name, lambda: _column(sources, file, "sentence1"))
 
 
-SOURCES: dict[str, Callable[[Sources], Read]] = {
+SOURCES: dict[str, Callable[[Sources], Any]] = {
     "wikipedia": _file("wiki/sentences.parquet"),
     "documents": _file("running/documents.parquet", document="doc_id"),
+    "all texts": _all_texts,
+    "captions of pictures": _caption_documents,
+    "caption texts": _file("captions/flickr30k_captions.parquet"),
+    "next sentences": _next_sentences,
+    "three tasks": _three_tasks,
+    "translations": _file("parallel/multi30k.en-de.parquet", text="src", translation="tgt"),
     "nli": _file("nli/snli.parquet"),
     "triples": _triples,
     "pairs of triples": lambda sources: _triples(sources) | {"columns": {"negative": "none"}},

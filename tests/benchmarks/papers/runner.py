@@ -14,6 +14,7 @@ from pipeline.config import digest_of, load_settings
 from pipeline.errors import PipelineError
 from pipeline.flows.evaluate.evaluate import evaluate
 from pipeline.flows.evaluate.report import facts_of
+from pipeline.flows.train.train import open_training
 from pipeline.log import Stages
 from pipeline.settings import Job
 from tests.benchmarks.papers.claim import Claim, Row, Table, Training
@@ -167,8 +168,18 @@ class Runner:
             job = load_settings(Job, named_configs()[f"train/{training.config}"], arguments(settings))
             run, result = train_alone(job, self.device)
             facts = {"encoder": run.encoder, "seconds": time.monotonic() - began, "steps": result.steps}
+            facts["initial"] = open_training(job)[0].encoder.path
             _write(file, facts | {"metrics": dict(result.metrics), "settings": settings})
         return str(_read(file)["encoder"]).removeprefix("file://")
+
+    def initial(self, training: Training, seed: int) -> str:
+        """Return the path of the encoder before the first step: for new encoders, random weights."""
+        self.product(training, seed)
+        return str(_read(self._training_file(training, seed))["initial"])
+
+    def seconds(self, training: Training, seed: int) -> float:
+        """Return the wall time of a training."""
+        return float(_read(self._training_file(training, seed))["seconds"])
 
     def measured(self, training: Training, seed: int) -> dict[str, float]:
         """Return what a training measured of itself, such as the loss of the same rows before and after."""

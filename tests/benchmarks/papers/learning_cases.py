@@ -1,0 +1,120 @@
+"""Trainings of new encoders, small enough for minutes on one core: the files' settings except for sizes."""
+
+from typing import Any
+
+from tests.benchmarks.papers.claim import Training
+
+VECTORS = "vectors of "
+"""beginning of a setting whose value is the file of word vectors that another case trains"""
+
+_RECURRENT = {"width": 256, "directions": 1, "readout": "last", "vocabulary": 8_000, "word_dim": 100}
+_TABLE = {"dim": 100, "vocabulary": 20_000}
+_DAN = {"width": 256, "layers": 3, "buckets": 2**15, "vocabulary": 20_000, "word_dim": 100}
+_CONSTANT = {"name": "constant"}  # the plateau of the files needs pairs that are not trained on
+_WORDS = f"{VECTORS}word2vec, skip-gram"
+
+
+def _new(config: str, data: str, steps: float, rows: int, rate: float | None, **settings: Any) -> Training:
+    dotted = {f"train.{key.replace('__', '.')}": value for key, value in settings.items()}
+    return Training(config, data, dotted, rate=rate, rows=rows, steps=steps, start="new")
+
+
+def _word2vec(model: str, rate: float, steps: float) -> Training:
+    options = {"model": model, "window": 5, "negatives": 5, "subsample": 1e-4}
+    return _new(
+        "word2vec",
+        "all texts",
+        steps,
+        256,
+        rate,
+        word_table=_TABLE,
+        objective={"name": "word2vec", "options": options},
+        optimizer__name="adam",
+        schedule__final=0.0,
+    )
+
+
+def _fastsent(autoencode: bool) -> Training:
+    options = {"autoencode": autoencode, "negatives": 5}
+    return _new(
+        "fastsent",
+        "documents",
+        2_000,
+        256,
+        5e-3,
+        word_table=_TABLE,
+        objective={"name": "fastsent", "options": options},
+        optimizer__name="adam",
+        schedule__final=0.0,
+    )
+
+
+def _sdae(noise: float) -> Training:
+    options = {"omit": noise, "swap": noise, "decoder": "lstm"}
+    return _new(
+        "sdae",
+        "caption texts",
+        1_500,
+        64,
+        2e-3,
+        objective={"name": "sdae", "options": options},
+        recurrent={"cell": "lstm", **_RECURRENT},
+    )
+
+
+CASES: dict[str, Training] = {
+    "word2vec, skip-gram": _word2vec("skipgram", 5e-3, 2_000),
+    "word2vec, CBOW": _word2vec("cbow", 5e-3, 4_000),
+    "fastsent": _fastsent(False),
+    "fastsent, autoencode": _fastsent(True),
+    "paragraph-vector": _new(
+        "paragraph-vector",
+        "caption texts",
+        2_000,
+        256,
+        None,
+        paragraph_vectors={"dim": 50, "vocabulary": 8_000, "words": 8, "steps": 20},
+    ),
+    "skip-thought": _new(
+        "skip-thought", "captions of pictures", 1_000, 64, 2e-3, recurrent={"cell": "gru", **_RECURRENT}
+    ),
+    "nmt": _new("nmt", "translations", 1_000, 64, 2e-3, recurrent={"cell": "gru", **_RECURRENT}),
+    "sdae": _sdae(0.1),
+    "sdae, without noise": _sdae(0.0),
+    "quickthoughts-gru": _new(
+        "quickthoughts-gru",
+        "captions of pictures",
+        400,
+        400,
+        1e-3,
+        recurrent={"cell": "gru", "width": 128, "directions": 2, "vocabulary": 8_000, "word_dim": 100},
+    ),
+    "use-dan": _new("use-dan", "next sentences", 1_500, 128, 1e-3, dan=_DAN),
+    "use-transformer": _new(
+        "use-transformer",
+        "captions",
+        800,
+        64,
+        5e-4,
+        transformer={"width": 128, "layers": 2, "heads": 4, "output": 256, "vocabulary": 8_000},
+    ),
+    "use-multitask": _new("use-multitask", "three tasks", 600, 64, 1e-3, dan={**_DAN, "vocabulary": 8_000}),
+    "infersent": _new(
+        "infersent",
+        "nli",
+        1_500,
+        64,
+        None,
+        recurrent={"cell": "lstm", "width": 128, "directions": 2, "readout": "max", "words": _WORDS},
+        schedule=_CONSTANT,
+    ),
+    "infersent-convnet": _new(
+        "infersent-convnet",
+        "nli",
+        1_500,
+        64,
+        None,
+        convolutional={"width": 128, "layers": 4, "words": _WORDS},
+        schedule=_CONSTANT,
+    ),
+}
