@@ -156,8 +156,8 @@ def _next_sentences(sources: Sources) -> Read:
 
 
 def _three_tasks(sources: Sources) -> list[Read]:
-    """Return the sources of USE's three tasks: running text, next sentences, and inference."""
-    names = {"sentences": "documents", "conversations": "next sentences", "inference": "nli"}
+    """Return the sources of USE's three tasks: captions of a picture in a row, pairs of them, inference."""
+    names = {"sentences": "captions of pictures", "conversations": "captions", "inference": "nli"}
     return [{**SOURCES[rows](sources), "name": name} for name, rows in names.items()]
 
 

@@ -8,8 +8,8 @@ VECTORS = "vectors of "
 """beginning of a setting whose value is the file of word vectors that another case trains"""
 
 _RECURRENT = {"width": 256, "directions": 1, "readout": "last", "vocabulary": 8_000, "word_dim": 100}
-_TABLE = {"dim": 100, "vocabulary": 20_000}
-_DAN = {"width": 256, "layers": 3, "buckets": 2**15, "vocabulary": 20_000, "word_dim": 100}
+_TABLE = {"dim": 100, "vocabulary": 10_000}
+_DAN = {"width": 256, "layers": 3, "buckets": 2**15, "vocabulary": 8_000, "word_dim": 100}
 _CONSTANT = {"name": "constant"}  # the plateau of the files needs pairs that are not trained on
 _WORDS = f"{VECTORS}word2vec, skip-gram"
 
@@ -19,18 +19,16 @@ def _new(config: str, data: str, steps: float, rows: int, rate: float | None, **
     return Training(config, data, dotted, rate=rate, rows=rows, steps=steps, start="new")
 
 
-def _word2vec(model: str, rate: float, steps: float) -> Training:
+def _word2vec(model: str, steps: float) -> Training:
     options = {"model": model, "window": 5, "negatives": 5, "subsample": 1e-4}
     return _new(
         "word2vec",
-        "all texts",
+        "caption texts",
         steps,
         256,
-        rate,
+        None,
         word_table=_TABLE,
         objective={"name": "word2vec", "options": options},
-        optimizer__name="adam",
-        schedule__final=0.0,
     )
 
 
@@ -38,14 +36,12 @@ def _fastsent(autoencode: bool) -> Training:
     options = {"autoencode": autoencode, "negatives": 5}
     return _new(
         "fastsent",
-        "documents",
-        2_000,
+        "captions of pictures",
+        1_000,
         256,
-        5e-3,
+        None,
         word_table=_TABLE,
         objective={"name": "fastsent", "options": options},
-        optimizer__name="adam",
-        schedule__final=0.0,
     )
 
 
@@ -63,8 +59,8 @@ def _sdae(noise: float) -> Training:
 
 
 CASES: dict[str, Training] = {
-    "word2vec, skip-gram": _word2vec("skipgram", 5e-3, 2_000),
-    "word2vec, CBOW": _word2vec("cbow", 5e-3, 4_000),
+    "word2vec, skip-gram": _word2vec("skipgram", 3_200),
+    "word2vec, CBOW": _word2vec("cbow", 6_000),
     "fastsent": _fastsent(False),
     "fastsent, autoencode": _fastsent(True),
     "paragraph-vector": _new(
@@ -89,7 +85,7 @@ CASES: dict[str, Training] = {
         1e-3,
         recurrent={"cell": "gru", "width": 128, "directions": 2, "vocabulary": 8_000, "word_dim": 100},
     ),
-    "use-dan": _new("use-dan", "next sentences", 1_500, 128, 1e-3, dan=_DAN),
+    "use-dan": _new("use-dan", "captions", 1_500, 128, 1e-3, dan=_DAN),
     "use-transformer": _new(
         "use-transformer",
         "captions",
@@ -98,7 +94,7 @@ CASES: dict[str, Training] = {
         5e-4,
         transformer={"width": 128, "layers": 2, "heads": 4, "output": 256, "vocabulary": 8_000},
     ),
-    "use-multitask": _new("use-multitask", "three tasks", 600, 64, 1e-3, dan={**_DAN, "vocabulary": 8_000}),
+    "use-multitask": _new("use-multitask", "three tasks", 600, 64, 1e-3, dan=_DAN),
     "infersent": _new(
         "infersent",
         "nli",

@@ -16,6 +16,7 @@ from pipeline.models.folder.frequencies import FREQUENCIES, read_frequencies
 from pipeline.models.folder.word_vectors import read_words
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
+from tests.flows.evaluate.evaluating import oracle
 from tests.flows.train.training import (
     assert_nights_store_and_search,
     assert_resumes_to_the_same_bits,
@@ -23,6 +24,7 @@ from tests.flows.train.training import (
     rank_of_config,
     train,
     write_books,
+    write_caption_documents,
     write_running_text,
 )
 
@@ -36,7 +38,11 @@ def _own_cache(cache: Path) -> None:
 
 def rank_for(folder: Path, name: str = "run", *overrides: str) -> TrainRank:
     """Return the training of the config, made small: 14 steps over 228 triples."""
-    small = (f"train.data={write_books(folder / 'books.parquet')}", "train.word_table.dim=12")
+    small = (
+        f"train.data={write_books(folder / 'books.parquet')}",
+        "train.word_table.dim=12",
+        "train.order.batch_rows=16",
+    )
     return rank_of_config(CONFIG, folder, name, *small, *overrides)
 
 
@@ -99,6 +105,34 @@ def test_real_text_is_predicted_better_than_by_the_frequencies_of_its_words(tmp_
     assert found["same_rows"] == 256
     assert found["start_loss"] > 1.3 * entropy
     assert found["end_loss"] < entropy
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data"
+)
+def test_captions_of_one_picture_as_neighbours_bring_sts_above_the_start(tmp_path: Path):
+    """Sums of random vectors, the start, compare the words that two sentences share; no score is trained on.
+
+    Two of five scores on STS-B dev are of sentences about pictures.
+    """
+    rank = rank_for(
+        tmp_path,
+        "real",
+        f"train.data={write_caption_documents(tmp_path / 'captions.parquet')}",
+        "train.word_table={dim: 100, vocabulary: 10000}",
+        "train.order.batch_rows=256",
+        "train.max_steps=400",
+        "train.epochs=2",
+    )
+    train(rank)
+    measured = rank.run.result().metrics
+    assert measured["end_loss"] < 0.8 * measured["start_loss"]
+    dev = Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet"
+    start, trained = (
+        oracle(dev, EncoderSettings(path=path)) for path in (rank.encoder.path, rank.run.encoder)
+    )
+    assert trained > start + 4
 
 
 def test_two_new_encoders_are_refused():

@@ -41,7 +41,12 @@ def _own_cache(cache: Path) -> None:
 def rank_for(folder: Path, name: str = "run", *overrides: str) -> TrainRank:
     """Return the training of the config, made small: 12 steps over 96 rows."""
     pq.write_table(pa.table({"text": sentences(96)}), folder / "texts.parquet")
-    small = (f"train.data={folder / 'texts.parquet'}", "train.word_table.dim=12", "train.epochs=2")
+    small = (
+        f"train.data={folder / 'texts.parquet'}",
+        "train.word_table.dim=12",
+        "train.order.batch_rows=16",
+        "train.epochs=2",
+    )
     return rank_of_config(CONFIG, folder, name, *small, *overrides)
 
 

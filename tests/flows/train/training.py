@@ -65,6 +65,16 @@ def write_running_text(file: Path, rows: int = 60_000) -> Path:
     return file
 
 
+def write_caption_documents(file: Path) -> Path:
+    """Write the five captions of each image as a document, from the evaluation data."""
+    captions = Path(os.environ["MANTA_EVAL_DATA"]) / "captions" / "flickr30k_captions.parquet"
+    table = pq.read_table(captions)
+    documents = table["image_id"].cast(pa.string())
+    positions = [int(name.partition("#")[2]) for name in table["caption_id"].to_pylist()]
+    pq.write_table(pa.table({"text": table["text"], "document": documents, "position": positions}), file)
+    return file
+
+
 def write_caption_pairs(file: Path) -> Path:
     """Write pairs of captions of an image, from the evaluation data; a caption is in one pair at most."""
     captions = Path(os.environ["MANTA_EVAL_DATA"]) / "captions" / "flickr30k_captions.parquet"
