@@ -17,6 +17,7 @@ from pipeline.index.parts import Parts
 from pipeline.index.refine import id_map_of
 from pipeline.index.search_parameters import hnsw_parameters, ivf_parameters
 from pipeline.index.searched_parts import best_of
+from pipeline.index.selected_rows import locate
 from pipeline.index.selection import ExactRows, SelectedRows, to_space_of
 from pipeline.index.structure import unwrap
 from pipeline.index.threads import map_in_threads
@@ -106,7 +107,7 @@ def _search_without_lists(
         return np.full((len(vectors), k), -np.inf, np.float32), np.full((len(vectors), k), NO_NEIGHBOUR)
     ann = unwrap(part)
     if isinstance(ann, faiss.IndexPQ):  # takes no selector
-        return _only_selected(part.search(vectors, part.ntotal), selection.members, k)
+        return _search_codes(part, ann, selection.members, vectors, k)
     if not hasattr(ann, "hnsw"):
         return _search_all(part, ann, selection.members, vectors, k)
     ratio = part.ntotal / rows
@@ -137,6 +138,19 @@ def _search_all(part: Any, codes: Any, members: AddressSet, vectors: np.ndarray,
     scores, numbers = codes.search(to_space_of(part, vectors), k, params=parameters)
     stored = faiss.rev_swig_ptr(id_map.id_map.data(), part.ntotal)
     return scores, np.where(numbers >= 0, stored[numbers], NO_NEIGHBOUR)
+
+
+def _search_codes(part: Any, pq: Any, members: AddressSet, vectors: np.ndarray, k: int) -> Found:
+    """Score the selected rows of a product quantizer, with their codes in an index of their own."""
+    blocks = list(locate(part, members))
+    positions = np.concatenate([block.positions for block in blocks])
+    addresses = np.concatenate([block.addresses for block in blocks])
+    codes = faiss.rev_swig_ptr(pq.codes.data(), pq.ntotal * pq.code_size).reshape(pq.ntotal, pq.code_size)
+    selected = faiss.IndexPQ(pq.d, pq.pq.M, pq.pq.nbits, pq.metric_type)
+    selected.pq, selected.is_trained = pq.pq, True
+    selected.add_sa_codes(codes[positions])
+    scores, numbers = selected.search(to_space_of(part, vectors), k)
+    return scores, np.where(numbers >= 0, addresses[numbers], NO_NEIGHBOUR)
 
 
 def _only_selected(found: Found, members: AddressSet, k: int) -> Found:

@@ -101,6 +101,19 @@ def test_recall_of_codes_is_not_lower_than_among_all_rows(kind, no_units, tmp_pa
     assert recalls[-1] == 1.0
 
 
+def test_codes_are_scored_as_in_a_search_of_all_rows(no_units, tmp_path, search_index):
+    parts, rows = in_two_parts("PQ7x4", tmp_path), passing(0.3)
+    scores, addresses = search_selected(parts, selected(parts, rows, no_units), QUERIES, 10)
+    all_scores, all_addresses = parts.search(QUERIES, parts.ntotal)
+    is_selected = np.isin(all_addresses, POOL.addresses[np.intersect1d(rows, LIVE)])
+    for query, chosen in enumerate(is_selected):
+        np.testing.assert_allclose(scores[query], all_scores[query, chosen][:10], atol=1e-5)
+        assert (np.diff(scores[query]) <= 0).all()
+        by_address = dict(zip(all_addresses[query].tolist(), all_scores[query].tolist(), strict=True))
+        expected = [by_address[address] for address in addresses[query].tolist()]
+        np.testing.assert_allclose(scores[query], expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["flat", "ivf_flat", "on_disk", "hnsw"])
 def test_few_rows_are_compared_exactly(kind, no_units, tmp_path):
     parts, rows = in_two_parts(kind, tmp_path), np.arange(0, 2_500, 7)
