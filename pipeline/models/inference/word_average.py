@@ -1,5 +1,7 @@
 """Backbone of encoders that average vectors of words or tokens, which SIF (Arora et al. 2017) may weight."""
 
+from typing import cast
+
 import numpy as np
 from torch import Tensor
 
@@ -8,7 +10,7 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.frequencies import Frequencies, read_frequencies
 from pipeline.models.inference.model import Model
 from pipeline.models.layers.numerics import Arithmetic
-from pipeline.models.layers.token_table import load_table
+from pipeline.models.layers.token_table import TokenVectors, load_table
 from pipeline.models.layers.weights import Checkpoint
 from pipeline.text.tokens.tokens import Tokenizer, Tokens
 
@@ -42,7 +44,8 @@ class BagModel(Model):
         self, tokens: Tokens, wanted: set[int], max_tokens: int
     ) -> tuple[dict[int, Tensor], np.ndarray]:
         """Look up the weighted vectors (tokens, d); without layers, all hidden states are the same."""
-        x = self._table.vectors(self.put(tokens.ids))
+        # a pooling indexes the vectors, of long texts in blocks: those of a million tokens take gigabytes
+        x = cast(Tensor, TokenVectors(self._table, self.put(tokens.ids)))
         return dict.fromkeys(wanted, x), tokens.offsets[:-1]
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Hidden states have numbers: 0 is the embedding layer's output, 1 the first layer's. This one stands for the
 # rows of the word table.
 TABLE_STATE = -1
+_BLOCK_TOKENS = 1 << 16  # of one text that are summed together: 256 MB of vectors at 1,024 dimensions
 NGRAMS = "ngrams"  # pooling with layers of its own, see `layers/ngrams.py`
 
 
@@ -171,7 +172,23 @@ def _sqrt_len(states: "Tensor", segments: Segments) -> "Tensor":
 
 
 def _sum(states: "Tensor", segments: Segments) -> "Tensor":
+    if len(segments.indices) > _BLOCK_TOKENS and len(segments.counts) == 1:
+        return _sum_in_blocks(states, segments.indices)
     return _over_texts("sum", at_least_float32(states[segments.indices]), segments)
+
+
+def _sum_in_blocks(states: "Tensor", indices: "Tensor") -> "Tensor":
+    """Return the sum (1, d) of one text with the bits of `_over_texts`: a block begins with the last sum."""
+    import torch
+
+    total = None
+    for block in indices.split(_BLOCK_TOKENS):
+        tokens = at_least_float32(states[block])
+        tokens = tokens if total is None else torch.cat([total, tokens])
+        lengths = torch.tensor([len(tokens)], device=tokens.device)
+        total = torch.segment_reduce(tokens, "sum", lengths=lengths, axis=0, unsafe=True)
+    assert total is not None
+    return total
 
 
 def _weighted_mean(states: "Tensor", segments: Segments) -> "Tensor":

@@ -34,6 +34,19 @@ class TokenTable(NamedTuple):
         return TokenTable(*(None if each is None else each.to(device) for each in self))  # type: ignore[arg-type]
 
 
+class TokenVectors:
+    """Vectors (tokens, d) of the tokens of a buffer, of which only those that are indexed are looked up."""
+
+    def __init__(self, table: TokenTable, ids: Tensor) -> None:
+        self._table, self._ids = table, ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, indices: Tensor) -> Tensor:
+        return self._table.vectors(self._ids[indices])
+
+
 def load_table(folder: EncoderFolder, checkpoint: Checkpoint, tokenizer: Tokenizer) -> TokenTable:
     """Load the table of a folder of word vectors or of static embeddings.
 

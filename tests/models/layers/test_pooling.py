@@ -83,3 +83,28 @@ def test_half_precision_states_are_pooled_in_float32():
     states = torch.full((4096, 1), 0.1, dtype=torch.bfloat16)
     pooled = pool("mean", {1: states}, 1, find_segments(np.array([0]), np.array([4096]), 0, torch.from_numpy))
     np.testing.assert_allclose(pooled, states[:1].float(), rtol=1e-4)  # a bfloat16 sum would stall at 32
+
+
+class Indexed:
+    """States that note how many tokens are read at once."""
+
+    def __init__(self, states: torch.Tensor) -> None:
+        self.states, self.counts = states, list[int]()
+
+    def __getitem__(self, indices: torch.Tensor) -> torch.Tensor:
+        self.counts.append(len(indices))
+        return self.states[indices]
+
+
+@pytest.mark.parametrize("name", ["mean", "sqrt_len", "sum"])
+def test_a_long_text_is_summed_in_blocks_with_the_same_bits(name: str):
+    states = torch.from_numpy(np.random.default_rng(0).normal(size=(200_003, 7)).astype(np.float32))
+    alone = find_segments(np.array([0]), np.array([200_003]), 3, torch.from_numpy)
+    both = find_segments(np.array([0, 5]), np.array([200_003, 9]), 3, torch.from_numpy)  # not in blocks
+    indexed = Indexed(states)
+    (found,) = pool(name, {0: indexed}, 0, alone)  # type: ignore[dict-item]
+    assert torch.equal(found, pool(name, {0: states}, 0, both)[0])
+    assert sum(indexed.counts) == 200_000
+    assert max(indexed.counts) == 65_536
+    divisor = {"mean": 200_000, "sqrt_len": 200_000**0.5, "sum": 1}[name]
+    np.testing.assert_allclose(found, states[3:].double().sum(0) / divisor, rtol=1e-3)
