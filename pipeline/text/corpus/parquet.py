@@ -20,6 +20,7 @@ from pipeline.text.corpus.columns import (
     wrong_column_type,
 )
 from pipeline.text.corpus.file_view import FileView, other_fields, view_of
+from pipeline.text.corpus.int96 import check_int96
 from pipeline.text.corpus.parquet_tables import column_indices, has_offsets, read_tables
 from pipeline.text.corpus.sift import RawBatch
 from pipeline.text.corpus.sources import LARGE_BYTES, SourceFile, open_file, open_ranges, reading
@@ -108,6 +109,8 @@ def read(
         live = view.live_count(0, metadata.num_rows)
         groups = groups or RowGroups(0, metadata.num_row_groups, 0, live, file.size)
         position = sum(metadata.row_group(number).num_rows for number in range(groups.first))
+        if file.table is None:
+            check_int96(file, stream, metadata, corpus.keep, range(groups.first, groups.stop))
         done = 0
         for table in read_tables(reader, dictionary_reader, wanted, range(groups.first, groups.stop)):
             rows, position = view.live_rows(table, position), position + len(table)
@@ -135,7 +138,7 @@ def _open(stream: pa.NativeFile, file: SourceFile, footer: pq.FileMetaData | Non
 def _int96_unit(file: SourceFile) -> str | None:
     """Return the unit of times that are stored as INT96; None for nanoseconds.
 
-    Tables have microseconds. Years after 2262 do not fit in nanoseconds: they would become other years.
+    Tables have microseconds. Years after 2262 do not fit in nanoseconds: other files with them are refused.
     """
     return "us" if file.table else None
 
