@@ -6,6 +6,7 @@ from pipeline.flows.encode.encoder_copy import encoder_copy_path, keep_encoder
 from pipeline.flows.index.build import IndexInput
 from pipeline.flows.night.candidate import Candidate, CandidateParts, LiveUnits, make_manifest
 from pipeline.flows.night.gates import judge_candidate
+from pipeline.flows.night.judged_ids import check_judged_ids
 from pipeline.flows.night.mlflow_run import mlflow_night
 from pipeline.flows.night.night_workers import night_workers
 from pipeline.flows.night.outcome import NightOutcome, publish_or_refuse, unchanged_outcome
@@ -75,6 +76,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
             if up_to_date and corpus.has_same_rows:
                 return unchanged_outcome(releases, up_to_date, "files changed, but no row did")
             run = workers.for_corpus(corpus)
+            check_judged_ids(run, corpus)
             candidate = build_candidate(run, previous, corpus)
             comparison = judge_candidate(run, previous.release, candidate)
             night.outcome = publish_or_refuse(run, releases, *comparison)

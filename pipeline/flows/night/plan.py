@@ -11,6 +11,7 @@ from pipeline.device import Device, resolve
 from pipeline.errors import ConfigError, DataError
 from pipeline.flows.corpus import corpus_of, open_releases, sample_files
 from pipeline.flows.night.cost import NightSize, predict_cost
+from pipeline.flows.night.judged_ids import check_judged_ids_in_files
 from pipeline.flows.night.planned_nodes import planned_nodes
 from pipeline.flows.night.previous import changed_files, load_previous
 from pipeline.flows.night.stage_cost import NightCost
@@ -83,11 +84,9 @@ class NightPlan:
 
     def facts(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
-        return vars(self) | {
-            "index": self.index.model_dump(mode="json"),
-            "cost": self.cost.facts(),
-            "nodes": [{"cpus": node.cpus, "gpus": node.gpus} for node in self.nodes],
-        }
+        index = self.index.model_dump(mode="json")
+        nodes = [{"cpus": node.cpus, "gpus": node.gpus} for node in self.nodes]
+        return vars(self) | {"index": index, "cost": self.cost.facts(), "nodes": nodes}
 
 
 class Assumptions(NamedTuple):
@@ -143,6 +142,7 @@ def plan(
 
     Raises:
         ConfigError: no encode worker fits the nodes, or the encoder cannot be measured here.
+        DataError: no row can be sampled, or no id of gates.relevance.queries is in a small corpus.
     """
     from pipeline.models.inference.encoder import load_encoder
 
@@ -154,13 +154,13 @@ def plan(
             corpus = corpus.model_copy(update={"uri": directory, "harvest": None})
         with stages("sample"):
             files = list_files(corpus)
+            check_judged_ids_in_files(job.gates, corpus, files)
             sample = _sample(files, corpus)
         with stages("measure", unit="texts") as bar:
             encoder = load_encoder(job.encoder, job.encode, _measuring_device(job, assumed))
             sums, spent_s = _measure(encoder, sample.texts, seconds, bar)
-    inputs = _Inputs(len(files), sample, sums, spent_s)
-    first_night = _estimate_first_night(job, inputs, encoder, nodes, assumed)
-    return _estimate_tonight(first_night, job, corpus, files)
+    night = _estimate_first_night(job, _Inputs(len(files), sample, sums, spent_s), encoder, nodes, assumed)
+    return _estimate_tonight(night, job, corpus, files)
 
 
 def _estimate_first_night(

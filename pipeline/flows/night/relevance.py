@@ -4,19 +4,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.errors import DataError, SpaceMismatch
+from pipeline.errors import SpaceMismatch
 from pipeline.evaluate.judgements import JudgedPairs, JudgedQueries, read_judgements
 from pipeline.evaluate.relevance import ANSWERS, RelevanceScores, ScoreChange, compare_scores
 from pipeline.evaluate.similarity import row_similarities
 from pipeline.flows.encode.probe import encode_texts
 from pipeline.flows.index.released import use_index
 from pipeline.flows.night.fixed_queries import AskIndex
+from pipeline.flows.night.judged_ids import judged_ids, missing_ids_error
 from pipeline.flows.night.judged_rows import DocumentsOfRows, rows_of_documents
 from pipeline.flows.night.relevance_gates import Omitted, relevance_gates
 from pipeline.flows.run import Run
 from pipeline.index.grouped import search_grouped
 from pipeline.index.truth import NO_NEIGHBOUR
-from pipeline.log import counted, say
+from pipeline.log import say
 from pipeline.models.folder.folder import open_folder
 from pipeline.post import load_transform
 from pipeline.store.base import Store
@@ -110,19 +111,14 @@ def _score_queries(
     run: Run, corpus: Corpus, manifest: ReleaseManifest, judged: JudgedQueries
 ) -> tuple[RelevanceScores, Omitted]:
     """Compute nDCG@10 of every query with a relevant row in the corpus; other relevant ids are left out."""
-    ids = sorted({row_id for of_query in judged.relevant for row_id in of_query})
+    ids = judged_ids(judged)
     documents = rows_of_documents(run, corpus, ids)
     present = set(documents.values())
     relevant = [present.intersection(of_query) for of_query in judged.relevant]
     rows = [row for row, of_query in enumerate(relevant) if of_query]
     omitted = Omitted(len(ids), len(ids) - len(present), len(relevant) - len(rows))
     if not rows:
-        raise DataError(
-            f"gates.relevance.queries: {judged.where}",
-            "ids of rows of the corpus" + (" before they are cut" if corpus.is_chunked else ""),
-            f"none of its {counted(len(ids), 'id')}, such as {ids[0]!r}, is in the corpus",
-            "check the column id and corpus.id, or set gates.relevance.queries to null",
-        )
+        raise missing_ids_error(judged, is_chunked=corpus.is_chunked)
     vectors = encode_texts(run, tuple(judged.queries[row] for row in rows), query=True)
     answers = _search(run, corpus, manifest, vectors)
     ranks = []

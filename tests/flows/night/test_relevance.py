@@ -18,6 +18,7 @@ from pipeline.errors import ConfigError, DataError, GatesRefused
 from pipeline.flows.night.audit import remeasure
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.outcome import NightOutcome
+from pipeline.flows.night.plan import plan
 from pipeline.flows.night.preflight import preflight
 from pipeline.index.search import open_release
 from pipeline.log import Stages
@@ -173,8 +174,24 @@ def test_ids_that_are_not_in_the_corpus_are_counted_and_left_out(make_job: Make,
     assert "nDCG@10 of 11 queries" in sentence
     assert "not in the corpus: 2 of 23; queries that have no other, left out: 1" in sentence
     assert stored_scores(outcome)[TEXTS[50]] == 1, "of its relevant rows in the corpus, all are first"
-    with pytest.raises(DataError, match="none of its 1 id, such as 'x', is in the corpus"):
-        nightly(make_job(*OFF, judge(tmp_path / "other.jsonl", {"a": ["x"]}), "encoder.dim=8"), Stages())
+
+
+@pytest.mark.parametrize("chunks", [(), ("corpus.chunk.by=sentences",)])
+def test_a_file_without_an_id_of_the_corpus_is_refused_before_encoding(
+    make_job: Make, tmp_path: Path, chunks: tuple[str, ...]
+):
+    before = " before they are cut" if chunks else ""
+    words = f"expected ids of rows of the corpus{before}, found none of its 2 ids, such as 'row', is in the"
+    wrong = make_job(*OFF, judge(tmp_path / "wrong.jsonl", {"a": ["row", "x"]}), *chunks)
+    stages = Stages()
+    with pytest.raises(DataError, match=words):
+        nightly(wrong, stages)
+    assert "ingest" in stages.seconds()
+    assert "encode" not in stages.seconds()
+    with pytest.raises(DataError, match=words):
+        plan(wrong, Stages(), seconds=0.1)
+    right = make_job(*OFF, judge(tmp_path / "right.jsonl", {"a": ["row", "row-00399"]}), *chunks)
+    assert plan(right, Stages(), seconds=0.1).rows >= 400
 
 
 def test_pairs_are_compared_after_the_transform(make_job: Make, tmp_path: Path):
