@@ -15,6 +15,7 @@ from pipeline.index.search import OpenRelease
 from pipeline.serve.access import OPEN_PATH, BodyLimit, LoopbackOnly, RequestMetrics, TokenCheck
 from pipeline.serve.batches import Batches, Found, Search
 from pipeline.serve.follow import Follower
+from pipeline.serve.json_bodies import JsonRoute
 from pipeline.serve.messages import (
     MAX_BODY_BYTES,
     Health,
@@ -69,6 +70,7 @@ def make_app(release: OpenRelease, options: ServiceOptions) -> FastAPI:
 
     # the pages of documentation that FastAPI offers load scripts from elsewhere
     app = FastAPI(title="Manta", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.router.route_class = JsonRoute
     add_problems(app)
     _add_search(app, batches)
     _add_state(app, release, follower, metrics)

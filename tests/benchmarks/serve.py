@@ -5,22 +5,29 @@
 ROOT is a root of releases, such as out/quickstart/releases. Each client sends one query at a time, with one
 connection, and sends the next when it has the answer; queries are texts of the release itself. With --swaps,
 the root is rolled back to each of its releases in turn, every two seconds, so swaps are part of the load.
+With --body-mib, another client sends bodies of this size meanwhile, one after the other; their vectors have a
+wrong dimension, so that they are parsed, but not searched for.
 Any answer but 200, and any with fewer rows than asked for, counts as an error.
 """
 
 import argparse
 import asyncio
+import contextlib
+import http.client
+import json
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
 import aiohttp
 import numpy as np
 
-from pipeline.index.search import open_release
+from pipeline.index.search import OpenRelease, open_release
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from tests.benchmarks.machine import machine, print_table
@@ -28,6 +35,7 @@ from tests.benchmarks.machine import machine, print_table
 _K = 10
 _QUERIES = 500
 _SWAP_S = 2.0
+HEADER = ("clients", "queries/s", "p50, ms", "p99, ms", "slowest, ms", "errors")
 
 
 async def ask(session: aiohttp.ClientSession, url: str, query: str) -> bool:
@@ -53,6 +61,35 @@ async def load(url: str, queries: Sequence[str], clients: int, seconds: float) -
     return np.array(durations), errors
 
 
+def texts_of(release: OpenRelease) -> list[str]:
+    """Return texts of a release, drawn at random, as queries."""
+    vectors = np.random.default_rng(0).standard_normal((_QUERIES, release.manifest.index.dim), np.float32)
+    texts: list[str] = release.search(vectors, 1, texts=True)["text"].to_pylist()
+    return texts
+
+
+@contextlib.contextmanager
+def service(root: str) -> Iterator[str]:
+    """Run `manta serve` during the block. Yields its address, and prints how many lines it logged."""
+    command = [sys.executable, "-m", "jobs.serve", root, "--port", "0", "--poll-s", "1"]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.terminate()
+            process.wait()
+        log.seek(0)
+        print(f"lines on standard error: {len(log.readlines())}")
+
+
+def summary(durations: np.ndarray, seconds: float, errors: int) -> tuple[str, ...]:
+    """Return queries per second, the quantiles of their durations in ms, and the errors, as text."""
+    median, p99, slowest = 1_000 * np.quantile(durations, [0.5, 0.99, 1])
+    return f"{len(durations) / seconds:,.0f}", f"{median:.1f}", f"{p99:.1f}", f"{slowest:.1f}", str(errors)
+
+
 async def swap_releases(releases: Releases, numbers: Sequence[int]) -> None:
     """Roll back to each of the releases in turn, for ever."""
     turn = 0
@@ -60,6 +97,18 @@ async def swap_releases(releases: Releases, numbers: Sequence[int]) -> None:
         await asyncio.to_thread(releases.rollback, numbers[turn % len(numbers)])
         turn += 1
         await asyncio.sleep(_SWAP_S)
+
+
+def send_bodies(url: str, mib: float, stop: threading.Event) -> None:
+    """Send large bodies until `stop` is set, and wait half a second after each."""
+    address = urlsplit(url)
+    vectors = np.random.default_rng(0).normal(size=(256, round(mib * 4096 / 20.6))).tolist()
+    body = json.dumps({"vectors": vectors, "space_id": "any"})
+    while not stop.wait(0.5):
+        with contextlib.closing(http.client.HTTPConnection(address.hostname or "", address.port)) as client:
+            client.request("POST", "/search", body, {"Content-Type": "application/json"})
+            status = client.getresponse().status
+            assert status in (400, 409), status
 
 
 async def measure(url: str, root: str, queries: Sequence[str], given: argparse.Namespace) -> None:
@@ -75,10 +124,8 @@ async def measure(url: str, root: str, queries: Sequence[str], given: argparse.N
         if swapping:
             swapping.cancel()
             await asyncio.to_thread(releases.rollback, current)
-        median, p99 = 1_000 * np.quantile(durations, [0.5, 0.99])
-        rate = len(durations) / seconds
-        rows.append((str(clients), f"{rate:,.0f}", f"{median:.1f}", f"{p99:.1f}", str(errors)))
-    print_table("under load", rows, ("clients", "queries/s", "p50, ms", "p99, ms", "errors"))
+        rows.append((str(clients), *summary(durations, seconds, errors)))
+    print_table("under load", rows, HEADER)
     async with aiohttp.ClientSession() as session, session.get(f"{url}metrics") as response:
         swaps = re.search(r"^manta_serve_swaps_total (\S+)", await response.text(), re.MULTILINE)
     print(f"\nswaps: {float(swaps[1]) if swaps else 0:.0f}")
@@ -91,26 +138,17 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--swaps", action="store_true")
+    parser.add_argument("--body-mib", type=float, default=0.0)
     given = parser.parse_args()
     release = open_release(given.root)
-    rng = np.random.default_rng(0)
-    found = release.search(
-        rng.standard_normal((_QUERIES, release.manifest.index.dim), np.float32), 1, texts=True
-    )
-    queries = found["text"].to_pylist()
+    queries = texts_of(release)
     print(f"release {release.number} with {len(release):,} rows; {machine()}\n")
-    command = [sys.executable, "-m", "jobs.serve", given.root, "--port", "0", "--poll-s", "1"]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert process.stdout is not None
-        try:
-            url = process.stdout.readline().split()[-1]
-            asyncio.run(measure(url, given.root, queries, given))
-        finally:
-            process.terminate()
-            process.wait()
-        log.seek(0)
-        print(f"lines on standard error: {len(log.readlines())}")
+    with service(given.root) as url:
+        stop = threading.Event()
+        if given.body_mib:
+            threading.Thread(target=send_bodies, args=(url, given.body_mib, stop), daemon=True).start()
+        asyncio.run(measure(url, given.root, queries, given))
+        stop.set()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,42 @@
+"""Bodies are parsed as Python's parser would, or refused."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.serve.json_bodies import JsonRequest
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda values: st.lists(values, max_size=5) | st.dictionaries(st.text(), values, max_size=5),
+)
+
+
+def parsed(body: bytes) -> Any:
+    """Return the value of a request with this body."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return asyncio.run(JsonRequest({"type": "http"}, receive).json())
+
+
+@pytest.mark.hypothesis
+@given(VALUES, st.booleans())
+def test_bodies_have_the_values_that_pythons_parser_finds(value: Any, is_ascii: bool):
+    body = json.dumps(value, ensure_ascii=is_ascii).encode()
+    found, expected = parsed(body), json.loads(body)
+    assert found == expected
+    assert repr(found) == repr(expected), "1, 1.0 and True differ"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b'{"k": 1,}', b'{"k": 1} 2', b'{"queries": ["\\ud800"]}', b"\xff", b"[" * 100_000]
+)
+def test_other_bodies_are_refused(body: bytes):
+    with pytest.raises(json.JSONDecodeError):
+        parsed(body)
