@@ -30,16 +30,16 @@ from tests.benchmarks.machine import machine, print_table
 from tests.gpu.scale import Part, Scale
 
 LIMITS_S = {
-    "parity": 150,
-    "bits": 150,
-    "gradients": 150,
-    "memory": 150,
+    "parity": 130,
+    "bits": 130,
+    "gradients": 130,
+    "memory": 130,
     "speed": 90,
-    "latency": 30,
+    "latency": 45,
     "files": 50,
-    "training": 70,
-    "translation": 80,
-    "index": 70,
+    "training": 80,
+    "translation": 70,
+    "index": 75,
 }
 """seconds that each part may take, by name"""
 TOGETHER = ("parity", "bits", "gradients", "memory")

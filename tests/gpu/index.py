@@ -36,8 +36,8 @@ def index(scale: Scale) -> PartTable:
     from pipeline.index.truth import ExactTopK, Queries
     from tests.index.clustered import clustered
 
-    rows, on_gpu = scale.choose(3_000, 400_000), scale.on_gpu and sees_gpus()
-    vectors, step = clustered(rows, dim=scale.choose(32, 128)), rows // QUERIES
+    rows, on_gpu = scale.choose(3_000, 200_000), scale.on_gpu and sees_gpus()
+    vectors, step = clustered(rows, dim=scale.choose(32, 64)), rows // QUERIES
     queries = Queries(vectors.addresses[::step], vectors.raw[::step])
     (exact, cpu_s), (found, gpu_s) = (
         timed(lambda gpu=gpu: ExactTopK(queries, on_gpu=gpu).search(vectors.batches(UNIT_ROWS)))  # type: ignore[misc]
@@ -68,7 +68,7 @@ def timed(work: Callable[[], Result]) -> tuple[Result, float]:
 
 
 def _lists(rows: int) -> int:
-    return 32 if rows < 100_000 else 1_024
+    return 32 if rows < 100_000 else 512
 
 
 def _build(kind: str, vectors: "Vectors", queries: "Queries", exact: "Neighbours", *, on_gpu: bool) -> Built:
