@@ -12,6 +12,7 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.evaluate.judgements import read_judgements
 from pipeline.flows.corpus import corpus_of, sample_files
 from pipeline.flows.night.disk_space import check_disk_space, estimate_space
+from pipeline.flows.night.judged_ids import check_judged_ids_in_files
 from pipeline.flows.night.stages import check_index_and_transform
 from pipeline.flows.night.user_queries import read_user_queries
 from pipeline.flows.workers.nodes import describe_resources
@@ -218,12 +219,14 @@ class _Checks:
         return check_disk_space(estimate_space(job, store, counts), store, root)
 
     def queries(self) -> str:
-        """Check that the files of gates.queries and gates.relevance can be read."""
+        """Check that the files of gates.queries and gates.relevance can be read and fit the corpus."""
         found = list[str]()
         if self.job.gates.queries is not None:
             found.append(f"gates.queries: {counted(len(read_user_queries(self.job.gates)), 'text')}")
         if self.job.gates.relevance.queries is not None:
             found.append(f"gates.relevance: {read_judgements(self.job.gates.relevance.queries).count}")
+            if self.files:
+                check_judged_ids_in_files(self.job.gates, self.job.corpus, self.files)
         return "; ".join(found)
 
     def cluster(self) -> str:

@@ -190,6 +190,8 @@ def test_a_file_without_an_id_of_the_corpus_is_refused_before_encoding(
     assert "encode" not in stages.seconds()
     with pytest.raises(DataError, match=words):
         plan(wrong, Stages(), seconds=0.1)
+    problems = {check.name: check.problem for check in preflight(wrong, Stages())}
+    assert "found none of its 2 ids" in (problems["queries"] or "")
     right = make_job(*OFF, judge(tmp_path / "right.jsonl", {"a": ["row", "row-00399"]}), *chunks)
     assert plan(right, Stages(), seconds=0.1).rows >= 400
 
