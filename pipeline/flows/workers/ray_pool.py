@@ -7,15 +7,16 @@ output and returns the new record.
 import contextlib
 import pickle
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import ray
 
+from pipeline.daemon import in_daemon_thread
 from pipeline.errors import PipelineError, TransientError
 from pipeline.flows.workers.heartbeat import Call
 from pipeline.flows.workers.metrics import count_unit
@@ -120,40 +121,37 @@ def _watched_results(dataset: Any, watch: Watch, items: int) -> Iterator[tuple[i
         items: number of items.
     """
     missing = set(range(items))
-    rows: queue.SimpleQueue[dict[str, Any] | BaseException | None] = queue.SimpleQueue()
+    rows: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     execution = _Execution.of(dataset)
 
-    def run() -> None:
+    def read() -> None:
         try:
             # with prefetching, a row would be withheld until the next one is there
             for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
                 for row in batch.to_pylist():
                     rows.put(row)
+        finally:
             rows.put(None)
-        except BaseException as error:  # raised in the caller's thread
-            rows.put(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    reading = in_daemon_thread(read, "manta-results")
     try:
         while missing:
             if (row := _next_row(rows, watch)) is None:
+                reading.result()  # raises its error
                 raise TransientError(
                     "a pool of workers",
                     "a result of every item",
                     f"none of items {', '.join(map(str, sorted(missing)))}",
                     "run again: finished units are kept; if it repeats, look at the logs below /tmp/ray",
                 )
-            if isinstance(row, BaseException):
-                raise row
             if row["number"] in missing:  # not the row of a stand-by, or of an item's slower attempt
                 missing.remove(row["number"])
                 yield row["number"], load_result(row["result"])
-        thread.join(_STAND_BY_S)
+        wait([reading], _STAND_BY_S)
     finally:
-        if thread.is_alive():
+        if not reading.done():
             execution.abandon()
-            thread.join(_JOIN_S)
+            wait([reading], _JOIN_S)
 
 
 def _next_row(rows: queue.SimpleQueue[Row], watch: Watch) -> Row:
