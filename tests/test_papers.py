@@ -84,7 +84,7 @@ def test_the_product_accepts_the_settings_of_a_training(name: str):
     check_settings(job.train)
     assert training.data in SOURCES
     assert (job.train.seed, job.train.order.seed) == (3, 3)
-    assert job.train.max_steps == round(7 * training.steps)
+    assert job.train.max_steps == (training.max_steps or round(7 * training.steps))
     assert training.rate is None or job.train.optimizer.learning_rate == training.rate
     assert (job.train.new_encoder is None) == (training.start != "new")
 
@@ -97,7 +97,7 @@ def test_the_product_accepts_the_settings_of_a_case_of_learning(name: str):
     check_settings(job.train)
     assert case.data in SOURCES
     assert job.train.new_encoder is not None
-    assert job.train.max_steps == case.steps
+    assert job.train.max_steps == case.max_steps
 
 
 def test_every_config_of_a_new_encoder_has_a_case_of_learning():

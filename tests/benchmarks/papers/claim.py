@@ -21,6 +21,7 @@ class Training:
         steps: number of steps, relative to those of the command.
         after: training whose product is the start; None for the common start.
         start: which start; "new" if the settings ask for a new encoder.
+        max_steps: number of steps, whatever those of the command; None for those.
     """
 
     config: str
@@ -31,6 +32,7 @@ class Training:
     steps: float = 1.0
     after: "Training | None" = None
     start: Literal["english", "chinese", "new"] = "english"
+    max_steps: int | None = None
 
 
 @dataclass(frozen=True)

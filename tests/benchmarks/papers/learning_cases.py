@@ -7,24 +7,24 @@ from tests.benchmarks.papers.claim import Training
 VECTORS = "vectors of "
 """beginning of a setting whose value is the file of word vectors that another case trains"""
 
-_RECURRENT = {"width": 256, "directions": 1, "readout": "last", "vocabulary": 8_000, "word_dim": 100}
+_RECURRENT = {"width": 128, "directions": 1, "readout": "last", "vocabulary": 3_000, "word_dim": 64}
 _TABLE = {"dim": 100, "vocabulary": 10_000}
 _DAN = {"width": 256, "layers": 3, "buckets": 2**15, "vocabulary": 8_000, "word_dim": 100}
 _CONSTANT = {"name": "constant"}  # the plateau of the files needs pairs that are not trained on
 _WORDS = f"{VECTORS}word2vec, skip-gram"
 
 
-def _new(config: str, data: str, steps: float, rows: int, rate: float | None, **settings: Any) -> Training:
+def _new(config: str, data: str, max_steps: int, rows: int, rate: float | None, **settings: Any) -> Training:
     dotted = {f"train.{key.replace('__', '.')}": value for key, value in settings.items()}
-    return Training(config, data, dotted, rate=rate, rows=rows, steps=steps, start="new")
+    return Training(config, data, dotted, rate=rate, rows=rows, start="new", max_steps=max_steps)
 
 
-def _word2vec(model: str, steps: float) -> Training:
+def _word2vec(model: str, max_steps: int) -> Training:
     options = {"model": model, "window": 5, "negatives": 5, "subsample": 1e-4}
     return _new(
         "word2vec",
         "caption texts",
-        steps,
+        max_steps,
         256,
         None,
         word_table=_TABLE,
@@ -50,9 +50,9 @@ def _sdae(noise: float) -> Training:
     return _new(
         "sdae",
         "caption texts",
-        1_500,
+        600,
         64,
-        2e-3,
+        1e-3,
         objective={"name": "sdae", "options": options},
         recurrent={"cell": "lstm", **_RECURRENT},
     )
@@ -72,9 +72,9 @@ CASES: dict[str, Training] = {
         paragraph_vectors={"dim": 50, "vocabulary": 8_000, "words": 8, "steps": 20},
     ),
     "skip-thought": _new(
-        "skip-thought", "captions of pictures", 1_000, 64, 2e-3, recurrent={"cell": "gru", **_RECURRENT}
+        "skip-thought", "captions of pictures", 600, 64, 1e-3, recurrent={"cell": "gru", **_RECURRENT}
     ),
-    "nmt": _new("nmt", "translations", 1_000, 64, 2e-3, recurrent={"cell": "gru", **_RECURRENT}),
+    "nmt": _new("nmt", "translations", 600, 64, 1e-3, recurrent={"cell": "gru", **_RECURRENT}),
     "sdae": _sdae(0.1),
     "sdae, without noise": _sdae(0.0),
     "quickthoughts-gru": _new(

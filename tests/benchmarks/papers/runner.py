@@ -246,7 +246,7 @@ def training_settings(training: Training, start: str | None, *, steps: int, seed
     """
     settings: dict[str, Any] = {
         "train.epochs": 1_000.0,
-        "train.max_steps": max(1, round(steps * training.steps)),
+        "train.max_steps": training.max_steps or max(1, round(steps * training.steps)),
         "train.seed": seed,
         "train.order.seed": seed,
         "train.order.batch_rows": training.rows,
