@@ -4,7 +4,9 @@ Parsing holds Python's global lock, so other requests wait for it, in whatever t
 parser takes a sixth of the time.
 """
 
+import codecs
 import json
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,17 +14,27 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
+_PLACE = re.compile(r"at line (\d+) column (\d+)$")
+
 
 class JsonRequest(Request):
     """A request whose JSON is parsed by pydantic's parser."""
 
     async def json(self) -> Any:
         """Parse the body. Raises JSONDecodeError, which FastAPI answers with 422, if it is not JSON."""
-        body = await self.body()
+        body = (await self.body()).removeprefix(codecs.BOM_UTF8)
         try:
             return from_json(body)
         except ValueError as error:
-            raise json.JSONDecodeError(str(error), "", 0) from None
+            raise json.JSONDecodeError(str(error), "", _position(body, str(error))) from None
+
+
+def _position(body: bytes, message: str) -> int:
+    """Return the byte that a message of the parser names by line and column; 0 if it names none."""
+    if (found := _PLACE.search(message)) is None:
+        return 0
+    line, column = map(int, found.groups())
+    return sum(len(each) + 1 for each in body.split(b"\n")[: line - 1]) + column - 1
 
 
 class JsonRoute(APIRoute):

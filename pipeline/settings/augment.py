@@ -97,7 +97,8 @@ class ModelSettings(ShortSettings):
     path: str
     """a folder, a URI of one, or a hub id"""
     batch_tokens: Annotated[int, Field(ge=16)] | None = None
-    """source tokens of one batch, padding included; null: 2,048 on a CPU, 16,384 on a GPU"""
+    """source tokens of one batch, padding included; null: 2,048 on a CPU; on a GPU 65,536, and for guesses of
+    masked words 16,384"""
     workers: Annotated[int, Field(ge=1)] | None = None
     """number of workers; null: cluster.workers"""
     cpus_per_worker: Annotated[float, Field(gt=0)] | None = None

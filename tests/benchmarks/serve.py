@@ -22,11 +22,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from urllib.parse import urlsplit
 
 import aiohttp
 import numpy as np
 
+from pipeline.daemon import in_daemon_thread
 from pipeline.index.search import OpenRelease, open_release
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
@@ -144,11 +146,15 @@ def main() -> None:
     queries = texts_of(release)
     print(f"release {release.number} with {len(release):,} rows; {machine()}\n")
     with service(given.root) as url:
-        stop = threading.Event()
+        stop, sender = threading.Event(), None
         if given.body_mib:
-            threading.Thread(target=send_bodies, args=(url, given.body_mib, stop), daemon=True).start()
-        asyncio.run(measure(url, given.root, queries, given))
-        stop.set()
+            sender = in_daemon_thread(partial(send_bodies, url, given.body_mib, stop), "bodies")
+        try:
+            asyncio.run(measure(url, given.root, queries, given))
+        finally:
+            stop.set()
+        if sender is not None:
+            sender.result()
 
 
 if __name__ == "__main__":

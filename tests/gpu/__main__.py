@@ -30,11 +30,11 @@ from tests.benchmarks.machine import machine, print_table
 from tests.gpu.scale import Part, Scale
 
 LIMITS_S = {
-    "parity": 130,
-    "bits": 130,
-    "gradients": 130,
-    "memory": 130,
-    "speed": 90,
+    "parity": 120,
+    "bits": 120,
+    "gradients": 120,
+    "memory": 120,
+    "speed": 85,
     "latency": 45,
     "files": 50,
     "training": 80,
@@ -58,7 +58,7 @@ def run_part(name: str, device: str, *, small: bool) -> int:
     """Run a part in this process, and print its table and problems. Returns the exit code."""
     with tempfile.TemporaryDirectory(prefix="manta-gpu-") as folder:
         try:
-            table = part_of(name)(Scale(device, small, Path(folder)))
+            table = part_of(name)(Scale(device, small, Path(folder), name))
         except Exception:  # whatever it is, the part has failed
             print(f"\n{name} has failed:\n{traceback.format_exc()}")
             return 1
@@ -70,29 +70,41 @@ def run_part(name: str, device: str, *, small: bool) -> int:
 
 def run_all(names: list[str], device: str, *, small: bool) -> int:
     """Run each part in a process of its own, and print what it prints. Returns the exit code."""
-    run = partial(_run_child, device=device, small=small)
+    running: set[subprocess.Popen[str]] = set()
+    run = partial(_run_child, running=running, device=device, small=small)
     together = [name for name in names if name in TOGETHER]
     others = [name for name in names if name not in TOGETHER]
     failed = []
     with ThreadPoolExecutor(len(TOGETHER)) as threads:
-        for name, code in chain(threads.map(run, together), map(run, others)):
-            failed += [name] * (code != 0)
+        try:
+            for name, code in chain(threads.map(run, together), map(run, others)):
+                failed += [name] * (code != 0)
+        finally:  # after an interruption
+            for child in list(running):
+                os.killpg(child.pid, signal.SIGKILL)
     print(f"\n{len(names) - len(failed)} of {len(names)} parts passed")
     if failed:
         print(f"failed: {', '.join(failed)}")
     return int(bool(failed))
 
 
-def _run_child(name: str, device: str, *, small: bool) -> tuple[str, int]:
-    """Run a part in a process with its limit, then print what it has printed. Returns name and exit code."""
+def _run_child(
+    name: str, running: set[subprocess.Popen[str]], device: str, *, small: bool
+) -> tuple[str, int]:
+    """Run a part in a process with its limit, then print what it has printed. Returns name and exit code.
+
+    The process is in `running` while it runs.
+    """
     start = time.perf_counter()
     command = [sys.executable, "-m", "tests.gpu", "--device", device, "--alone", name] + ["--small"] * small
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    running.add(child)
     try:
         printed, _ = child.communicate(timeout=LIMITS_S[name])
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
-        printed = f"{child.communicate()[0]}\n{name} was stopped after its limit of {LIMITS_S[name]} s"
+        printed = f"{child.communicate()[0]}\n{name} was stopped after its limit of {LIMITS_S[name]} s\n"
+    running.discard(child)
     print(f"{printed}({name}: {time.perf_counter() - start:.0f} s)", flush=True)
     return name, child.returncode
 

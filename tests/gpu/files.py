@@ -30,7 +30,7 @@ def files(scale: Scale) -> PartTable:
     os.environ["RAYON_NUM_THREADS"] = str(usable_cores())  # of tokenizers; without Ray a worker takes one
     settings = EncoderSettings(path=str(bert(scale)), pooling="mean")
     store, rows = open_store(scale.folder / "store"), scale.choose(60, 32_768)
-    units = [_write_unit(store, number, texts_of(rows, 4, 60, seed=number)) for number in range(UNITS)]
+    units = [write_unit(store, number, texts_of(rows, 4, 60, seed=number)) for number in range(UNITS)]
     dtype = "float32" if scale.small else "bfloat16"
     encode = EncodeSettings.model_validate({"dtype": dtype, "device": scale.device})
     exact = load_encoder(settings, EncodeSettings(), scale.device)
@@ -56,7 +56,8 @@ def files(scale: Scale) -> PartTable:
     return PartTable(title, header, cells, problems)
 
 
-def _write_unit(store: Store, ordinal: int, texts: list[str]) -> CorpusUnit:
+def write_unit(store: Store, ordinal: int, texts: list[str]) -> CorpusUnit:
+    """Write a unit of a corpus with these texts."""
     columns = [
         pa.array([f"{ordinal}-{row}" for row in range(len(texts))]),
         pa.array(texts, pa.large_string()),

@@ -44,6 +44,8 @@ def gradients(scale: Scale) -> PartTable:
             for dtype, found in losses.items()
             if not found <= LEAST_DECREASE
         ]
+    if all(row[1] == NOT_THERE for row in rows):
+        problems.append("no family was compared")
     header = ("family", "error of gradients", *(f"loss in {dtype}" for dtype in HALVES))
     title = f"Gradients in float32, and the loss after {STEPS} steps as a proportion of the first"
     return PartTable(title, header, rows, problems)

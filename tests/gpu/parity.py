@@ -35,6 +35,8 @@ def parity(scale: Scale) -> PartTable:
         rows.append([name, pooling, *(f"{error:.1e}" for error in errors.values())])
         scale.report(rows[-1])
         problems += [f"{name}: {problem}" for problem in _problems(errors)]
+    if all(row[2] == NOT_THERE for row in rows):
+        problems.append(f"no family was compared, expected {', '.join(names)}")
     header = ("float32, difference", *(f"{dtype}, {who}" for dtype in HALVES for who in ("Manta", "peer")))
     title = f"Largest difference of unit vectors, and largest 1 - cosine with float32; {len(texts)} texts"
     return PartTable(title, ("family", "pooling", *header), rows, problems)

@@ -29,6 +29,8 @@ class Scale:
     """sizes of a run of seconds on a CPU, instead of those that fill a GPU"""
     folder: Path
     """folder for files"""
+    part: str = ""
+    """name of the part, for its lines on standard error"""
 
     @property
     def on_gpu(self) -> bool:
@@ -36,7 +38,7 @@ class Scale:
 
     def report(self, row: Sequence[str]) -> None:
         """Print a row to standard error, so that it is known even if the part is stopped."""
-        print(" | ".join(row), file=sys.stderr, flush=True)
+        print(" | ".join([self.part, *row]), file=sys.stderr, flush=True)
 
     def choose(self, small: int, large: int) -> int:
         """Return the first number if sizes are small, else the second."""

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.__main__ import LIMITS_S, TOGETHER, part_of
+from tests.gpu.__main__ import LIMITS_S, TOGETHER, part_of, run_all
 from tests.gpu.scale import Scale
 
 ROOT = Path(__file__).parent.parent.parent
 MINUTES = 9
+RESERVE_S = 15  # to start processes and to print
 
 
 @pytest.mark.slow
@@ -32,7 +33,16 @@ def test_a_part_passes_on_the_gpu(name: str, tmp_path: Path):
 
 def test_all_parts_together_end_in_time():
     alone = sum(limit for name, limit in LIMITS_S.items() if name not in TOGETHER)
-    assert max(LIMITS_S[name] for name in TOGETHER) + alone <= 60 * MINUTES
+    assert max(LIMITS_S[name] for name in TOGETHER) + alone <= 60 * MINUTES - RESERVE_S
+
+
+@pytest.mark.slow
+def test_a_part_is_stopped_at_its_limit(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    monkeypatch.setitem(LIMITS_S, "parity", 0)
+    assert run_all(["parity", "memory"], "cpu", small=True) == 1
+    printed = capfd.readouterr().out
+    assert "parity was stopped after its limit of 0 s" in printed
+    assert "1 of 2 parts passed\nfailed: parity" in printed
 
 
 def test_an_unknown_part_is_refused():

@@ -34,6 +34,19 @@ def test_bodies_have_the_values_that_pythons_parser_finds(value: Any, is_ascii: 
     assert repr(found) == repr(expected), "1, 1.0 and True differ"
 
 
+def test_a_byte_order_mark_is_skipped():
+    assert parsed(b'\xef\xbb\xbf{"k": 1}') == {"k": 1}
+
+
+@pytest.mark.parametrize("body", [b'{"k":1,}', b'{"a": 1,\n "b": x}', b"{\r\n\n 'a': 1}"])
+def test_the_error_has_the_position_of_pythons_parser(body: bytes):
+    with pytest.raises(json.JSONDecodeError) as found:
+        parsed(body)
+    with pytest.raises(json.JSONDecodeError) as expected:
+        json.loads(body)
+    assert found.value.pos == expected.value.pos
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{", b'{"k": 1,}', b'{"k": 1} 2', b'{"queries": ["\\ud800"]}', b"\xff", b"[" * 100_000]
 )

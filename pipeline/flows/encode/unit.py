@@ -6,6 +6,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -160,6 +161,7 @@ class _UnitEncoding:
         device = self.encoder.arithmetic.device.kind
         known = find_known(task.store, self.unit, task.sources, task.space_id, device)
         counters, before = self.encoder.counters, replace(self.encoder.counters)
+        start = time.perf_counter()
         if known:
             result = self._write_vectors(ReusingEncoder(self.encoder, known), file, {}, progress)
             result.copied = dict(known.numerics)
@@ -169,6 +171,9 @@ class _UnitEncoding:
         self.stats.repeats += counters.repeats - before.repeats
         self.stats.forward_s += counters.forward_s - before.forward_s
         self.stats.waiting_s += counters.waiting_s - before.waiting_s
+        if device == "cuda":  # the time in which the encoder waited for writing
+            encoding_s = counters.forward_s - before.forward_s + counters.waiting_s - before.waiting_s
+            self.stats.store_s += max(0.0, time.perf_counter() - start - encoding_s)
         return result
 
     def _schema(self, columns: pa.Schema, names: Sequence[str]) -> pa.Schema:
@@ -207,10 +212,12 @@ class _UnitEncoding:
                 yield batch["text"]
 
         result = UnitResult(Moments.empty(self.encoder.dim), rejected)
-        with pq.ParquetWriter(file, schema, **writer_options(schema)) as writer:
+        with ExitStack() as opened:
+            writer = opened.enter_context(pq.ParquetWriter(file, schema, **writer_options(schema)))
             batches = encoder.encode_stream(texts(), on_rows)
-            if self.encoder.arithmetic.device.kind == "cuda" and not isinstance(encoder, IsolatedEncoder):
-                batches = prefetch(batches)  # the GPU goes on while vectors are written
+            on_gpu = self.encoder.arithmetic.device.kind == "cuda"
+            if is_ahead := on_gpu and not isinstance(encoder, IsolatedEncoder):
+                batches = opened.enter_context(closing(prefetch(batches)))  # the GPU goes on during writing
             for encoded in batches:
                 batch, vectors = ahead.popleft(), encoded.vectors
                 good = result.add(encoded, batch, task.encode.vectors)
@@ -220,7 +227,7 @@ class _UnitEncoding:
                 arrays = [row_id, text_key, vector_column(vectors, schema.field("vector")), *others]
                 start = time.perf_counter()
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-                self.stats.store_s += time.perf_counter() - start
+                self.stats.store_s += 0.0 if is_ahead else time.perf_counter() - start
         progress(result.rows, last=True)
         return result
 

@@ -1,6 +1,7 @@
 """Find judgements whose relevant ids are all missing from the corpus, before anything is encoded."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -46,18 +47,28 @@ def check_judged_ids_in_files(
 ) -> None:
     """Do the same for a corpus that was not ingested, if its files have at most 256 MiB.
 
-    The files are read until a relevant id is found.
+    The files are read until a relevant id is found, and at most `corpus.max_rows` rows of them.
     """
     judged = _read(gates)
     if judged is None or sum(file.size for file in files) > _MAX_READ_BYTES:
         return
     wanted, survey = pa.array(judged_ids(judged), pa.string()), survey_files(files, corpus)
-    for file in files:
-        if file.name not in survey.refused:
-            for batch in read_batches(file, corpus, survey.columns):
-                if pc.any(pc.is_in(batch.good["id"].cast(pa.string()), value_set=wanted)).as_py():
-                    return
+    readable = (file for file in files if file.name not in survey.refused)
+    batches = (batch.good for file in readable for batch in read_batches(file, corpus, survey.columns))
+    for ids in _first_ids(batches, corpus.max_rows):
+        if pc.any(pc.is_in(ids.cast(pa.string()), value_set=wanted)).as_py():
+            return
     raise missing_ids_error(judged, is_chunked=corpus.chunk.by is not None)
+
+
+def _first_ids(batches: Iterable[pa.Table | pa.RecordBatch], rows: int | None) -> Iterator[pa.Array]:
+    """Yield the ids of the first rows, or of all."""
+    left = sys.maxsize if rows is None else rows
+    for batch in batches:
+        yield batch["id"][:left]
+        left -= batch.num_rows
+        if left <= 0:
+            return
 
 
 def _read(gates: GateSettings) -> JudgedQueries | None:

@@ -24,9 +24,9 @@ class PaddedModel(Model):
 
     All batches of texts padded to L tokens have the same number of rows, max_tokens // L but at least
     one; dummy rows fill a batch up. Shapes, and therefore a text's bits, do not depend on the other texts,
-    as in the packed forward pass. A text may be longer than max_tokens. On a GPU the last of several rows
-    is always a dummy row: transformers drops a mask without padding, and without a mask a GPU computes
-    attention by another kernel.
+    as in the packed forward pass. A text may be longer than max_tokens. On a GPU, several rows have one more
+    dummy row: transformers drops a mask without padding, and without a mask a GPU computes attention by
+    another kernel.
     """
 
     def __init__(self, folder: EncoderFolder, arithmetic: Arithmetic) -> None:
@@ -37,7 +37,7 @@ class PaddedModel(Model):
         self.width, self.layers = int(config.hidden_size), int(config.num_hidden_layers)
         self.device, self._longest = arithmetic.torch_device, folder.max_length
         self._pad_id = int(config.pad_token_id or 0)
-        self._dummy_rows = 1 if self.device.type == "cuda" else 0  # at least, in a batch of several rows
+        self._dummy_rows = 1 if self.device.type == "cuda" else 0  # beyond those of max_tokens
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         """Group texts into forward passes of one padded length each; see `Model.plan`."""
@@ -46,9 +46,8 @@ class PaddedModel(Model):
         padded = self._padded_lengths(lengths[order])
         batches: list[np.ndarray] = []
         for length in np.unique(padded)[::-1]:
-            chosen = order[padded == length]
-            texts = max(1, max_tokens // int(length) - self._dummy_rows)
-            batches += np.split(chosen, range(texts, len(chosen), texts))
+            chosen, rows = order[padded == length], max(1, max_tokens // int(length))
+            batches += np.split(chosen, range(rows, len(chosen), rows))
         return batches
 
     def forward(
@@ -57,7 +56,9 @@ class PaddedModel(Model):
         """Compute the hidden states (batch * L, d) of texts of one padded length L."""
         lengths, width = tokens.lengths, int(self._padded_lengths(tokens.lengths[:1])[0])
         is_token = np.arange(width) < lengths[:, None]
-        ids = np.full((max(1, max_tokens // width), width), self._pad_id, np.int64)
+        rows = max(1, max_tokens // width)
+        rows += self._dummy_rows if rows > 1 else 0
+        ids = np.full((rows, width), self._pad_id, np.int64)
         ids[: len(is_token)][is_token] = tokens.ids
         mask = np.zeros_like(ids)
         mask[:, 0] = 1  # a dummy row attends to one token: attention over no token gives NaN

@@ -17,7 +17,7 @@ def int96_columns(metadata: pq.FileMetaData, names: Sequence[str]) -> list[str]:
     return [
         column.path
         for column in columns
-        if column.physical_type == "INT96" and column.path.split(".")[0] in names
+        if column.physical_type == "INT96" and {column.path, column.path.split(".")[0]} & set(names)
     ]
 
 

@@ -23,11 +23,13 @@ SHAPES = {
 }
 
 
-def read(folder: Path, times: list, shape: str, keep: tuple[str, ...] = ("seen",)) -> list:
+def read(
+    folder: Path, times: list, shape: str, keep: tuple[str, ...] = ("seen",), name: str = "seen"
+) -> list:
     """Write a column of times as INT96, in two row groups, and return its values as they are read."""
     nested, kind = SHAPES[shape]
     count = len(times)
-    table = pa.table({"id": range(count), "text": ["words"] * count, "seen": pa.array(nested(times), kind)})
+    table = pa.table({"id": range(count), "text": ["words"] * count, name: pa.array(nested(times), kind)})
     pq.write_table(table, folder / "rows.parquet", use_deprecated_int96_timestamps=True, row_group_size=2)
     corpus = CorpusSettings(uri=str(folder), keep=keep)
     (file,) = list_files(corpus)
@@ -46,6 +48,11 @@ def test_times_of_these_centuries_are_read(tmp_path: Path, shape: str):
 def test_other_times_are_refused(tmp_path: Path, shape: str, year: int):
     with pytest.raises(DataError, match=f"from 1677 to 2262.*one of the year {year}.*TIMESTAMP_MICROS"):
         read(tmp_path, [*GOOD, datetime(year, 6, 1)], shape)
+
+
+def test_a_dot_in_a_name_hides_no_time(tmp_path: Path):
+    with pytest.raises(DataError, match="one of the year 9999"):
+        read(tmp_path, [*GOOD, datetime(9999, 6, 1)], "plain", keep=("seen.at",), name="seen.at")
 
 
 def test_a_column_that_is_not_kept_may_have_any_times(tmp_path: Path):
