@@ -5,9 +5,10 @@ a text of more than T tokens is computed alone, with the smallest multiple of T 
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -18,16 +19,18 @@ from pipeline.models.inference.packed_layer import Attend
 from pipeline.models.layers.architecture import LayerAttention
 from pipeline.models.layers.attend import Heads, Sight
 from pipeline.models.layers.attention import (
-    Group,
     attend_groups,
     attend_varlen,
+    groups_of,
     has_varlen,
     relative_bias,
     varlen_limit,
 )
 from pipeline.models.layers.families import packed_architecture
+from pipeline.models.layers.linear import is_onednn
 from pipeline.models.layers.names import NAMES, Names, tensor_names
 from pipeline.models.layers.numerics import Arithmetic
+from pipeline.models.layers.padded_attention import most_padded
 from pipeline.models.layers.pooling import TABLE_STATE
 from pipeline.models.layers.rotary import angles_of
 from pipeline.models.layers.weights import Checkpoint
@@ -51,6 +54,9 @@ class PackedModel(Model):
         self._stack = [loader.layer(number) for number in range(self.layers)]
         self._final_norm = loader.norm(names.final_norm)
         self._bias = self._relative_bias(checkpoint, folder, names.relative_bias)
+        self._pads = (
+            self._bias is None and self._dtype == torch.bfloat16 and is_onednn(self.device, self._dtype)
+        )
         capability = arithmetic.device.capability()
         self._varlen = self._bias is None and has_varlen(
             self._dtype,
@@ -93,21 +99,29 @@ class PackedModel(Model):
 
     def _attention(self, tokens: Tokens, size: int) -> Callable[[LayerAttention], Attend]:
         """Return the function that returns a layer's attention within the texts."""
-        starts, scale = tokens.offsets[:-1], self.shape.score_scale
+        scale = self.shape.score_scale
         if not self._varlen:
-            groups = _groups(tokens.lengths, starts)
-            return lambda kind: partial(
-                attend_groups, groups=groups, sight=Sight(kind.before, kind.after, scale), bias=self._bias
-            )
+            return self._grouped(tokens.lengths, scale)
         # the bounds have to cover the buffer, so its padding is divided into texts, too
         longest = varlen_limit(tokens.lengths)
         ends = [*range(len(tokens.ids), size, longest), size]
-        bounds = self.put(np.array([*starts, *ends], np.int32))
+        bounds = self.put(np.array([*tokens.offsets[:-1], *ends], np.int32))
 
         def attend(heads: Heads, kind: LayerAttention) -> Tensor:
             return attend_varlen(heads, bounds, longest, Sight(kind.before, kind.after, scale))
 
         return lambda kind: partial(attend, kind=kind)
+
+    def _grouped(self, lengths: np.ndarray, scale: float | None) -> Callable[[LayerAttention], Attend]:
+        """Return the function that returns a layer's attention, computed in groups of texts."""
+
+        @cache
+        def of_kind(kind: LayerAttention) -> Attend:
+            sight = Sight(kind.before, kind.after, scale)
+            groups = groups_of(lengths, most_padded(sight) if self._pads else 0, self.put)
+            return partial(attend_groups, groups=groups, sight=sight, bias=self._bias)
+
+        return of_kind
 
     def _embeddings(self, loader: LayerLoader, names: Names) -> tuple[Tensor, Tensor | None]:
         """Load the word table, and the rows that are added to it.
@@ -132,12 +146,3 @@ class PackedModel(Model):
         buckets = int(folder.config.get("relative_attention_num_buckets", 32))
         table = checkpoint.tensor(f"{name}.weight", (buckets, self.shape.heads))
         return relative_bias(table, folder.max_length).to(self.device, self._dtype)
-
-
-def _groups(lengths: np.ndarray, starts: np.ndarray) -> tuple[Group, ...]:
-    """Group adjacent texts of equal length."""
-    firsts = np.flatnonzero(np.diff(lengths, prepend=-1))
-    return tuple(
-        Group(int(starts[first]), int(count), int(lengths[first]))
-        for first, count in zip(firsts, np.diff(firsts, append=len(lengths)), strict=True)
-    )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.models.layers.attend import Heads, Sight, attend
+from pipeline.models.layers.padded_attention import PaddedGroup, padded_group, padded_length
 
 # Texts of a block. Forward and backward pass of a layer with dropout on one thread, for 64 captions of 6 to
 # 40 tokens: 10.8 ms in 4 blocks, 12.2 in 8, 13.6 in one block per length, 25.3 in one block. For 128: 25.3 ms
@@ -22,42 +23,77 @@ _LEAST_VARLEN = 128  # tokens, of the longest text that the kernel is told
 
 @dataclass(frozen=True)
 class Group:
-    """Adjacent texts of equal length: `count` texts of `length` tokens each, from token `start` on."""
+    """Adjacent texts of equal length: `count` texts of `length` tokens each, from token `start` on.
+
+    They share one kernel call. The kernel works text by text, so the bits of a text do not depend on the
+    others.
+    """
 
     start: int
     count: int
     length: int
 
+    @property
+    def stop(self) -> int:
+        """Token after the last one of the group."""
+        return self.start + self.count * self.length
+
+    def attend(self, heads: Heads, sight: Sight, bias: Tensor | None = None) -> Tensor:
+        """Attend within each text: (stop - start, heads * head width); arguments as in `attend_groups`."""
+        texts = Heads(
+            *(
+                part[self.start : self.stop].unflatten(0, (self.count, self.length)).transpose(1, 2)
+                for part in heads
+            )
+        )
+        mask = None if bias is None else bias[None, :, : self.length, : self.length].to(heads.queries.dtype)
+        attended = attend(texts, sight, bias=mask)
+        return attended.transpose(1, 2).reshape(self.stop - self.start, -1)
+
+
+def groups_of(
+    lengths: np.ndarray, most: int = 0, put: Callable[[np.ndarray], Tensor] = torch.from_numpy
+) -> tuple[Group | PaddedGroup, ...]:
+    """Group adjacent texts of equal length, and those that are padded to the same length.
+
+    Args:
+        lengths: tokens of each text; the first one begins at token 0.
+        most: tokens of the longest text that is padded; 0: none is.
+        put: copies an array to the device.
+    """
+    starts = np.cumsum(lengths) - lengths
+    kinds = np.where(lengths <= most, -padded_length(lengths), lengths)
+    firsts = np.flatnonzero(np.diff(kinds, prepend=0))
+    ends = np.append(firsts, len(lengths))[1:]
+    return tuple(
+        padded_group(lengths[first:end], int(starts[first]), put)
+        if kinds[first] < 0
+        else Group(int(starts[first]), int(end - first), int(lengths[first]))
+        for first, end in zip(firsts, ends, strict=True)
+    )
+
 
 def attend_groups(
-    heads: Heads, groups: tuple[Group, ...], sight: Sight, bias: Tensor | None = None
+    heads: Heads, groups: tuple[Group | PaddedGroup, ...], sight: Sight, bias: Tensor | None = None
 ) -> Tensor:
     """Attend within each text of the groups.
-
-    Texts of equal length share one kernel call. The kernel works text by text, so the bits of a
-    text do not depend on the others.
 
     Args:
         heads: (T, heads, head width) each.
         groups: from token 0 on, without gaps.
         sight: tokens that a token attends to.
-        bias: (heads, L, L), added to the scaled products; L is at least the longest length.
+        bias: (heads, L, L), added to the scaled products, only without padded groups; L is at least the
+            longest length.
 
     Returns:
         (T, heads * head width), zero for tokens after the last group.
     """
     outputs = heads.queries.new_empty(len(heads.queries), heads.queries[0].numel())
-    end = 0
     for group in groups:
-        start, length = group.start, group.length
-        end = start + group.count * length
-        texts = Heads(
-            *(part[start:end].unflatten(0, (group.count, length)).transpose(1, 2) for part in heads)
+        outputs[group.start : group.stop] = (
+            group.attend(heads, sight, bias) if isinstance(group, Group) else group.attend(heads, sight)
         )
-        mask = None if bias is None else bias[None, :, :length, :length].to(outputs.dtype)
-        attended = attend(texts, sight, bias=mask)
-        outputs[start:end] = attended.transpose(1, 2).reshape(end - start, -1)
-    outputs[end:] = 0
+    outputs[groups[-1].stop if groups else 0 :] = 0
     return outputs
 
 

@@ -18,7 +18,8 @@ from pipeline.settings import Dtype, EncodeSettings
 
 # to be changed whenever a change of the models' code changes bits
 _VERSION = "packed-1"
-_VERSION_OF_WIDE_SUMS = "packed-2"  # since residual sums of bfloat16 are float32
+# bfloat16 on a CPU: residual sums are float32 since packed-2, attention of padded texts since packed-3
+_VERSION_OF_WIDE_SUMS = "packed-3"
 _VERSION_ON_GPU = "packed-2"  # since no kernel of a GPU depends on the other texts
 _MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # CPU: 512 to 2,048 are equally fast, more is slower
 

@@ -90,12 +90,15 @@ def test_the_bits_of_a_text_do_not_depend_on_its_batch(folders, minilm, family):
     )
 
 
-@pytest.mark.parametrize("threads", [2, 3])
-def test_bits_do_not_depend_on_the_number_of_threads(minilm, threads):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_depend_neither_on_the_number_of_threads_nor_on_the_batch(dtype):
     texts = random_texts(60)
-    np.testing.assert_array_equal(
-        load_encoder(EncoderSettings(), EncodeSettings(threads=threads)).encode(texts), minilm.encode(texts)
-    )
+    encoder = load_encoder(EncoderSettings(), EncodeSettings(dtype=dtype, threads=1))
+    together = encoder.encode(texts)
+    for threads in (2, 3):
+        several = load_encoder(EncoderSettings(), EncodeSettings(dtype=dtype, threads=threads))
+        np.testing.assert_array_equal(several.encode(texts[::-1]), together[::-1])
+    np.testing.assert_array_equal(np.concatenate([encoder.encode([x]) for x in texts[:9]]), together[:9])
 
 
 def test_a_stream_returns_the_rows_of_each_batch_in_order(minilm):

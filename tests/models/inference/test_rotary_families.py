@@ -70,10 +70,12 @@ def test_a_published_folder_gives_the_vectors_of_its_modules(tmp_path, name, poo
     np.testing.assert_allclose(encoder_at(folder).encode(texts), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ROTARY)
-def test_bits_depend_neither_on_the_batch_nor_on_the_number_of_threads(rotary, name):
+def test_bits_depend_neither_on_the_batch_nor_on_the_number_of_threads(rotary, name, dtype):
     texts = texts_of([*WORDS, 500, *range(1, 40)])
-    encoder = encoder_at(rotary[name], pooling="mean+last")
+    settings = EncoderSettings(path=str(rotary[name]), pooling="mean+last")
+    encoder = load_encoder(settings, EncodeSettings(dtype=dtype))
     together = encoder.encode(texts)
     order = np.random.default_rng(1).permutation(len(texts))
     np.testing.assert_array_equal(encoder.encode([texts[i] for i in order]), together[order])
@@ -81,9 +83,7 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_number_of_threads(rotary, n
         np.concatenate([encoder.encode([text]) for text in texts[7:14]]), together[7:14]
     )
     for threads in (2, 3):
-        several = load_encoder(
-            EncoderSettings(path=str(rotary[name]), pooling="mean+last"), EncodeSettings(threads=threads)
-        )
+        several = load_encoder(settings, EncodeSettings(dtype=dtype, threads=threads))
         np.testing.assert_array_equal(several.encode(texts), together)
 
 
