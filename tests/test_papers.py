@@ -59,7 +59,6 @@ def test_claims_name_rows_and_columns_of_their_table(table: Table):
         assert claim.column in table.columns
     assert table.claims
     assert all(len(row.published) <= len(table.columns) for row in table.rows)
-    assert all(any(table.row(name).published) for name in table.from_memory)
 
 
 @every_table

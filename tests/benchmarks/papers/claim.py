@@ -82,8 +82,6 @@ class Table:
         columns: what is measured here; see `measure.COLUMNS`. Other names are tasks of `manta evaluate`.
         rows: the rows.
         claims: orderings that the paper claims.
-        from_memory: names of rows whose published numbers were written from memory. Those of other rows were
-            compared with notes on the papers.
     """
 
     key: str
@@ -92,7 +90,6 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     claims: tuple[Claim, ...]
-    from_memory: tuple[str, ...] = ()
 
     def row(self, name: str) -> Row:
         """Return the row of that name."""

@@ -35,7 +35,6 @@ FEATURES = Table(
     (_DEV,),
     tuple(Row(name, (value,), _classification(name.split(", "))) for name, value in _FEATURES.items()),
     first_is_above(_DEV, *_FEATURES),
-    from_memory=("|u-v|", "u*v", "|u-v|, u*v", "u, v, u*v"),
 )
 
 POOLING = Table(
@@ -74,7 +73,6 @@ STAGES = Table(
         Claim("STS-B", "NLI", _TEST),
         Claim("NLI, then STS-B", "STS-B", _TEST),
     ),
-    from_memory=("start, mean", "NLI", "STS-B", "NLI, then STS-B"),
 )
 
 UNTRAINED = Table(
@@ -87,7 +85,6 @@ UNTRAINED = Table(
         Row("cls", (29.19,), encoder={"pooling": "cls"}),
     ),
     (Claim("mean", "cls", _TEST),),
-    from_memory=("mean", "cls"),
 )
 
 TABLES = (FEATURES, POOLING, STAGES, UNTRAINED)

@@ -102,7 +102,6 @@ TEMPERATURE = Table(
         Row("inner product", (85.9,), _supervised(similarity="dot", temperature=1.0)),
     ),
     first_is_above(_DEV, *(f"{tau:g}" for tau in _TEMPERATURES), "inner product"),
-    from_memory=("0.001", "0.01", "0.1", "1", "inner product"),
 )
 
 HARD_NEGATIVES = Table(
@@ -118,7 +117,6 @@ HARD_NEGATIVES = Table(
         Row("2", (86.2,), _supervised(hard_negative_weight=2.0)),
     ),
     first_is_above(_DEV, "1", "none", "1, and neutrals"),
-    from_memory=("1, and neutrals",),
 )
 
 POOLER = Table(
@@ -145,7 +143,6 @@ POOLER = Table(
         ),
     ),
     first_is_above(_DEV, "layer in training alone", "layer kept", "no layer", "first and last layer"),
-    from_memory=("no layer", "first and last layer"),
 )
 
 _WITH_WORDS = [
@@ -195,13 +192,6 @@ PAIRS = Table(
             "unsupervised",
         ),
         Claim("entailments, contradictions as negatives", "entailments", _DEV),
-    ),
-    from_memory=(
-        "neutrals",
-        "contradictions",
-        "all NLI pairs",
-        "captions of one picture",
-        "duplicate questions",
     ),
 )
 

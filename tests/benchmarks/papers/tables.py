@@ -61,8 +61,7 @@ def _cells(runner: Runner, table: Table, row: Row) -> Iterator[str]:
     skipped = runner.skipped.get(f"{table.key}: {row.name}")
     for number, column in enumerate(table.columns):
         published = row.published[number] if number < len(row.published) else None
-        doubt = " (from memory)" if row.name in table.from_memory else ""
-        yield "" if published is None else f"{published:.2f}{doubt}"
+        yield "" if published is None else f"{published:.2f}"
         digits = 3 if Column.of(column).metric else 2  # a metric is of the size of a cosine
         values = [] if skipped else [runner.value(row, column, seed) for seed in runner.seeds]
         yield "not run" if skipped else _range(values, digits)

@@ -24,11 +24,11 @@ WHITENING = Table(
     "table 1 of the former: first and last layer, STS-B test; both papers aggregate years by wmean",
     _SETS,
     (
-        Row("raw", (59.04,), encoder=_FIRST_LAST),
-        _fitted("whitening on NLI", (68.19,), _WHITEN, NLI_TEXTS),
-        _fitted("whitening on the target", (71.34,), _WHITEN),
-        _fitted("flow on NLI", (58.56,), _FLOW_ON_NLI, NLI_TEXTS),
-        _fitted("flow on the target", (70.72,), _FLOW),
+        Row("raw", (59.04, 61.97, 70.96), encoder=_FIRST_LAST),
+        _fitted("whitening on NLI", (68.19, 65.70, 75.11), _WHITEN, NLI_TEXTS),
+        _fitted("whitening on the target", (71.34, 73.02, 74.52), _WHITEN),
+        _fitted("flow on NLI", (58.56, 64.69, 72.92), _FLOW_ON_NLI, NLI_TEXTS),
+        _fitted("flow on the target", (70.72, 72.14, 73.77), _FLOW),
     ),
     tuple(
         Claim(above, below, column)
@@ -40,34 +40,35 @@ WHITENING = Table(
             ("whitening on the target", "whitening on NLI"),
             ("flow on the target", "flow on NLI"),
         )
+        # published the other way round: 74.52 and 75.11
+        if (above, below, column) != ("whitening on the target", "whitening on NLI", "STS15 wmean")
     ),
-    from_memory=("whitening on NLI", "whitening on the target", "flow on NLI", "flow on the target"),
 )
 
 BASELINES = Table(
     "flow-baselines",
     "Li et al. 2020, BERT-flow",
-    "table 5: standard normalization (SN) and removal of top directions (NATSV), last layer, STS-B",
+    "table 5: standard normalization (SN) and removal of the top directions (NATSV: 10, after SN 6), last "
+    "layer, STS-B",
     (_TEST,),
     (
         Row("raw", (47.29,), encoder=_MEAN),
         Row(
             "NATSV",
-            (51.79,),
+            (60.40,),
             encoder=_MEAN,
             fit={"whiten": {"transform": "components", "remove": 10}},
         ),
         Row("SN", (55.46,), encoder=_MEAN, fit={"whiten": {"transform": "standardize"}}),
         Row(
             "SN and NATSV",
-            (56.05,),
+            (63.51,),
             encoder=_MEAN,
             fit={"whiten": {"transform": "standardize+components", "remove": 6}},
         ),
         Row("flow on the target", (65.62,), encoder=_MEAN, fit={"whiten": _FLOW}),
     ),
-    falling(_TEST, "flow on the target", "SN and NATSV", "SN", "NATSV", "raw"),
-    from_memory=("raw", "NATSV", "SN", "SN and NATSV", "flow on the target"),
+    falling(_TEST, "flow on the target", "SN and NATSV", "NATSV", "SN", "raw"),
 )
 
 _WIDTHS = (256, 192, 128, 64, 32, 16)
