@@ -1,14 +1,16 @@
 """Base class of objectives in which recurrent decoders write texts, given the vector of a text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import JsonValue
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.losses import word_prediction
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.recurrence import CELLS
 from pipeline.models.layers.transfer import to_device
 from pipeline.models.trainable.decoder import ConditionalDecoder
@@ -18,6 +20,8 @@ from pipeline.text.tokens.tokens import Tokens
 
 # New output vectors are uniform in [-0.1, 0.1], as all non-recurrent weights of Skip-Thought.
 _OUTPUT_RANGE = 0.1
+# Offset of ranks in Zipf's law, as Mandelbrot (1953) found it for English words.
+_RANK_OFFSET = 2.7
 _LARGE_VOCABULARY = 30_000  # words; Skip-Thought has 20,000, and the output takes most of a step
 
 
@@ -26,9 +30,14 @@ class EncoderDecoder(Objective):
 
     Each text that is written has a decoder of its own, as wide as v, whose gates also get v. It reads the
     text from the start token on (teacher forcing), and predicts each next word up to the end token.
-    P is a softmax over the vocabulary; the decoders share its output vectors, and the word vectors that they
-    read are those of the encoder. The loss is the mean over rows. Decoders and output vectors are not part of
-    the result.
+    P is a softmax over the vocabulary; the decoders share its output vectors and biases, and the word vectors
+    that they read are those of the encoder. The loss is the mean over rows. Decoders, output vectors and
+    biases are not part of the result.
+
+    The published programs of Skip-Thought and SDAE have output biases, too. Here they start as logarithms of
+    the frequencies that Zipf's law gives words by their rank, because vocabularies list frequent words first.
+    Without that, the first steps make v the same for all texts: a decoder that knows no frequencies takes
+    them from it.
 
     Args:
         encoder: the encoder to train, with a start and an end token around each text.
@@ -54,6 +63,11 @@ class EncoderDecoder(Objective):
         self.output = nn.Parameter(
             torch.empty(vocabulary_size, self.dim).uniform_(-_OUTPUT_RANGE, _OUTPUT_RANGE)
         )
+        self.bias = nn.Parameter(_log_frequencies(vocabulary_size, self.encoder.folder.tokenizer().prefix))
+
+    @classmethod
+    def correction(cls, options: Mapping[str, JsonValue], encoder: EncoderFolder) -> str | None:
+        return "output biases"
 
     def views(self, batch: Batch) -> Sequence[View]:
         return (View(self.encoder, batch.tokens("text")),)
@@ -90,8 +104,21 @@ class EncoderDecoder(Objective):
             self.output,
             words=to_device(tokens.ids[tokens.positions > 0].astype(np.int64), table.device),
             rows=torch.arange(len(states), device=table.device),
+            bias=self.bias,
         )
         return mean * (len(states) / len(tokens))  # from the mean over words to that over texts
+
+
+def _log_frequencies(count: int, never: Sequence[int]) -> Tensor:
+    """Return logarithms (count,) of the frequencies of words in the order of their rank, by Zipf's law.
+
+    Args:
+        count: number of words.
+        never: tokens that are never predicted, such as the start token; each gets the lowest frequency.
+    """
+    ranks = torch.arange(count, dtype=torch.float32)
+    ranks[list(never)] = count - 1
+    return F.log_softmax(-torch.log(ranks + _RANK_OFFSET), dim=0)
 
 
 def _require_ends(encoder: TrainableEncoder) -> None:

@@ -59,10 +59,25 @@ def test_the_end_token_is_predicted_and_the_start_token_is_not(folder: EncoderFo
     objective = objective_of(folder)
     with torch.no_grad():
         objective.output.zero_()
+        objective.bias.zero_()
     found = loss_and_backward(objective, rows_of(folder, TEXTS)).loss
     words_and_end = {"previous": (1 + 2 + 0 + 4) / 4 + 1, "next": (1 + 1 + 5 + 1) / 4 + 1}
     for role, count in words_and_end.items():
         assert found.parts[role].item() == pytest.approx(count * math.log(6))  # a vocabulary of six
+
+
+def test_decoders_start_from_frequencies_by_zipfs_law(folder: EncoderFolder):
+    """Tokens have ranks by their order: unknown words, end and the three words. The start has the last."""
+    objective = objective_of(folder)
+    with torch.no_grad():
+        objective.output.zero_()
+    assert folder.tokenizer().vocabulary() == {"<unk>": 0, "<s>": 1, "</s>": 2, "zero": 3, "one": 4, "two": 5}
+    odds = [1 / (rank + 2.7) for rank in (0, 5, 2, 3, 4, 5)]
+    zero, one, two, end = (-math.log(odds[index] / sum(odds)) for index in (3, 4, 5, 2))
+    found = loss_and_backward(
+        objective, rows_of(folder, {**TEXTS, "next": ["zero one", "two", "", "one"]})
+    ).loss
+    assert found.parts["next"].item() == pytest.approx((zero + 2 * one + two) / 4 + end)
 
 
 def test_chunks_give_the_loss_and_the_gradient_of_the_whole_batch(folder: EncoderFolder):
@@ -84,7 +99,7 @@ def test_the_trained_model_is_the_encoder_alone_or_beside_another(tmp_path: Path
     alone = SkipThought(load_trainable(bi))
     assert (alone.trained_model().dim, alone.trained_model().twin) == (4, None)
     both = SkipThought(load_trainable(bi), beside=str(uni.path))
-    assert {name.split(".")[0] for name in both.state_dict()} == {"encoder", "decoders", "output"}
+    assert {name.split(".")[0] for name in both.state_dict()} == {"encoder", "decoders", "output", "bias"}
     model, texts = both.eval().trained_model(), [*TEXTS["text"], *TEXTS["next"]]
     saved = save_joined((model.encoder, model.twin), tmp_path / "combined")
     expected = np.concatenate([encoder_at(each.path).encode(texts) for each in (bi, uni)], axis=1)

@@ -93,5 +93,5 @@ def _loss_of_text(
     for word, following in pairwise(ids):
         x = torch.cat([table[word], table.new_ones(1)])  # C v is the weight of an input of 1
         h, c = CELLS[cell](x, h, c, weights, recurrent, bias)
-        total = total - torch.log_softmax(objective.output @ h, 0)[following]
+        total = total - torch.log_softmax(objective.output @ h + objective.bias, 0)[following]
     return total

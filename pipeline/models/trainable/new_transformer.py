@@ -1,10 +1,12 @@
 """Write folders of new Transformers that read whole words: BERT's architecture, then a dense layer."""
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from pipeline.models.folder.word_vectors import END, START, UNKNOWN, word_pattern
 from pipeline.models.trainable.heads import new_dense
@@ -15,7 +17,7 @@ from pipeline.settings.weights import TransformerSettings
 if TYPE_CHECKING:
     import tokenizers
 
-FORMAT = 1  # version of the folders; raise it when they are written differently
+FORMAT = 2  # version of the folders; raise it when they are written differently
 _PADDING = "<pad>"
 # Width of a feed-forward layer, as a multiple of a state's (Vaswani et al. 2017, section 3.3).
 _FEED_FORWARD_FACTOR = 4
@@ -27,6 +29,10 @@ def write_transformer_folder(
     """Write the folder of a new Transformer: the pooling sqrt_len, then a dense layer.
 
     Its tokens are the lowercased words of `words_of`. transformers and sentence-transformers load it too.
+    The vectors of positions and of the token type start at zero, since they are the same in every text: added
+    to word vectors as small as they are, they would make all texts alike. A state has a norm of sqrt(width);
+    the dense layer divides by that, so that a text of n words gets a vector of norm sqrt(n) at most. With
+    larger vectors, the softmax of inner products starts saturated.
 
     Args:
         settings: shape of the encoder.
@@ -55,8 +61,13 @@ def write_transformer_folder(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+        model = BertModel(config, add_pooling_layer=False)
         layer = new_dense(settings.width, settings.output, "Identity")
+    for embedding in (model.embeddings.position_embeddings, model.embeddings.token_type_embeddings):
+        nn.init.zeros_(embedding.weight)
+    with torch.no_grad():
+        layer.linear.weight.div_(math.sqrt(settings.width))
+    model.save_pretrained(folder)
     PreTrainedTokenizerFast(
         tokenizer_object=_whole_words(tokens),
         unk_token=UNKNOWN,

@@ -50,8 +50,8 @@ def _sdae(noise: float) -> Training:
     return _new(
         "sdae",
         "caption texts",
-        600,
-        64,
+        5_000,
+        32,
         1e-3,
         objective={"name": "sdae", "options": options},
         recurrent={"cell": "lstm", **_RECURRENT},
@@ -72,9 +72,9 @@ CASES: dict[str, Training] = {
         paragraph_vectors={"dim": 50, "vocabulary": 8_000, "words": 8, "steps": 20},
     ),
     "skip-thought": _new(
-        "skip-thought", "captions of pictures", 600, 64, 1e-3, recurrent={"cell": "gru", **_RECURRENT}
+        "skip-thought", "captions of pictures", 3_000, 32, 1e-3, recurrent={"cell": "gru", **_RECURRENT}
     ),
-    "nmt": _new("nmt", "translations", 600, 64, 1e-3, recurrent={"cell": "gru", **_RECURRENT}),
+    "nmt": _new("nmt", "translations", 3_000, 32, 1e-3, recurrent={"cell": "gru", **_RECURRENT}),
     "sdae": _sdae(0.1),
     "sdae, without noise": _sdae(0.0),
     "quickthoughts-gru": _new(
@@ -89,16 +89,16 @@ CASES: dict[str, Training] = {
     "use-transformer": _new(
         "use-transformer",
         "captions",
-        800,
+        1_500,
         64,
         5e-4,
         transformer={"width": 128, "layers": 2, "heads": 4, "output": 256, "vocabulary": 8_000},
     ),
-    "use-multitask": _new("use-multitask", "three tasks", 600, 64, 1e-3, dan=_DAN),
+    "use-multitask": _new("use-multitask", "three tasks", 1_500, 64, 1e-3, dan=_DAN),
     "infersent": _new(
         "infersent",
         "nli",
-        1_500,
+        3_000,
         64,
         None,
         recurrent={"cell": "lstm", "width": 128, "directions": 2, "readout": "max", "words": _WORDS},

@@ -68,6 +68,7 @@ def test_a_length_for_training_texts_is_part_of_the_definition_if_it_is_set(tmp_
         ("pser", "cls", None),  # whose [CLS] token kept its position before the correction, too
         ("{name: pser, options: {keep_special: false}}", "mean", None),
         ("quickthoughts", "mean", {"quickthoughts": "batches span documents"}),
+        ("[translation, simcse]", "mean", {"translation": "output biases"}),
         ("optiprompt", "mean", {"optiprompt": "template"}),
         ("{name: optiprompt, options: {template: 'a [X] [MASK]'}}", "mean", None),
     ],

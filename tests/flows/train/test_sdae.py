@@ -99,5 +99,5 @@ def test_captions_are_restored_better_than_by_the_frequencies_of_their_words(tmp
     tokenizer = open_folder(EncoderSettings(path=rank.run.encoder)).tokenizer()
     entropy = word_entropy(tokenizer, texts, texts) / len(texts)
     curve = losses(tmp_path / "trainings/real")
-    assert curve[0] > 1.3 * entropy
+    assert entropy < curve[0] < 1.1 * entropy  # decoders start from frequencies by rank
     assert np.mean(curve[-20:]) < 0.8 * entropy

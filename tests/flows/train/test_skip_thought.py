@@ -133,5 +133,5 @@ def test_real_text_is_predicted_better_than_by_the_frequencies_of_its_words(tmp_
     counted = pq.read_table(real)["text"].to_pylist()
     entropy = word_entropy(tokenizer, counted, texts) / found["same_rows"]
     assert found["same_rows"] == 256  # measured before the training and after it
-    assert found["start_loss"] > 1.3 * entropy
+    assert entropy < found["start_loss"] < 1.1 * entropy  # decoders start from frequencies by rank
     assert found["end_loss"] < 0.98 * entropy

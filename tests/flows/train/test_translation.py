@@ -94,5 +94,6 @@ def test_captions_are_translated_better_than_by_the_frequencies_of_words(tmp_pat
     tokenizer = open_folder(EncoderSettings(path=rank.run.encoder)).tokenizer()
     entropy = word_entropy(tokenizer, texts, texts) / len(texts)
     curve = losses(tmp_path / "trainings/real")
-    assert curve[0] > 1.3 * entropy
+    # decoders start from frequencies by rank, of the words of both languages
+    assert entropy < curve[0] < 1.2 * entropy
     assert np.mean(curve[-20:]) < 0.9 * entropy

@@ -61,6 +61,16 @@ def test_vectors_are_sums_of_states_divided_by_the_root_of_their_number(folder: 
     np.testing.assert_allclose(found, library, atol=1e-5)
 
 
+def test_texts_of_the_same_words_are_alike_and_norms_are_moderate(folder: EncoderFolder):
+    """Positions start at zero, so the order of words has no effect yet. Norms are about sqrt(tokens)."""
+    encoder, words = encoder_at(folder.path), [text.split() for text in TEXTS]
+    vectors = encoder.encode([" ".join(text) for text in words])
+    np.testing.assert_allclose(encoder.encode([" ".join(text[::-1]) for text in words]), vectors, atol=1e-5)
+    tokens = folder.tokenizer()([" ".join(text) for text in words]).lengths
+    assert (np.linalg.norm(vectors, axis=1) < 1.5 * tokens**0.5).all()
+    assert (np.linalg.norm(vectors, axis=1) > 0.1).all()
+
+
 def test_long_texts_are_truncated(folder: EncoderFolder):
     assert folder.max_length == 256
     assert folder.tokenizer()([LONG]).lengths.tolist() == [256]
