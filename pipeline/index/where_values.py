@@ -1,6 +1,5 @@
 """Convert the values in a filter to the types of the columns that they are compared with."""
 
-import datetime
 import decimal
 import math
 from fractions import Fraction
@@ -32,7 +31,9 @@ def membership(field: pa.Field, tokens: list[Token]) -> Condition:
         scalars = [scalar_of(field, token) for token in tokens]
         if pa.types.is_decimal(field.type):  # a lookup would convert all values to the type of one of them
             return Either(tuple(ColumnComparison(field.name, "=", each) for each in scalars))
-        return OneOf(field.name, pa.array([each.as_py() for each in scalars], scalars[0].type))
+        if pa.types.is_floating(field.type) and any(each.as_py() == 0 for each in scalars):
+            scalars += [pa.scalar(zero, scalars[0].type) for zero in (0.0, -0.0)]  # a lookup tells them apart
+        return OneOf(field.name, pa.array(scalars, scalars[0].type))
     low, high = _bounds(field.type)
     numbers = [_number(field, token) for token in tokens]
     whole = [int(number) for number in numbers if number.denominator == 1 and low <= number <= high]
@@ -97,14 +98,15 @@ def _point_in_time(field: pa.Field, token: Token) -> pa.Scalar:
         example = "'2026-11-25' or '2026-11-25 23:59:00'"
     text = _written(field, token, "string", f"a point in time in quotes, like {example}")
     try:
-        if pa.types.is_time(kind):
-            return pa.scalar(datetime.time.fromisoformat(text), kind)
         return _cast_time(text.strip(), kind)
     except (ValueError, pa.ArrowException):
         raise _mismatch(field, token, f"a point in time like {example}") from None
 
 
 def _cast_time(text: str, kind: pa.DataType) -> pa.Scalar:
+    """Return a point in time exactly. Raises ArrowInvalid for more digits than the type has."""
+    if pa.types.is_time(kind):  # pyarrow casts no texts to times of day
+        return pa.scalar(f"1970-01-01 {text}").cast(pa.timestamp(kind.unit)).cast(kind)
     try:
         return pa.scalar(text).cast(kind)
     except pa.ArrowInvalid:
