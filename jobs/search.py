@@ -92,7 +92,7 @@ class SearchOptions:
         typer.Option(
             "--json",
             help="Print one JSON object for each answer, on a line of its own, on standard output and "
-            "nothing else.",
+            "nothing else. Its number is that of the query; a kept column of this name is kept.number.",
         ),
     ] = False
     verbose: Verbose = False
@@ -128,8 +128,10 @@ def _search(options: SearchOptions, width: int | None, say: Say) -> None:
         for query, answers in zip(batch, searcher.search(batch), strict=True):
             if options.as_json:
                 for answer in answers:
+                    if "number" in answer:  # a kept column of that name
+                        answer["kept.number"] = answer.pop("number")
                     facts = {"number": query.number, **answer, "query": query.text}
-                    say(escaped(json.dumps(facts, default=str, ensure_ascii=False)))
+                    say(escaped(json.dumps(facts, ensure_ascii=False)))
             elif is_one_query:
                 say(_format_answers(answers, width, searcher.without_answers))
             else:
@@ -164,8 +166,10 @@ class _Searcher:
 
     def search(self, batch: list[Query]) -> list[list[dict[str, Any]]]:
         """Return the answers to each query, best first."""
+        from pipeline.targets.values import json_rows
+
         answers: list[list[dict[str, Any]]] = [[] for _ in batch]
-        for answer in self._search_texts([query.text for query in batch]).to_pylist():
+        for answer in json_rows(self._search_texts([query.text for query in batch])):
             answers[answer["query"]].append(answer)
         self._explain_few(min(map(len, answers)))
         return answers

@@ -22,6 +22,7 @@ from pipeline.serve.messages import MAX_CHARACTERS
 from pipeline.serve.problems import status_of
 from pipeline.serve.sample_map import PlacedRows, SampleMap
 from pipeline.store.manifest import report_path
+from pipeline.targets.values import json_column
 
 _MAX_SHOWN = 100  # answers on the page
 _MAX_TITLE = 200  # characters
@@ -132,7 +133,7 @@ def _draw_map(placed: PlacedRows, colour: str, rows: int) -> HTMLResponse:
 
 def _map_page(placed: PlacedRows, colour: str, columns: list[str], rows: int) -> MapPage:
     colour = colour if colour in columns else ""
-    values = placed.rows[colour].to_pylist() if colour else [""] * placed.rows.num_rows
+    values = list(json_column(placed.rows[colour])) if colour else [""] * placed.rows.num_rows
     numbers, labels = group_numbers(values)
     titles = placed.rows["text" if "text" in placed.rows.column_names else "id"].to_pylist()
     points = [

@@ -152,7 +152,7 @@ class PgvectorTarget(Target):
     def explain(self, error: Exception) -> PipelineError | None:
         """Distinguish values, settings and privileges that the server refuses from a server that fails."""
         found = " ".join(str(error).split())
-        if isinstance(error, self._psycopg.DataError):
+        if isinstance(error, self._psycopg.DataError | OverflowError):  # a time that Python does not have
             return DataError(self.where, "values that PostgreSQL can store", found, "correct the corpus")
         if isinstance(error, self._psycopg.ProgrammingError | self._psycopg.NotSupportedError):
             return ConfigError(

@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -11,7 +11,11 @@ import pyarrow as pa
 
 
 def python_column(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a column. Times are truncated to microseconds, Python's smallest unit."""
+    """Return the values of a column. Times are truncated to microseconds, Python's smallest unit.
+
+    Raises:
+        OverflowError: a time is outside the years 1 to 9999.
+    """
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         column = column.cast(pa.timestamp("us", kind.tz), safe=False)
@@ -20,6 +24,27 @@ def python_column(column: pa.ChunkedArray) -> list[Any]:
     elif pa.types.is_duration(kind):
         column = column.cast(pa.duration("us"), safe=False)
     return list(column.to_pylist())
+
+
+def json_column(column: pa.ChunkedArray) -> Iterator[Any]:
+    """Return the values of a column for JSON. Times outside Python's years 1 to 9999 become texts, too."""
+    try:
+        values = python_column(column)
+    except (OverflowError, ValueError):
+        values = [_value_of(each) for each in column]
+    return map(json_value, values)
+
+
+def _value_of(scalar: pa.Scalar) -> Any:
+    """Return the Python value of a scalar; the text of Arrow for a time that Python does not have."""
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        if isinstance(scalar, pa.ListScalar):
+            return [_value_of(each) for each in scalar.values]
+        if isinstance(scalar, pa.StructScalar):
+            return {name: _value_of(each) for name, each in scalar.items()}
+        return scalar.cast(pa.string()).as_py().replace(" ", "T")
 
 
 def json_value(value: Any) -> Any:
@@ -50,7 +75,5 @@ _CONVERSIONS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 def json_rows(rows: pa.Table) -> list[dict[str, Any]]:
     """Return the rows as dictionaries for JSON, without their vectors."""
-    columns = {
-        name: map(json_value, python_column(rows[name])) for name in rows.column_names if name != "vector"
-    }
+    columns = {name: json_column(rows[name]) for name in rows.column_names if name != "vector"}
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

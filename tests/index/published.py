@@ -78,6 +78,7 @@ class Publisher:
 
     Attributes:
         in_units: texts are in corpus units, not among the kept columns.
+        kept: further kept columns, with a value for each text.
         encoder_path: path of the encoder in the store.
     """
 
@@ -86,6 +87,7 @@ class Publisher:
 
     def __init__(self, store: Store, folder: Path, scratch: Path) -> None:
         self.store, self.scratch, self.encoder = store, scratch, open_encoder(folder)
+        self.kept: dict[str, pa.Array] = {}
 
     def __call__(
         self,
@@ -149,6 +151,10 @@ class Publisher:
                 ids_table(corpus, slice(start, min(start + UNIT_ROWS, part.stop or len(corpus))), ids)
                 for start in starts
             ]
+            for name, column in self.kept.items():
+                for number, start in enumerate(starts):
+                    values = column.slice(start, tables[number].num_rows)
+                    tables[number] = tables[number].append_column(name, values)
             if tables:
                 tables = [table.drop_columns(["text"]) for table in tables] if self.in_units else tables
                 write_ids(self.scratch / "ids.arrow", tables)

@@ -324,6 +324,30 @@ def test_an_id_cannot_move_the_cursor_or_forge_a_row(tmp_path: Path, manta: Mant
     assert sorted(ids) == sorted(forged), "a program gets the ids as stored"
 
 
+def test_answers_are_json_whatever_the_kept_columns_hold(tmp_path: Path, manta: Manta):
+    """Neither NaN nor a time after the year 9999 is in JSON's or Python's reach, and no column is lost."""
+    publish = Publisher(open_store(tmp_path / "root"), save_folder(tmp_path / "encoder", "bert"), tmp_path)
+    publish.kept = {
+        "number": pa.array([7, 8, 9]),
+        "ratio": pa.array([float("nan"), float("-inf"), 0.5]),
+        "raw": pa.array([b"\xff", None, b""]),
+        "until": pa.array([253_402_300_800, 0, None], pa.timestamp("s")),
+    }
+    publish(["two dogs run", "a girl reads", "a cat sleeps"])
+    command = ("search", str(tmp_path / "root"), "a girl reads", "two dogs run", "-k", "3")
+    lines = [
+        json.loads(line, parse_constant=pytest.fail) for line in manta(*command, "--json").out.splitlines()
+    ]
+    assert [line["number"] for line in lines] == [1, 1, 1, 2, 2, 2], "of the query"
+    names = ("kept.number", "ratio", "raw", "until")
+    assert {line["id"]: tuple(line[name] for name in names) for line in lines} == {
+        "row-0": (7, None, "/w==", "10000-01-01T00:00:00"),
+        "row-1": (8, None, None, "1970-01-01T00:00:00"),
+        "row-2": (9, 0.5, "", None),
+    }
+    assert manta(*command).out.count("10000-01-01T00:00:00") == 2
+
+
 def test_an_error_is_one_line_whatever_it_quotes(tmp_path: Path, manta: Manta):
     ended = manta(
         "nightly",

@@ -51,13 +51,13 @@ class UMAP:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, encoder: Path, child: LocalWorkers) -> str:
-    """The root of a release with a column of languages and one of lengths, some rows of which died."""
+    """The root of a release with columns of languages, lengths and times, some rows of which died."""
     folder = tmp_path_factory.mktemp("page")
     (folder / "corpus").mkdir()
     ids = [*(f"row-{number}" for number in range(300)), SCRIPT_ID]
     overrides = (
         f"corpus.uri={folder}/corpus",
-        "corpus.keep=[lang, length]",
+        "corpus.keep=[lang, length, until]",
         f"encoder.path={encoder}",
         "index.kind=SQ8",
         "whiten.mode=off",
@@ -71,6 +71,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, encoder: Path, child: LocalWo
                 "text": TEXTS[-rows:],
                 "lang": [("en", "de", None)[number % 3] for number in range(rows)],
                 "length": [len(text) for text in TEXTS[-rows:]],
+                "until": pa.array(rows * [253_402_300_800_000], pa.timestamp("ms")),
             }
         )
         pq.write_table(table, folder / "corpus" / "a.parquet")
@@ -155,6 +156,7 @@ def test_the_map_shows_every_live_row_of_a_small_release(client: Client, release
     assert sorted(labels) == ["de", "en", "none"]
     assert [page.count(f'class="point g{number}"') for number in range(3)] == [67, 67, 66]
     assert client.get("/map?colour=length")[1].count('<span class="swatch') == 6
+    assert "</span>10000-01-01T00:00:00" in client.get("/map?colour=until")[1], "a time that Python has not"
 
 
 @pytest.fixture

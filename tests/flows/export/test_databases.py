@@ -319,6 +319,17 @@ def test_postgresql_stores_texts_with_nul(postgres: str, capsys: pytest.CaptureF
     assert capsys.readouterr().err.count("with_nul: PostgreSQL cannot store NUL") == 1
 
 
+def test_a_time_that_postgresql_is_not_given_is_an_error_of_the_data(postgres: str):
+    rows = table_of(["a"], until=pa.array([253_402_300_800], pa.timestamp("s")))  # the year 10000
+    with contextlib.closing(TARGETS["pgvector"](postgres, "far")) as target:
+        target.create(rows.schema, beginning(rows))
+        with (
+            pytest.raises(DataError, match="far: expected values that PostgreSQL can store"),
+            target.explained(),
+        ):
+            target.upsert(rows)
+
+
 def test_a_killed_replacement_leaves_no_rows_in_lancedb(lancedb: Database, root: Path, monkeypatch):
     with contextlib.closing(lancedb.open("replaced")) as target:
         run_export(root, 1, target)
