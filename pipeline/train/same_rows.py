@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from statistics import fmean
 
 import torch
@@ -32,9 +33,9 @@ def measure_same_rows(training: Training, batches: Sequence[Batch]) -> dict[str,
     the seed, so that two calls differ by the weights only; torch's generators are restored afterwards.
 
     Returns:
-        "rows", their number; "loss", unless it depends on earlier steps; "uniformity". If the objective has
-        positive pairs also "retrieval" (percentage of rows whose nearest second view in the batch is their
-        own), "alignment", "positive_cosine" and "negative_cosine".
+        "rows", their number; "loss", unless it depends on earlier steps; "uniformity", unless no batch has
+        vectors. If the objective has positive pairs also "retrieval" (percentage of rows whose nearest second
+        view in the batch is their own), "alignment", "positive_cosine" and "negative_cosine".
     """
     generators = RandomGenerators(training.objective)
     random_state = generators.state()
@@ -45,8 +46,11 @@ def measure_same_rows(training: Training, batches: Sequence[Batch]) -> dict[str,
     finally:
         generators.restore(random_state)
     rows = sum(len(batch) for batch in batches) * world_size()
-    means = {name: fmean(batch_metrics[name] for batch_metrics in metrics) for name in metrics[0]}
-    return {"rows": rows, **means}
+    # In multi-task training, batches of different sources may have different metrics.
+    values: dict[str, list[float]] = {}
+    for name, value in chain.from_iterable(batch_metrics.items() for batch_metrics in metrics):
+        values.setdefault(name, []).append(value)
+    return {"rows": rows, **{name: fmean(of_batches) for name, of_batches in values.items()}}
 
 
 def _measure(training: Training, batch: Batch) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Trainings of one rank, in this process: the saved encoder, resuming, scores on dev, and invalid numbers."""
 
 import shutil
+from collections import Counter
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tests.flows.train.training import (
     rank_of,
     train,
     train_on_two_ranks,
+    write_sentences,
     write_sts,
 )
 from tests.train.topics import write_nli
@@ -145,6 +147,27 @@ def test_without_dev_start_and_end_are_measured_on_the_same_rows(tmp_path: Path,
     report = Path(rank.run.report).read_text()
     assert "Means over the same 48 rows before the first step and after the last" in report
     assert "the training had not seen them" in report
+
+
+def test_batches_without_vectors_are_left_out_of_the_metrics_of_the_same_rows(tmp_path: Path, encoder: Path):
+    """Masked words have a loss and no vectors, so the uniformity is that of the other task's batches."""
+    file = write_sentences(tmp_path / "sentences.parquet")
+    rank = rank_of(
+        tmp_path,
+        encoder,
+        f"train.data=[{{uri: {file}, name: pairs}}, {{uri: {file}, name: words}}]",
+        "train.objective=[{name: simcse, source: pairs}, {name: masked_lm, source: words}]",
+        "train.max_steps=4",
+    )
+    train(rank)
+    batches = list(islice(rank.plan.order.batches(4), 4))
+    assert Counter(batch.source for batch in batches) == {"pairs": 2, "words": 2}
+    rows = [batch.table["text"].to_pylist() for batch in batches if batch.source == "pairs"]
+    saved = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings(), "cpu")
+    metrics = rank.run.result().metrics
+    expected = np.mean([uniformity(saved.encode(texts)) for texts in rows])
+    assert metrics["end_uniformity"] == pytest.approx(expected, abs=1e-4)
+    assert metrics["same_rows"] == 32
 
 
 def test_a_resumed_training_has_the_metrics_of_the_same_rows(tmp_path: Path, encoder: Path):
