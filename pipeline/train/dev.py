@@ -89,7 +89,7 @@ class DevSet:
         Raises:
             ConfigError: no file is set, or a role is unknown.
             DataError: the file is missing or not Parquet, a column is missing or of another type, a label is
-                unknown, or there are fewer than two different scores.
+                unknown, or there are fewer than two different scores or texts.
         """
         if settings.uri is None:
             raise ConfigError("train.dev.uri", "a file to measure on", "none", "set train.dev.uri")
@@ -99,6 +99,8 @@ class DevSet:
         source = TaskSettings(kind="sts", uri=settings.uri, columns=settings.columns, options=any_score)
         task = StsTask.of(source, *store_of(settings.uri), EvaluateSettings())
         pairs = task.pairs()
+        if len({*pairs.left, *pairs.right}) < 2:
+            raise DataError(task.file.where, "at least two different texts", "one", "use other pairs")
         return cls(task.file.where, tuple(pairs.left), tuple(pairs.right), pairs.gold)
 
     @classmethod

@@ -8,13 +8,14 @@ import pyarrow as pa
 import torch
 
 from pipeline.config import validated
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.sts import correlation
+from pipeline.log import counted
 from pipeline.objectives import OBJECTIVES, Batch, Column, Objective, TrainedModel
 from pipeline.settings.training import TEXTS, PairSettings, TrainSettings, Values
 from pipeline.settings.watching import DevSettings, Measure, TestSetSettings
-from pipeline.stats.classes import accuracy, f1, matthews
-from pipeline.stats.correlation import pearson, spearman
+from pipeline.stats.classes import POSITIVE, accuracy, f1, matthews
+from pipeline.stats.correlation import is_constant, pearson, spearman
 from pipeline.text.rows.training_rows import open_training_rows
 from pipeline.train.dev import DevMetrics, check_finite, encode_on_all_ranks, evaluating
 
@@ -58,8 +59,8 @@ class PredictedRows:
 
         Raises:
             ConfigError: F1 of more than two classes on dev, or an unknown role.
-            DataError: the file is missing or not Parquet, a column is missing or of another type, or a label
-                or score is invalid.
+            DataError: the file is missing or not Parquet, a column is missing or of another type, a label or
+                score is invalid, or with these labels or scores a metric is the same for all predictions.
         """
         term = settings.objective[0]
         values = settings.data[0].values if settings.data else Values()
@@ -80,10 +81,13 @@ class PredictedRows:
         columns: dict[str, Column] = {
             role: table[role].to_pylist() if role in TEXTS else table[role].to_numpy() for role in roles
         }
+        target = next(role for role in roles if role not in TEXTS)
+        measure = settings.dev.measure if file is settings.dev else None
+        _check_gold(rows.name, np.asarray(columns[target]), target, measure, values)
         return cls(
             rows.name,
             columns,
-            target=next(role for role in roles if role not in TEXTS),
+            target=target,
             measure=settings.dev.measure,
             measures=tuple(each for each in objective.predicts if each != "f1" or has_two_labels),
         )
@@ -122,3 +126,30 @@ class PredictedRows:
             device = next(objective.parameters()).device
             predicted = objective.predict(torch.from_numpy(vectors).to(device)).cpu().numpy()
         return {measure: 100 * _METRICS[measure](predicted, self.gold) for measure in self.measures}
+
+
+def _check_gold(where: str, gold: np.ndarray, target: str, measure: Measure | None, values: Values) -> None:
+    """Raise DataError if no prediction can change a metric.
+
+    Args:
+        where: path or URI of the file.
+        gold: (n,) classes or scores.
+        target: role of these, label or score.
+        measure: metric that chooses the weights; None if the file chooses none.
+        values: names of the labels.
+    """
+    if target == "score" and is_constant(gold):
+        raise DataError(
+            where,
+            "at least two different scores",
+            f"{counted(len(gold), 'row')}, all with the same score",
+            "use other rows; no correlation is defined for these",
+        )
+    if measure == "matthews" and is_constant(gold):
+        expected = "rows of at least two labels, because Matthews' correlation is 0 with one"
+    elif measure == "f1" and POSITIVE not in gold:
+        expected = f"rows with the label {values.labels[POSITIVE]}, without which F1 is 0"
+    else:
+        return
+    found = ", ".join(values.labels[label] for label in np.unique(gold))
+    raise DataError(where, expected, found, "use other rows, or set train.dev.measure to accuracy")

@@ -4,14 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from pipeline.config import load_settings
-from pipeline.errors import ConfigError
-from pipeline.flows.train.plan import open_test
+from pipeline.errors import ConfigError, DataError
+from pipeline.flows.train.plan import open_dev, open_test
 from pipeline.flows.train.train import open_training
 from pipeline.settings import Job
 from pipeline.train.metrics import read_metrics
@@ -111,6 +112,34 @@ def test_the_test_file_defines_the_training(tmp_path: Path, start: Path):
     assert "test" not in plain.definition["train"]
     assert len({plain.name, tested.name}) == 2
     assert seeded.name == plain.name
+
+
+@pytest.mark.parametrize(
+    ("config", "measure", "label", "message"),
+    [
+        (SCORES, "spearman", 1, "two different scores, found 1 row, all with the same"),
+        (PAIRS, "matthews", 1, r"two labels, .*, found b; .*accuracy"),
+        (PAIRS, "f1", 0, r"rows with the label b, .*, found a; .*accuracy"),
+    ],
+)
+def test_a_dev_file_on_which_all_predictions_have_one_score_is_refused(
+    tmp_path: Path, config: Path, measure: str, label: int, message: str
+):
+    rows = pq.read_table(write_rows(tmp_path / "all.parquet"))
+    one = rows.filter(pc.equal(rows["label"], label)).slice(0, 1)
+    pq.write_table(one, tmp_path / "one.parquet")
+    overrides = (f"train.dev={{uri: {tmp_path / 'one.parquet'}, measure: {measure}}}",)
+    if config == PAIRS:
+        overrides = (*overrides, "train.data.values.labels=[a, b]")
+    with pytest.raises(DataError, match=message):
+        open_dev(load_settings(Job, config, overrides).train)
+
+
+def test_a_test_file_without_different_scores_is_refused(tmp_path: Path):
+    pq.write_table(pq.read_table(write_rows(tmp_path / "all.parquet")).slice(0, 1), tmp_path / "one.parquet")
+    job = load_settings(Job, SCORES, (f"train.test.uri={tmp_path / 'one.parquet'}",))
+    with pytest.raises(DataError, match=r"one.parquet: expected at least two different scores"):
+        open_test(job.train)
 
 
 @pytest.mark.slow
