@@ -1,15 +1,18 @@
 """Contrastive tension (Carlsson et al. 2021): two encoders learn whether they read the same text."""
 
 import copy
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, cast
 
 import torch
-from pydantic import Field
+from pydantic import Field, JsonValue
 from torch import Tensor, nn
 
+from pipeline.errors import ConfigError
 from pipeline.losses import contrastive_tension
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, TrainedModel, View
+
+_NEGATIVES = 7  # for each positive, as published
 
 
 @OBJECTIVES.register("contrastive_tension")
@@ -39,7 +42,7 @@ class ContrastiveTension(Objective):
         self,
         encoder: nn.Module,
         *,
-        negatives: Annotated[int, Field(ge=1)] = 7,
+        negatives: Annotated[int, Field(ge=1)] = _NEGATIVES,
         reduction: Literal["mean", "sum"] = "mean",
         inference: Literal["first", "second", "best"] = "second",
     ) -> None:
@@ -47,6 +50,17 @@ class ContrastiveTension(Objective):
         self.twin = copy.deepcopy(self.encoder)
         self.negatives, self.reduction, self.inference = negatives, reduction, inference
         self.register_buffer("chosen", torch.zeros((), dtype=torch.int64))
+
+    @classmethod
+    def check_batch(cls, options: Mapping[str, JsonValue], rows: int, *, all_ranks: bool) -> None:
+        negatives = int(cast(int, options.get("negatives", _NEGATIVES)))
+        if rows - -(-rows // (1 + negatives)) < 2:  # a ring of one row pairs it with itself
+            raise ConfigError(
+                "negatives of contrastive_tension",
+                "at least two negatives in a batch, since the text of each is another one's",
+                f"{negatives} for each positive, in batches of {rows} rows",
+                "raise negatives, or the batch size",
+            )
 
     def views(self, batch: Batch) -> Sequence[View]:
         tokens = batch.tokens("text")

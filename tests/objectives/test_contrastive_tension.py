@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.errors import ConfigError
 from pipeline.objectives.contrastive_tension import ContrastiveTension
 from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, batch_of, descend, texts
@@ -27,6 +28,17 @@ def test_a_positive_precedes_its_negatives_and_each_row_is_a_partner_once(negati
     partners = ContrastiveTension(Tiny(), negatives=negatives).partners(rows).numpy()
     assert np.array_equal(np.flatnonzero(partners == np.arange(rows)), np.arange(0, rows, 1 + negatives))
     assert sorted(partners) == list(range(rows))
+
+
+@pytest.mark.parametrize(("negatives", "rows"), [(1, 3), (1, 4), (2, 3), (2, 4), (7, 2), (7, 3), (7, 9)])
+def test_a_batch_without_a_pair_of_different_rows_is_refused(negatives: int, rows: int):
+    partners = ContrastiveTension(Tiny(), negatives=negatives).partners(rows).numpy()
+    options = {"negatives": negatives}
+    if (partners == np.arange(rows)).all():
+        with pytest.raises(ConfigError, match=f"two negatives in a batch.*found {negatives} .* {rows} rows"):
+            ContrastiveTension.check_batch(options, rows, all_ranks=True)
+    else:
+        ContrastiveTension.check_batch(options, rows, all_ranks=True)
 
 
 def test_pairs_of_texts_known_to_be_equal_are_positives():
