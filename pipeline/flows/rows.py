@@ -204,8 +204,13 @@ class LiveRows:
             yield table if live.all() else table.filter(pa.array(live))
 
     def open(self, placed: PlacedUnit) -> pq.ParquetFile:
-        """Open the unit's file after checking it."""
-        return check_space(pq.ParquetFile(placed.unit.file.open(self.store)), placed.unit.path, self.space_id)
+        """Open the unit's file after checking it. Raises DataError if it is missing or damaged."""
+        try:
+            stream = placed.unit.file.open(self.store)
+        except FileNotFoundError:
+            where, remedy = self.store.uri_of(placed.unit.path), "restore the unit, or roll back"
+            raise DataError(where, "a unit of vectors", "no such file", remedy) from None
+        return check_space(pq.ParquetFile(stream), placed.unit.path, self.space_id)
 
 
 def is_live(placed: PlacedUnit, dead: DeadRows) -> np.ndarray:

@@ -58,6 +58,21 @@ def test_the_nights_have_every_kind_of_change(released):
     assert all(third[name]["vector"] != fourth[name]["vector"] for name in third.keys() & fourth.keys())
 
 
+def test_a_missing_unit_is_named_and_nothing_becomes_visible(
+    root, tmp_path, manta: Callable[..., CommandResult]
+):
+    shutil.copytree(root, tmp_path / "root")
+    unit = open_store(tmp_path / "root").uri_of(Releases(open_store(root)).get(LAST).units[-1].path)
+    Path(unit).unlink()
+    command = ("export", str(tmp_path / "root"), "parquet", str(tmp_path / "out"))
+    ended = manta(*command)
+    assert ended.code == 3
+    assert f"error: {unit}: expected a unit of vectors, found no such file; restore the unit" in ended.err
+    assert not list(tmp_path.glob("out/**/manifest.json"))
+    shutil.copy(unit.replace(str(tmp_path / "root"), str(root)), unit)
+    assert manta(*command).code == 0, "the export continues"
+
+
 @pytest.mark.hypothesis
 @given(WALKS)
 def test_after_any_sequence_of_releases_and_kills_the_target_equals_the_release(root, released, walk):
