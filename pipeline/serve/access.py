@@ -3,6 +3,7 @@
 import base64
 import binascii
 import hmac
+import json
 import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
@@ -24,7 +25,7 @@ _OTHER_HOST = (
     b'{"error":"BadHost","message":"without a token, this service answers only as localhost, or under the '
     b'name or address that it listens on"}'
 )
-_TOO_LARGE = b'{"error":"TooLarge","message":"the body is too large: send fewer queries at a time"}'
+_TOO_LARGE = "the body is too large: send fewer queries at a time"
 
 
 class TokenCheck:
@@ -89,7 +90,7 @@ class BodyLimit:
         """Answer one request."""
         declared = dict(scope.get("headers", ())).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._limit:
-            await _refuse(send, 413, _TOO_LARGE)
+            await _refuse(send, 413, json.dumps({"error": "TooLarge", "message": _TOO_LARGE}).encode())
             return
         size = 0
 
@@ -98,7 +99,7 @@ class BodyLimit:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._limit:  # a body without a declared length
-                raise HTTPException(413, "the body is too large")
+                raise HTTPException(413, _TOO_LARGE)
             return message
 
         await self._app(scope, receive_limited, send)

@@ -1,8 +1,12 @@
 """Responses to failed requests: 400 to 499 for faults of a request, 500 and above for the service's."""
 
+from http import HTTPStatus
+from typing import Any
+
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from pipeline.errors import ConfigError, PipelineError, QueryError, SpaceMismatch
 from pipeline.log import say
@@ -11,12 +15,16 @@ from pipeline.serve.batches import ClientGone
 CLIENT_GONE = 499
 """status of requests whose client has gone, as nginx counts them"""
 
+_MAX_SHOWN = 80  # characters of a header
+
 
 def add_problems(app: FastAPI) -> None:
     """Let an application explain errors as `Problem`."""
     app.exception_handler(PipelineError)(_explain)
     app.exception_handler(RequestValidationError)(_explain_invalid)
     app.exception_handler(ClientGone)(_count_gone)
+    app.exception_handler(HTTPException)(_explain_refusal)
+    app.exception_handler(Exception)(_explain_defect)
 
 
 def status_of(error: PipelineError) -> int:
@@ -38,14 +46,36 @@ async def _explain(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(body, status, {"Retry-After": "1"} if status == 503 else None)
 
 
-async def _explain_invalid(_: Request, error: Exception) -> JSONResponse:
+async def _explain_invalid(request: Request, error: Exception) -> JSONResponse:
     """Say which fields are invalid. Their values are left out, since they may be large, or NaN."""
     assert isinstance(error, RequestValidationError)
-    places = (
-        f"{'.'.join(map(str, each['loc']))}: {each['msg'].removeprefix('Value error, ')}"
-        for each in error.errors()
-    )
-    return JSONResponse({"error": "InvalidRequest", "message": "; ".join(places)}, 422)
+    message = "; ".join(map(_sentence, error.errors()))
+    found = request.headers.get("content-type", "none")
+    if request.method == "POST" and "json" not in found:  # the body was not parsed
+        message = f"header Content-Type: expected application/json, found {found[:_MAX_SHOWN]}; set it"
+    return JSONResponse({"error": "InvalidRequest", "message": message}, 422)
+
+
+def _sentence(fault: dict[str, Any]) -> str:
+    """Return the place of a fault, and its reason: the parser's, if the body is not JSON."""
+    reason = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "json_invalid":
+        reason = f"{reason}: {fault['ctx']['error']}"
+    return f"{'.'.join(map(str, fault['loc']))}: {reason}"
+
+
+async def _explain_refusal(_: Request, error: Exception) -> JSONResponse:
+    """Name an unknown path, another method, or a body that is too large."""
+    assert isinstance(error, HTTPException)
+    phrase = HTTPStatus(error.status_code).phrase.replace(" ", "")
+    name = "TooLarge" if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else phrase
+    return JSONResponse({"error": name, "message": error.detail}, error.status_code, error.headers)
+
+
+async def _explain_defect(_: Request, error: Exception) -> JSONResponse:
+    """Say that the service has a defect. The server prints the traceback on standard error."""
+    message = f"{type(error).__name__}, a defect of the program: the service printed more about it"
+    return JSONResponse({"error": "Defect", "message": message}, 500)
 
 
 async def _count_gone(_: Request, error: Exception) -> Response:

@@ -4,6 +4,8 @@ import base64
 import json
 import socket
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.index.search import open_release
-from pipeline.serve.messages import SearchRequest
+from pipeline.serve.messages import MAX_BODY_BYTES, SearchRequest
 from pipeline.serve.service import ServiceOptions
 from pipeline.store.base import Store
 from pipeline.store.release import Releases
@@ -247,6 +249,29 @@ def test_every_path_but_the_health_check_needs_the_token(publish: Publisher, sto
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(client: Client):
     assert client.get("/search", **{"Content-Length": str(33 << 20)})[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status", "words"),
+    [
+        ("/search", b'{"queries": ["a"],}', {}, 422, "body.18: JSON decode error: trailing comma at line 1"),
+        ("/search", b'{"queries": ["\\ud800"]}', {}, 422, "unexpected end of hex escape"),
+        ("/search", b"{}", {"Content-Type": "text/plain"}, 422, "Type: expected application/json"),
+        ("/search", iter([b" " * (MAX_BODY_BYTES + 1)]), {}, 413, "the body is too large: send fewer"),
+        ("/nothing", b"{}", {}, 404, "Not Found"),
+        ("/release", b"{}", {}, 405, "Method Not Allowed"),
+    ],
+    ids=("comma", "surrogate", "type", "chunked", "path", "method"),
+)  # fmt: skip
+def test_every_refusal_has_the_form_of_a_problem(client: Client, path, body, headers, status, words):
+    headers = {"Content-Type": "application/json"} | headers
+    request = urllib.request.Request(client.url + path, body, headers, method="POST")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=60)
+    assert refused.value.code == status
+    problem = json.load(refused.value)
+    assert problem.keys() == {"error", "message"}
+    assert words in problem["message"]
 
 
 def test_a_client_that_gives_up_is_counted_apart_from_failures(client: Client):
