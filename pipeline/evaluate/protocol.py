@@ -82,6 +82,11 @@ class TransferProtocol:
         """Splits whose rows are read; without a test part, cross-validation uses the training part."""
         return self.splits if TEST in self.splits or CROSS_VALIDATION in self.splits else (TRAIN,)
 
+    @property
+    def chooses_on_dev(self) -> bool:
+        """True if the strength of the penalty is chosen on dev; without a test part, it is not."""
+        return DEV in self.splits and TEST in self.splits
+
     def run(self, solver: Solver, x: np.ndarray, y: np.ndarray, split: np.ndarray) -> TransferOutcome:
         """Train and test on vectors x (n, d), classes y (n,) and the split of each row (n,)."""
         if TEST not in self.splits:
@@ -89,7 +94,7 @@ class TransferProtocol:
         parts = {name: np.flatnonzero(split == name) for name in (TRAIN, DEV, TEST)}
         model, chosen = (
             self._fit_by_dev(solver, x, y, parts)
-            if DEV in self.splits
+            if self.chooses_on_dev
             else self._fit_by_folds(solver, x[parts[TRAIN]], y[parts[TRAIN]])
         )
         return TransferOutcome(
@@ -109,25 +114,53 @@ class TransferProtocol:
         seed from 0 on, and the strength of the penalty is chosen on dev, or by folds of the drawn rows.
         Without a test part the first outer fold is tested, and the others are the training part.
         """
-        if TEST in self.splits:
-            parts = {name: np.flatnonzero(rows.split == name) for name in (TRAIN, DEV, TEST)}
-        else:
-            train, test = stratified(rows.y, self.folds, self.seed)[0]
-            parts = {TRAIN: train, DEV: np.zeros(0, np.int64), TEST: test}
+        parts = self._curve_parts(rows.y, rows.split)
         accuracies: dict[int, list[float]] = {}
         for seed in range(seeds):
-            shuffled, count = np.random.default_rng((self.seed, seed)).permutation(parts[TRAIN]), first
+            shuffled, count = self._shuffled(parts[TRAIN], seed), first
             while count < len(shuffled):
                 train_rows = shuffled[:count]
                 model, _ = (
                     self._fit_by_dev(solver, rows.x, rows.y, parts | {TRAIN: train_rows})
-                    if DEV in self.splits
+                    if self.chooses_on_dev
                     else self._fit_by_folds(solver, rows.x[train_rows], rows.y[train_rows])
                 )
                 is_right = model.predict(rows.x[parts[TEST]])[0, 0] == rows.y[parts[TEST]]
                 accuracies.setdefault(count, []).append(100 * float(is_right.mean()))
                 count *= 2
         return accuracies
+
+    def check_curve(self, y: np.ndarray, split: np.ndarray, first: int, seeds: int, where: str) -> None:
+        """Check that the first texts of a learning curve are enough to train on, for every seed.
+
+        Raises:
+            DataError: they have a single class, or too few texts of two classes for the folds.
+        """
+        train = self._curve_parts(y, split)[TRAIN]
+        least = (1, 1) if self.chooses_on_dev else (self.folds, 2)  # of the two largest classes
+        for seed in range(seeds if first < len(train) else 0):
+            counts = np.bincount(y[self._shuffled(train, seed)[:first]], minlength=2)
+            largest, second = np.sort(counts)[:-3:-1]
+            if largest < least[0] or second < least[1]:
+                raise DataError(
+                    where,
+                    f"{counted(least[0], 'text')} of one class and {least[1]} of another, or more, among the "
+                    "first training texts of the learning curve",
+                    f"{largest} and {second} among {counted(first, 'text')}",
+                    "raise the option curve_first"
+                    + ("" if self.chooses_on_dev else ", or lower evaluate.folds"),
+                )
+
+    def _curve_parts(self, y: np.ndarray, split: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the rows of train, dev and test; without a test part, test is the first outer fold."""
+        if TEST in self.splits:
+            return {name: np.flatnonzero(split == name) for name in (TRAIN, DEV, TEST)}
+        train, test = stratified(y, self.folds, self.seed)[0]
+        return {TRAIN: train, DEV: np.zeros(0, np.int64), TEST: test}
+
+    def _shuffled(self, rows: np.ndarray, seed: int) -> np.ndarray:
+        """Return the rows in the order in which a seed draws them."""
+        return np.random.default_rng((self.seed, seed)).permutation(rows)
 
     def _cross_validate(self, solver: Solver, x: np.ndarray, y: np.ndarray) -> TransferOutcome:
         """Test every outer fold with a classifier of the other folds, by nested cross-validation.
@@ -220,7 +253,7 @@ def check_classes(
             )
         if name in (TEST, DEV):
             continue
-        least = 1 if DEV in protocol.splits else MIN_TEXTS_PER_CLASS
+        least = 1 if protocol.chooses_on_dev else MIN_TEXTS_PER_CLASS
         small = {label: int(count) for label, count in zip(labels, counts, strict=True) if count < least}
         if small:
             raise DataError(
@@ -231,7 +264,7 @@ def check_classes(
             )
         # A training part of the outer folds is divided into as many folds again.
         largest_in_part = counts.max() * (protocol.folds - 1) // protocol.folds
-        if DEV not in protocol.splits and largest_in_part < protocol.folds:
+        if not protocol.chooses_on_dev and largest_in_part < protocol.folds:
             raise DataError(
                 where,
                 f"a class with more than {protocol.folds} texts",

@@ -103,6 +103,8 @@ class TransferTask(EvaluationTask):
         y = np.array([classes[values[code]] for code in codes[is_used]], np.int64)
         used_rows = rows.take(is_used)
         check_classes(y, split[is_used], protocol, labels, self.file.where)
+        options = self.options
+        protocol.check_curve(y, split[is_used], options.curve_first, options.curve_seeds, self.file.where)
         roles = ("text",) if rows.has("text") else ("sentence1", "sentence2")
         texts = [used_rows.texts(role) for role in roles]
         return LabelledTexts(

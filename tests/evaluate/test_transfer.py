@@ -131,6 +131,38 @@ def test_a_learning_curve_without_a_test_part_and_of_too_few_texts_warns(tmp_pat
     assert "has at most 1,000 training texts" in few.warnings[0]
 
 
+def test_without_a_test_part_the_learning_curve_is_that_of_the_training_rows(tmp_path: Path):
+    split = np.resize(["train", "train", "dev"], 240)
+    y = np.random.default_rng(0).integers(0, 2, 240)  # at random, so that the penalty changes the accuracy
+    file, vectors, _, _ = classified(tmp_path, split=split, label=y)
+    rows = np.flatnonzero(split == "train")
+    alone = save(tmp_path / "alone.parquet", {"text": [f"t{row}" for row in rows], "label": y[rows]})
+    options = {"curve_seeds": 2, "curve_first": 50}
+    found, expected = (
+        task_of("transfer", each, QUICK, options=options).score(vectors).facts["learning_curve"]
+        for each in (file, alone)
+    )
+    assert set(found) == {"50", "100"}
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("folds", "split", "first", "message"),
+    [
+        (10, "cv", 9, "10 texts of one class and 2 of another, .* among 9 texts; .* or lower evaluate.folds"),
+        (3, "dev", 1, "1 text of one class and 1 of another, .*, found 1 and 0 among 1 text; raise"),
+    ],
+)
+def test_a_learning_curve_of_too_few_texts_for_the_folds_is_refused(
+    tmp_path: Path, folds: int, split: str, first: int, message: str
+):
+    splits = ["cv"] if split == "cv" else ["train", "dev", "test"]
+    file, _, _, _ = classified(tmp_path, split=np.resize(splits, 240), label=np.arange(240) // 3 % 2)
+    settings, options = EvaluateSettings(folds=folds), {"curve_seeds": 1, "curve_first": first}
+    with pytest.raises(DataError, match=message):
+        task_of("transfer", file, settings, options=options)
+
+
 @pytest.mark.parametrize(
     ("name", "splits", "missing"),
     [
@@ -212,6 +244,10 @@ def test_labels_may_be_strings_and_missing_labels_are_ignored(tmp_path: Path):
         (
             {"label": [2] + [0, 1] * 119 + [0], "split": ["test"] + ["train"] * 120 + ["test"] * 119},
             "found 0 of 2",
+        ),
+        (
+            {"label": [2] + [0, 1] * 119 + [0], "split": ["train"] * 200 + ["dev"] * 40},
+            "at least 3 training texts of every class in the split train, found 1 of 2",
         ),
     ],
 )
