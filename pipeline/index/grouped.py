@@ -25,8 +25,10 @@ def search_grouped(
         rows: number of rows that `search` could find.
 
     Returns:
-        Scores and addresses (q, k), best first; NO_NEIGHBOUR where there are fewer parents.
+        Scores and addresses (q, n), n the smaller of k and `rows`, best first; NO_NEIGHBOUR where there are
+        fewer parents.
     """
+    k = min(k, rows)
     scores = np.full((len(vectors), k), -np.inf, dtype=np.float32)
     addresses = np.full((len(vectors), k), NO_NEIGHBOUR, dtype=np.int64)
     pending, wanted = np.arange(len(vectors)), k

@@ -106,11 +106,18 @@ class ReleaseFiles:
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Encode texts as queries, (n, d) float32, with the release's encoder, loaded at the first call."""
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise QueryError(
+                    "search: queries",
+                    "texts, or a NumPy array (q, d) of vectors",
+                    f"{type(text).__name__} in query {number}",
+                    "convert vectors with np.asarray, and leave out missing texts",
+                )
         cleaned = normalize(strings_of([replace_surrogates(text) for text in texts])).to_pylist()
         if not all(cleaned):
-            raise ConfigError(
-                "search: query", "some text", "an empty query", "check the variable that holds it"
-            )
+            found = "an empty query" if len(cleaned) == 1 else f"an empty text in query {cleaned.index('')}"
+            raise ConfigError("search: query", "some text", found, "check the variable that holds it")
         if self._encoder is None:
             self._encoder = load_query_encoder(self._options.store, self.manifest, self._options.device)
         return self._encoder.encode(cleaned, query=True)
@@ -175,19 +182,21 @@ class ReleaseFiles:
 
     def _valid_vectors(self, vectors: np.ndarray) -> np.ndarray:
         dim = self._parts.d
-        if vectors.ndim != 2 or vectors.shape[1] != dim:
+        if vectors.ndim != 2 or vectors.shape[1] != dim or vectors.dtype.kind not in "fiu":
             raise QueryError(
                 "search",
                 f"vectors of shape (q, {dim})",
-                f"{vectors.shape}",
+                f"{vectors.shape} of {vectors.dtype}",
                 "give raw vectors of the release's encoder, one row for each query",
             )
-        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-        if len(bad := np.flatnonzero(~(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)))):
+        with np.errstate(over="ignore"):
+            vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+            squares = np.einsum("qd,qd->q", vectors, vectors)  # faiss divides by their roots, in float32, too
+        if len(bad := np.flatnonzero(~np.isfinite(squares) | (squares == 0))):
             raise QueryError(
                 "search",
                 "finite vectors, none of them zero",
-                f"NaN, infinity or only zeros in query {bad[0]}",
+                f"a squared length of {squares[bad[0]]} in query {bad[0]}",
                 "encode the query again",
             )
         return vectors

@@ -153,11 +153,15 @@ class OpenRelease:
 
         Raises:
             ConfigError: the filter is invalid, or the release has no chunks to group.
-            QueryError: vectors have another dimension, NaN or infinity, or are zero.
+            QueryError: a query is neither a text nor a row of an array; vectors have another dimension, NaN
+                or infinity, or are zero.
             DataError: a file of the release is missing or damaged; MissingTexts for a corpus unit.
         """
-        if k < 1:
-            raise ConfigError("search: k", "at least 1", str(k), "ask for one answer or more")
+        if not isinstance(k, int | np.integer) or k < 1:
+            raise ConfigError(
+                "search: k", "a whole number, at least 1", repr(k), "ask for one answer or more"
+            )
+        k = int(k)  # faiss takes no integers of NumPy
         files = self._files
         if (where := options.get("where")) is not None:
             files.filters.select(where)  # before an encoder is loaded for the queries
@@ -170,7 +174,7 @@ class OpenRelease:
             )
         if isinstance(queries, np.ndarray):
             return files.search(queries, k, **options)
-        query_texts = [queries] if isinstance(queries, str) else queries
+        query_texts = [queries] if isinstance(queries, str) else list(queries)
         vectors = files.encode(query_texts)
         # Encoders of word vectors give zero for a text without a word of their vocabulary.
         if len(unknown := np.flatnonzero(~vectors.any(axis=1))):

@@ -134,6 +134,11 @@ def test_vectors_of_another_space_are_refused_naming_both_spaces(publish, store)
         np.ones(48, np.float32),
         np.full((1, 48), np.nan, np.float32),
         np.zeros((1, 48), np.float32),
+        np.full((1, 48), 1e30, np.float32),  # the squared length is infinite in float32
+        np.full((1, 48), 1e-30, np.float32),
+        np.ones((1, 48), np.complex64),
+        [[1.0] * 48],
+        ["two dogs run", None],
     ],
 )
 def test_unusable_vectors_are_refused(publish, store, queries):
@@ -142,10 +147,19 @@ def test_unusable_vectors_are_refused(publish, store, queries):
         open_release(store.uri).search(queries)
 
 
-def test_k_below_one_is_refused(publish, store):
+def test_k_is_a_whole_number_above_zero(publish, store):
     publish(CORPUS)
-    with pytest.raises(ConfigError, match="at least 1"):
-        open_release(store.uri).search("x", 0)
+    release = open_release(store.uri)
+    for k in (0, -1, 2.0, "3", np.int64(0)):
+        with pytest.raises(ConfigError, match="a whole number, at least 1, found"):
+            release.search("x", k)
+    assert release.search("x", np.int64(3)).equals(release.search("x", 3))
+
+
+def test_an_empty_text_is_named_by_its_number(publish, store):
+    publish(CORPUS)
+    with pytest.raises(ConfigError, match="found an empty text in query 1;"):
+        open_release(store.uri).search(["two dogs run", " ", ""])
 
 
 def test_a_root_without_releases_is_refused(store):

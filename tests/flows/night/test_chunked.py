@@ -163,7 +163,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory, encoder: Path, child: Loc
     return open_release(night.job.release.root)
 
 
-@pytest.mark.parametrize("k", [1, 5, 27, 40])
+@pytest.mark.parametrize("k", [1, 5, 27, 40, 10**13])
 def test_grouped_answers_are_the_best_chunks_of_the_nearest_documents(searched: OpenRelease, k: int):
     """The oracle groups the answers of a search for all chunks."""
     texts = SENTENCES[:10]
