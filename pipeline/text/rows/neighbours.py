@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import DataError
+from pipeline.log import say
 from pipeline.settings.training import OrderSettings
 from pipeline.text.corpus.sift import rechunk
 from pipeline.text.rows.batches import GlobalBatch
@@ -42,6 +43,11 @@ class NeighbourOrder:
                 f"the {settings.batch_rows:,} rows of a batch, each next to a sentence of its document",
                 f"{self._rows:,}",
                 "give more rows, make the batch smaller, or write the rows in the order of the documents",
+            )
+        if self._rows < len(training_rows):
+            say(
+                f"{training_rows.name}: {self._rows:,} of {len(training_rows):,} sentences are next to one "
+                "of their document; the others are left out"
             )
 
     @property

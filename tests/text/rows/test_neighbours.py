@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError
+from pipeline.log import listening
 from pipeline.settings.training import OrderSettings, PairSettings
 from pipeline.text.rows.batches import rank_rows
 from pipeline.text.rows.neighbours import NeighbourOrder
@@ -80,6 +81,17 @@ def test_documents_shorter_than_a_batch_share_one(tmp_path: Path):
     order = NeighbourOrder(documents(tmp_path, [3, 2, 1, 5]), OrderSettings(batch_rows=10))
     (batch,) = islice(rank_rows(order, 0), order.steps_per_epoch)
     assert batch.columns["document"] == [*3 * ["d0"], *2 * ["d1"], *5 * ["d3"]], "d2 has no neighbours"
+
+
+def test_sentences_without_a_neighbour_are_left_out_and_reported(tmp_path: Path):
+    with listening() as heard:
+        NeighbourOrder(documents(tmp_path, [3, 1, 2, 1]), OrderSettings(batch_rows=2))
+    assert [line.partition(": ")[2] for line in heard] == [
+        "5 of 7 sentences are next to one of their document; the others are left out"
+    ]
+    with listening() as heard:
+        NeighbourOrder(documents(tmp_path, [3, 2]), OrderSettings(batch_rows=2))
+    assert heard == []
 
 
 def test_gaps_in_positions_and_rows_without_a_document_end_a_run(tmp_path: Path):
