@@ -121,7 +121,7 @@ def _row_warnings(report: TrainingReport) -> Iterator[str]:
             f"another row of their batch{_REPEATS_CONSEQUENCE[report.settings.order.repeats]}"
         )
     if blank := counts.get("blank", 0):
-        yield f"{blank:,} texts were missing or blank, and were read as a blank."
+        yield f"{blank:,} texts were missing or blank, so that nothing tells them apart."
     if overflows := counts.get("overflows", 0):
         yield (
             f"Gradients overflowed {overflows:,} times; each time the loss scale was halved and the step "

@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError
 from pipeline.settings.training import TEXTS
 from pipeline.store.arrays import is_text
 from pipeline.text.rows.false_negatives import false_negatives, repeats_earlier_row, text_codes
-from pipeline.text.rows.roles import BLANK, COMPARED
+from pipeline.text.rows.roles import COMPARED
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RankRows:
     """Counts of the global batch.
 
     repeated: rows that share a text with an earlier row; exchanged: rows that changed places with a row of
-    another batch, to reduce the repeated ones; blank: texts that were missing or are a single blank.
+    another batch, to reduce the repeated ones; blank: texts that were missing or have white space only.
     """
     false_negatives: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Role (text, next, next3 or anchor) -> (n, m) bool: candidate j is a false negative of row i.
@@ -134,5 +134,10 @@ def _counts(batch: GlobalBatch) -> dict[str, int]:
     return {
         "repeated": int(repeats_earlier_row(text_codes(table, compared)).sum()) if compared else 0,
         "exchanged": batch.exchanged,
-        "blank": sum(pc.sum(pc.equal(table[role], BLANK)).as_py() for role in TEXTS if role in roles),
+        "blank": sum(_blank_texts(table[role]) for role in TEXTS if role in roles),
     }
+
+
+def _blank_texts(texts: pa.ChunkedArray) -> int:
+    """Count the texts without any character but white space."""
+    return int(pc.sum(pc.equal(pc.utf8_trim_whitespace(texts), "")).as_py())

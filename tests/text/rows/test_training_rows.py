@@ -117,6 +117,14 @@ def test_missing_text_becomes_one_blank_and_is_counted(tmp_path: Path):
     assert rows.counts == {"repeated": 1, "exchanged": 0, "blank": 2}  # two rows share the blank text
 
 
+@pytest.mark.parametrize(("text", "blank"), [("", 1), (" \t\u3000\n", 1), ("\u200b", 0), (" a", 0)])
+def test_texts_of_white_space_are_counted_as_blank(tmp_path: Path, text: str, blank: int):
+    rows = open_training_rows(
+        PairSettings(uri=write_parquet(tmp_path / "text.parquet", {"text": ["x", text]})), ["text"]
+    )
+    assert next(rank_rows(ShuffledOrder(rows, OrderSettings(batch_rows=2)), 0)).counts["blank"] == blank
+
+
 def texts_with_gaps(rows: int, proportion: float, rng: np.random.Generator) -> list[str | None]:
     return [
         None if is_missing else f"text {row}" for row, is_missing in enumerate(rng.random(rows) < proportion)
