@@ -36,6 +36,9 @@ _LABELLED = ("premise", "hypothesis", "label")
 _POSITIVE = 0.8
 _MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # of one forward pass, as in encoding; by type of device
 
+DIVERGED = "the weights have diverged; lower the learning rate, or use another precision"
+"""what to do if the values of a trained model are not finite"""
+
 
 class DevMetrics(NamedTuple):
     """Metrics of the trained model on a dev set.
@@ -220,7 +223,7 @@ def check_finite(where: str, vectors: np.ndarray, texts: Sequence[str]) -> None:
             "finite vectors",
             f"NaN or infinity in {np.count_nonzero(~finite):,} of {len(finite):,} vectors, "
             f"first for {texts[int(np.argmin(finite))][:80]!r}",
-            "the weights have diverged; lower the learning rate, or use another precision",
+            DIVERGED,
         )
 
 

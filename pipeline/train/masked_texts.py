@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 
 from pipeline.config import validated
-from pipeline.errors import DataError
+from pipeline.errors import DataError, ModelError
 from pipeline.objectives import OBJECTIVES, Objective, TrainedModel
 from pipeline.settings.training import PairSettings, TrainSettings
 from pipeline.text.rows.training_rows import open_training_rows
-from pipeline.train.dev import DevMetrics, buffers_of_rank, evaluating
+from pipeline.train.dev import DIVERGED, DevMetrics, buffers_of_rank, evaluating
 from pipeline.train.gather import world_size
 
 _SEED = 0  # of the masked words, which are the same in every measurement
@@ -55,8 +55,7 @@ class MaskedTexts:
             objective: objective that masks and predicts words.
 
         Raises:
-            DataError: no word of the texts is masked.
-            ModelError: the weights have diverged.
+            DataError: no word of the texts is masked, or the weights have diverged.
         """
         encoder = model.encoder
         device = next(encoder.parameters()).device
@@ -69,10 +68,14 @@ class MaskedTexts:
                 self.where, "texts with words to mask", f"{len(self.texts):,} without", "give longer texts"
             )
         total = torch.zeros((), dtype=torch.float64, device=device)
-        with evaluating(encoder, objective):
-            for rows, is_own in buffers_of_rank(masked, encoder.folder.max_length, device):
-                summed = objective.summed_log_likelihood(masked.of_rows(rows), tokens.of_rows(rows).ids)
-                total += is_own * summed.double()
+        try:
+            with evaluating(encoder, objective):
+                for rows, is_own in buffers_of_rank(masked, encoder.folder.max_length, device):
+                    summed = objective.summed_log_likelihood(masked.of_rows(rows), tokens.of_rows(rows).ids)
+                    total += is_own * summed.double()
+        except ModelError as error:  # an error of a step would name the rows of a batch
+            found = f"{error.found}, of {error.where}"
+            raise DataError(self.where, error.expected, found, DIVERGED) from None
         if world_size() > 1:
             dist.all_reduce(total)
         return float(total) / count
