@@ -39,8 +39,8 @@ _LAYER_METRICS = {
     ),
     "sentence_alignment": (
         "Pairs of the same meaning",
-        "Mean squared distance of pairs with human scores above 4. Good: low, provided that other sentences "
-        "are farther apart.",
+        "Mean squared distance of pairs with human scores above 4 of 5. Good: low, provided that other "
+        "sentences are farther apart.",
     ),
 }
 # Metrics of sentence vectors: label and good value.

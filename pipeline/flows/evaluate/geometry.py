@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.evaluate.sts import StsTask
+from pipeline.evaluate.sts import StsOptions, StsTask
 from pipeline.evaluate.tasks import task_of_file
 from pipeline.flows.corpus import corpus_of, open_releases
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
@@ -34,6 +34,7 @@ from pipeline.text.corpus.ingest import ingest
 from pipeline.text.corpus.tonights_files import ParentCorpus
 
 _PAIR_FILES = ("sts/STSB-dev.parquet", "sts/STSB-test.parquet")
+_MAXIMUM = 5.0  # of the human scores of STS-B
 _MIN_TEXTS = 10  # with fewer texts no metric is meaningful
 
 
@@ -86,7 +87,10 @@ def measure_geometry(run: Run, candidates: Sequence[ResolvedCandidate]) -> Geome
 
 
 def human_scored_pairs(job: Job) -> Sample:
-    """Load pairs with human scores: STS-B of evaluate.tasks, or the first STS task of evaluate.own."""
+    """Load pairs with human scores: STS-B of evaluate.tasks, or the first STS task of evaluate.own.
+
+    Scores are from 0 to 5, whatever the scale of the task.
+    """
     options = job.evaluate
     source = next((each for each in options.own if each.kind == "sts"), None)
     reason = "evaluate.tasks is not set: it names a folder with STS-B"
@@ -100,9 +104,16 @@ def human_scored_pairs(job: Job) -> Sample:
     assert isinstance(task, StsTask)
     pairs = task.pairs()
     left, right = (clean_sentences(side).to_pylist() for side in (pairs.left, pairs.right))
-    return Sample(
-        pairs=ScoredPairs.of(left, right, pairs.gold, options.geometry.edit_distance), source=task.name
-    )
+    gold = _from_0_to_5(pairs.gold, task.options)
+    return Sample(pairs=ScoredPairs.of(left, right, gold, options.geometry.edit_distance), source=task.name)
+
+
+def _from_0_to_5(gold: np.ndarray, options: StsOptions) -> np.ndarray:
+    """Map scores to the scale of STS-B; those of another scale by the lowest and the highest that occur."""
+    if options.low >= 0 and options.high == _MAXIMUM:  # of STS-B, and of SICK, which begins at 1
+        return gold
+    lowest = gold.min()
+    return np.asarray(_MAXIMUM * (gold - lowest) / (gold.max() - lowest))
 
 
 def _sample_corpus(job: Job, workers: Workers) -> Sample:
