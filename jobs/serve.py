@@ -21,6 +21,8 @@ from jobs.command import CommitsRoot, Root, Verbose, options_command, standalone
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from pipeline.errors import ConfigError
+
 TOKEN = "MANTA_SERVE_TOKEN"
 """environment variable with the token that requests must carry"""
 _SHUTDOWN_S = 5  # time for open requests to end after SIGTERM
@@ -42,7 +44,13 @@ class ServeOptions:
         int, typer.Option("--port", min=0, max=65_535, help="Port to listen on; 0 takes a free one.")
     ] = 8000
     poll_s: Annotated[
-        float, typer.Option("--poll-s", min=0.1, help="Seconds between checks for a new current release.")
+        float,
+        typer.Option(
+            "--poll-s",
+            min=0.1,
+            max=86_400,  # a thread cannot wait for any number of seconds
+            help="Seconds between checks for a new current release.",
+        ),
     ] = 30.0
     any_space: Annotated[
         bool,
@@ -111,7 +119,11 @@ def _run(app: "FastAPI", listener: socket.socket, when_it_listens: Callable[[], 
         """A server that says when it listens."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
+            try:
+                await super().startup(sockets)
+            except OSError as error:  # two services that start together both get the address
+                host, port = listener.getsockname()[:2]
+                raise _not_free(host, port, error) from None
             when_it_listens()
 
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S)
@@ -132,8 +144,6 @@ def _token() -> str:
 
 def _bound(options: ServeOptions) -> socket.socket:
     """Return a socket with the address of the options. It does not listen before the service is ready."""
-    from pipeline.errors import ConfigError
-
     try:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.socket(family)
@@ -141,12 +151,18 @@ def _bound(options: ServeOptions) -> socket.socket:
         bound.bind((options.host, options.port))
         return bound
     except (OSError, UnicodeError) as error:
-        raise ConfigError(
-            f"--host {options.host} --port {options.port}",
-            "an address of this machine that is free",
-            str(error),
-            "choose another, or end the program that uses it",
-        ) from None
+        raise _not_free(options.host, options.port, error) from None
+
+
+def _not_free(host: str, port: int, error: Exception) -> "ConfigError":
+    from pipeline.errors import ConfigError
+
+    return ConfigError(
+        f"--host {host} --port {port}",
+        "an address of this machine that is free",
+        str(error),
+        "choose another, or end the program that uses it",
+    )
 
 
 def _is_loopback(address: str) -> bool:

@@ -12,7 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 
+from jobs.serve import _run
+from pipeline.errors import ConfigError
 from pipeline.store.store import open_store
 from tests.conftest import ROOT, CommandResult
 from tests.index.published import Publisher, texts
@@ -48,6 +51,21 @@ def test_a_port_that_is_used_is_an_error(root: str, manta: Manta):
         ended = manta("serve", root, "--port", str(other.getsockname()[1]))
     assert ended.code == 2
     assert "an address of this machine that is free" in ended.err
+
+
+def test_of_two_services_that_start_together_one_is_told_that_the_port_is_used():
+    """Both may bind the port, as long as neither listens."""
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.bind(("127.0.0.1", one.getsockname()[1]))
+        other.listen()
+        with pytest.raises(ConfigError, match=f"--port {one.getsockname()[1]}: expected an address .* free"):
+            _run(FastAPI(), one, lambda: pytest.fail("it listens"))
+
+
+def test_a_pause_that_no_thread_can_wait_is_an_error(root: str, manta: Manta):
+    assert manta("serve", root, "--port", "0", "--poll-s", "inf").code == 2
 
 
 @pytest.mark.parametrize("token", [" ", "two words", "gehört"])
