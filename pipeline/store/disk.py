@@ -52,12 +52,7 @@ def translate_disk_errors(where: str) -> Iterator[None]:
                 where, "a writable folder", found, "check the path and its permissions"
             ) from error
         if number in _UNREACHABLE:
-            raise TransientError(
-                where,
-                "a disk that answers",
-                found,
-                "check the disk, or the server of the file system, and run again: finished work is kept",
-            ) from error
+            raise _unreachable(where, found) from error
         # Arrow and other libraries raise errors without a number for a full disk: only the message shows it.
         if number not in _DISK_FULL and os.strerror(errno.ENOSPC).lower() not in str(error).lower():
             raise
@@ -67,6 +62,35 @@ def translate_disk_errors(where: str) -> Iterator[None]:
             found,
             "free disk space (manta releases prune, or a larger disk) and run again: finished work is kept",
         ) from error
+
+
+@contextlib.contextmanager
+def translate_read_errors(where: str) -> Iterator[None]:
+    """Replace errors of reading below the path `where`, raised in the block, by errors that say what to do.
+
+    Raises:
+        TransientError: the disk does not answer.
+        ConfigError: this user may not read a file or a folder.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise ConfigError(
+            where, "files that this user may read", str(error), "check their permissions"
+        ) from error
+    except OSError as error:
+        if error.errno not in _UNREACHABLE:
+            raise
+        raise _unreachable(where, str(error)) from error
+
+
+def _unreachable(where: str, found: str) -> TransientError:
+    return TransientError(
+        where,
+        "a disk that answers",
+        found,
+        "check the disk, or the server of the file system, and run again: finished work is kept",
+    )
 
 
 def tree_bytes(path: Path) -> int:

@@ -20,7 +20,13 @@ from pipeline.store.base import (
     check_sha256,
     normal_path,
 )
-from pipeline.store.disk import remove, temporary_folder, translate_disk_errors, tree_bytes
+from pipeline.store.disk import (
+    remove,
+    temporary_folder,
+    translate_disk_errors,
+    translate_read_errors,
+    tree_bytes,
+)
 from pipeline.store.lease import is_running
 
 _PAGE = 1_000  # files that `pages` yields together
@@ -38,7 +44,8 @@ class LocalStore(Store):
     shared = False
 
     def read(self, path: str) -> bytes:
-        return self._absolute(path).read_bytes()
+        with translate_read_errors(self.uri):
+            return self._absolute(path).read_bytes()
 
     def write(self, path: str, data: bytes) -> None:
         with self._temporary(self._absolute(path), replace=True) as temporary:
@@ -59,18 +66,21 @@ class LocalStore(Store):
                 os.fsync(stream.fileno())
 
     def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
-        file = check_sha256(self._absolute(path), sha256, self.uri_of(path))
-        return pa.memory_map(str(file)) if file.stat().st_size else pa.OSFile(str(file))
+        with translate_read_errors(self.uri):
+            file = check_sha256(self._absolute(path), sha256, self.uri_of(path))
+            return pa.memory_map(str(file)) if file.stat().st_size else pa.OSFile(str(file))
 
     def local(self, path: str, sha256: str | None = None) -> Path:
         file = self._absolute(path)
-        if not file.is_file():
-            raise FileNotFoundError(str(file))
-        return check_sha256(file, sha256, str(file))
+        with translate_read_errors(self.uri):
+            if not file.is_file():
+                raise FileNotFoundError(str(file))
+            return check_sha256(file, sha256, str(file))
 
     def entry(self, path: str) -> Entry | None:
         file = self._absolute(path)
-        return self._entry(file) if file.is_file() else None
+        with translate_read_errors(self.uri):
+            return self._entry(file) if file.is_file() else None
 
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
         entries = (entry for page in self._pages(prefix, suffix) for entry in page)
@@ -80,13 +90,23 @@ class LocalStore(Store):
         return self._pages(prefix, "")
 
     def _pages(self, prefix: str, suffix: str) -> Iterator[Sequence[Entry]]:
-        """Yield the files of one folder at a time, at most _PAGE together."""
-        for directory, folders, names in os.walk(self._absolute(prefix) if prefix else self.uri):
+        """Yield the files of one folder at a time, at most _PAGE together.
+
+        Raises:
+            ConfigError, TransientError: a folder cannot be read, so it is unknown which files exist.
+        """
+        top = self._absolute(prefix) if prefix else Path(self.uri)
+        for directory, folders, names in os.walk(top, onerror=self._refuse_unreadable):
             folders[:] = [folder for folder in folders if not folder.startswith(PARTIAL)]
             files = [name for name in names if name.endswith(suffix) and not name.startswith(PARTIAL)]
             for start in range(0, len(files), _PAGE):
                 page = (self._entry(Path(directory, name)) for name in files[start : start + _PAGE])
                 yield [entry for entry in page if entry]
+
+    def _refuse_unreadable(self, error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):  # those hold no files
+            with translate_read_errors(self.uri):
+                raise error
 
     def delete(self, path: str) -> None:
         file = Path(self.uri, normal_path(path))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import DataError, TransientError
+from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.store.base import Store, normal_path
 from pipeline.store.local import LocalStore
 from pipeline.store.store import open_store
@@ -52,6 +52,46 @@ def test_pages_of_a_listing_have_every_file_once(store: Store, monkeypatch: pyte
     assert sorted(listed, key=lambda entry: entry.path) == store.list("a")
     assert len(listed) == 4
     assert [entry for page in store.pages("none") for entry in page] == []
+
+
+@contextlib.contextmanager
+def as_a_user_without(folder: Path) -> Iterator[None]:
+    """Deny this process everything in a folder while the block runs. As root, it runs as another user."""
+    user = os.geteuid()
+    folder.chmod(0)
+    if user == 0:
+        os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda store: store.list("commits"),
+        lambda store: list(store.pages("")),
+        lambda store: store.read("commits/1.json"),
+        lambda store: store.open("commits/1.json"),
+        lambda store: store.local("commits/1.json"),
+        lambda store: store.exists("commits/1.json"),
+    ],
+    ids=("list", "pages", "read", "open", "local", "exists"),
+)
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(use: Callable[[Store], object], tmp_path: Path):
+    """Without its commits, a root with releases would look like a new one."""
+    store = LocalStore(str(tmp_path / "root"))
+    store.write("commits/1.json", b"{}")
+    with (
+        as_a_user_without(tmp_path / "root" / "commits"),
+        pytest.raises(
+            ConfigError, match=r"expected files that this user may read, found .*Permission denied"
+        ),
+    ):
+        use(store)
+    assert use(store)
 
 
 def test_a_file_is_created_once(store: Store):
