@@ -84,12 +84,17 @@ class Checkpoints:
         """
         return self._local_copy_of_highest(lambda record: (record.step, record.name))
 
-    def best(self) -> Path | None:
+    def best(self, step: int | None = None) -> Path | None:
         """Return a local copy of the checkpoint with the best score on dev; None if none has a score.
 
         Of equal scores the earliest wins. Checkpoints that are missing or damaged are logged and skipped.
+
+        Args:
+            step: step of the checkpoint; None for that of any step.
         """
-        return self._local_copy_of_highest(_by_score)
+        return self._local_copy_of_highest(
+            lambda record: _by_score(record) if step in (None, record.step) else None
+        )
 
     def close(self) -> None:
         """Wait for the running write, and raise its error."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipeline.errors import DataError
 from pipeline.objectives import Batch
 from pipeline.train.checkpoint import Checkpoints, load_state
 from pipeline.train.dev import BestScore, DevFile, DevMetrics
@@ -77,9 +78,21 @@ class ResumableTraining:
         """Return the checkpoint file with the weights of the trained model: the best on dev, or the last.
 
         Every rank must call it, after the last `save`.
+
+        Raises:
+            DataError: the checkpoint of the best step is missing or damaged.
         """
-        best = self._checkpoints.best() if self._keeps_best else None
-        file = best or self._checkpoints.last()
+        if self._keeps_best:
+            file = self._checkpoints.best(self.best.step)
+            if file is None:
+                raise DataError(
+                    f"checkpoint of step {self.best.step:,}",
+                    "the weights with the best score on dev",
+                    "no such file, or a damaged one",
+                    "delete the folder checkpoints of the training, and run the command again",
+                )
+            return file
+        file = self._checkpoints.last()
         assert file is not None, "the last step is saved"
         return file
 

@@ -115,6 +115,19 @@ def test_a_training_without_improvement_ends_early_and_saves_the_initial_encoder
     assert_equal_weights(Path(rank.run.encoder), encoder)
 
 
+def test_other_weights_do_not_replace_the_best_ones_if_their_checkpoint_is_lost(
+    tmp_path: Path, encoder: Path
+):
+    rank = rank_of(tmp_path, encoder, *dev_of(tmp_path, "train.optimizer.learning_rate=1.0e-30"))
+    with pytest.raises(Stop):
+        train(rank, 11)
+    (best,) = (tmp_path / "trainings/run/checkpoints").glob("step-00000000-*.pt")
+    best.unlink()
+    with pytest.raises(DataError, match=r"step 0: expected the weights with the best score on dev, .*delete"):
+        train(rank)
+    assert rank.run.result() is None
+
+
 def test_the_last_weights_are_saved_if_configured_and_measuring_does_not_change_them(
     tmp_path: Path, encoder: Path
 ):
