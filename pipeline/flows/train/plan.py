@@ -42,14 +42,16 @@ def check_settings(settings: TrainSettings) -> None:
     """Check the settings without reading any row.
 
     Raises:
-        ConfigError: invalid adapters, trackers, dev set, objectives or options; or a batch that cannot be
-            divided among the workers.
+        ConfigError: invalid adapters, trackers, dev set, schedule, objectives or options; or a batch that
+            cannot be divided among the workers.
     """
     from pipeline.models.trainable.lora import check_adapters
     from pipeline.objectives.build import data_requirements
+    from pipeline.train.schedule import Schedule
     from pipeline.train.trackers import tracker_names
 
     check_adapters(settings)
+    Schedule(settings.schedule, settings.optimizer.learning_rate, steps=1, steps_per_epoch=1)
     tracker_names(settings.watch)
     if not settings.data:
         raise ConfigError(

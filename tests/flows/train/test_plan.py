@@ -53,6 +53,8 @@ def test_every_rank_has_equally_many_rows_and_steps(tmp_path: Path, rows: int, w
         (("train.data=[]",), "train.data: expected files"),
         (("train.objective=simcs",), "did you mean 'simcse'"),
         (("train.objective={name: simcse, options: {temprature: 1}}",), "did you mean 'temperature'"),
+        (("train.schedule.name=stairs",), "train.schedule.stairs: expected steps, .*, found none"),
+        (("train.schedule.final=1",), "train.schedule.final: expected at most the 0.001 .*, found 1"),
         (("train.schedule.name=plateau",), "train.schedule plateau: expected a file to measure on"),
         (
             ("train.dev.measure=accuracy",),
