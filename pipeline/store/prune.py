@@ -23,8 +23,7 @@ from pipeline.store.verify import needed_files
 
 _EXPORTS = "exports"  # leases of exports, and whatever users export to that folder
 
-# Folders whose unneeded files are removed; other folders, such as evaluations/, are kept.
-_PRUNED_FOLDERS = (
+OWN_FOLDERS = (
     "units",
     "keys",
     "moments",
@@ -36,10 +35,10 @@ _PRUNED_FOLDERS = (
     "quarantine",
     "candidates",
     "releases",
-    _EXPORTS,
-    "duplicates/leases",
     AUGMENTED_FOLDER,
 )
+"""folders whose unneeded files are removed; other folders, such as evaluations/, are kept"""
+_PRUNED_FOLDERS = (*OWN_FOLDERS, _EXPORTS, "duplicates/leases")
 
 _SAMPLES = 10  # files shown to the user
 

@@ -1,6 +1,7 @@
 """Make a target equal to a release, by the changes since the release that it holds."""
 
 import contextlib
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -8,12 +9,13 @@ from hashlib import sha256
 import pyarrow as pa
 
 from pipeline.config import digest_of
-from pipeline.errors import DataError, SpaceMismatch, TransientError
+from pipeline.errors import ConfigError, DataError, SpaceMismatch, TransientError
 from pipeline.flows.export.changes import RowChanges
 from pipeline.flows.export.surplus import surplus_ids
 from pipeline.log import Stages, counted, say
 from pipeline.store.lease import exclusive_lease
 from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.prune import OWN_FOLDERS
 from pipeline.store.release import Releases
 from pipeline.targets import EMPTY, UNKNOWN, HeldRelease, Position, Target
 
@@ -50,9 +52,11 @@ def export(
 
     Raises:
         DataError: the target holds rows of another root, or other columns.
+        ConfigError: the target is in a folder that holds files of the releases.
         SpaceMismatch: the target holds vectors of another space.
         TransientError: another export to the target is running, or its server does not answer.
     """
+    _refuse_own_folder(releases, target)
     with _only_export(releases, target), target.explained():
         manifest = releases.get_or_current(number)
         running = _Export(releases, manifest, target, stages)
@@ -65,6 +69,21 @@ def export(
             stored is not None and target.is_atomic and running.has_pruned(stored.releases)
         )
         return running.run(None if is_whole else stored)
+
+
+def _refuse_own_folder(releases: Releases, target: Target) -> None:
+    """Raise ConfigError for a target among the files of the releases: prune would remove its files."""
+    uri = releases.store.uri
+    prefix = (uri if "://" in uri else os.path.realpath(uri)).rstrip("/") + "/"
+    path = f"{target.address}/{target.name}"
+    folder = path.removeprefix(prefix).partition("/")[0] if path.startswith(prefix) else ""
+    if folder in (*OWN_FOLDERS, "commits"):
+        raise ConfigError(
+            target.where,
+            "a folder outside the root, or its folder exports",
+            f"{folder}, which holds files of the releases",
+            "choose another TARGET",
+        )
 
 
 def _only_export(releases: Releases, target: Target) -> contextlib.AbstractContextManager[None]:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import DataError, SpaceMismatch, TransientError
+from pipeline.errors import ConfigError, DataError, SpaceMismatch, TransientError
 from pipeline.flows.export.export import export
 from pipeline.log import Stages
 from pipeline.store.base import Entry
@@ -71,6 +71,17 @@ def test_a_missing_unit_is_named_and_nothing_becomes_visible(
     assert not list(tmp_path.glob("out/**/manifest.json"))
     shutil.copy(unit.replace(str(tmp_path / "root"), str(root)), unit)
     assert manta(*command).code == 0, "the export continues"
+
+
+@pytest.mark.parametrize(("folder", "name"), [(".", "units"), ("releases", "docs"), ("x/..", "commits/a")])
+def test_no_export_is_written_where_prune_would_remove_it(root, tmp_path, folder, name):
+    shutil.copytree(root, tmp_path / "root")
+    with pytest.raises(ConfigError, match="expected a folder outside the root, or its folder exports, found"):
+        run_export(tmp_path / "root", 1, ParquetTarget(f"{tmp_path}/root/{folder}", name))
+    run_export(tmp_path / "root", 1, ParquetTarget(f"{tmp_path}/root/exports", name))
+    run_export(tmp_path / "root", 1, ParquetTarget(f"{tmp_path}/rooted", "units"))
+    prune(Releases(open_store(tmp_path / "root")), keep=1, grace_s=0)
+    assert len(list(tmp_path.glob(f"root/exports/{name}/*/upserts*"))) > 0
 
 
 @pytest.mark.hypothesis
