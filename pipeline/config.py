@@ -100,6 +100,7 @@ _SUPERFLUOUS = re.compile(
 )
 _KEY_IN_QUERY = re.compile(r"[?&][^=&/]*(key|secret|token|pass|pwd|sig|credential)[^=&/]*=", re.IGNORECASE)
 _COMMAND_LINE = "command line"
+_MAX_SHOWN = 200  # characters of an invalid value in an error message
 _CORRECT = "correct the value; --print-config shows all settings"
 _COMMENT_WIDTH = 150  # columns of a comment in YAML
 
@@ -246,7 +247,10 @@ def _explain(error: ValidationError, kind: type[Settings], source: _Source) -> C
     given, expected = first.get("input"), ", or ".join(_expected(problem) for problem in same)
     allowed = [value for value in _QUOTED.findall(expected) if value != str(given)]
     hint = did_you_mean(str(given), allowed, _CORRECT)
-    return ConfigError(where, expected, repr(given), hint + others)
+    found = repr(given)
+    if len(found) > _MAX_SHOWN:  # a whole section, whose settings contradict each other
+        found = f"{found[:_MAX_SHOWN]} ..."
+    return ConfigError(where, expected, found, hint + others)
 
 
 def _expected(problem: Mapping[str, Any]) -> str:

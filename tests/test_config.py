@@ -128,6 +128,14 @@ def test_an_invalid_setting_is_named_with_its_path(override: str, words: str):
     assert caught.value.exit_code == 2
 
 
+def test_a_section_whose_settings_contradict_each_other_is_shown_in_part(tmp_path: Path):
+    file = write(tmp_path, to_yaml(Job()))
+    with pytest.raises(ConfigError, match="at most one new encoder") as refused:
+        load_settings(Job, file, ("train.recurrent.cell=gru", "train.dan.width=8"))
+    assert refused.value.found.endswith(" ...")
+    assert len(str(refused.value)) < 600
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [("corpus: [", "readable YAML"), ("- a\n- b\n", "a mapping of sections"), ("corpus: 3", "corpus")],
