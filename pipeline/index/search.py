@@ -211,9 +211,12 @@ class OpenRelease:
         """Return the manifest of the current release if that is another one; after a rollback it is older.
 
         Returns None for a release that was opened by number.
+
+        Raises:
+            DataError: the root has no release any more, as if its disk is not mounted.
         """
-        manifest = self._releases.current() if self._follows else None
-        return None if manifest is None or manifest.id == self.manifest.id else manifest
+        manifest = self._releases.get_or_current(None) if self._follows else self.manifest
+        return None if manifest.id == self.manifest.id else manifest
 
     def swap(self, manifest: ReleaseManifest, *, verify: bool = True) -> None:
         """Open another release of the root in place of this one.

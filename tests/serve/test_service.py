@@ -233,6 +233,18 @@ def test_a_damaged_new_release_leaves_the_old_one_in_service(
         wait_for_release(client, 2)
 
 
+def test_a_root_that_is_gone_is_noticed_while_searches_are_answered(publish: Publisher, store: Store):
+    """As after its disk was unmounted. What the service knows of the root becomes old."""
+    publish(CORPUS)
+    with serving(store.uri, FAST) as client:
+        Path(store.uri).rename(f"{store.uri}-elsewhere")
+        wait_until(lambda: client.json("/healthz")["checked_s"] > 0.5)
+        assert "manta_serve_refresh_failures_total 0.0" not in client.get("/metrics")[1]
+        assert client.post("/search", {"queries": QUERIES})[1]["release"] == 1
+        Path(f"{store.uri}-elsewhere").rename(store.uri)
+        wait_until(lambda: client.json("/healthz")["checked_s"] < 0.5)
+
+
 def test_every_path_but_the_health_check_needs_the_token(publish: Publisher, store: Store):
     publish(CORPUS)
     basic = base64.b64encode(b"anyone:secret").decode()
