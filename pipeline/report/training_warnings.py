@@ -1,6 +1,7 @@
 """Find out what is wrong with a training: warnings for its page and its model card."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 from pipeline.charts.frame import percent
@@ -75,8 +76,12 @@ def _loss_warnings(report: TrainingReport) -> Iterator[str]:
 def _collapse_warnings(report: TrainingReport) -> Iterator[str]:
     loss_lines = [line for line in report.lines if line.loss is not None]
     tail = loss_lines[-max(1, round(_TAIL * len(loss_lines))) :]
+    weights = _weights(report.settings)
     losses = [
-        value for line in tail for name, value in line.parts.items() if name.rpartition(".")[2] == "info_nce"
+        value / weights.get(name.rpartition(".")[0], 1.0)
+        for line in tail
+        for name, value in line.parts.items()
+        if name.rpartition(".")[2] == "info_nce"
     ]
     # With matryoshka the loss is a sum over dimensions.
     mean_loss = sum(losses) / max(1, len(losses)) / max(1, len(report.settings.matryoshka))
@@ -97,6 +102,16 @@ def _collapse_warnings(report: TrainingReport) -> Iterator[str]:
             f"Different texts have a mean cosine of {sum(negatives) / len(negatives):.3f}: the vectors have "
             "collapsed into one direction."
         )
+
+
+def _weights(settings: TrainSettings) -> dict[str, float]:
+    """Return the weight of each objective's loss by the prefix of its parts: simcse, simcse2."""
+    seen: Counter[str] = Counter()
+    weights = {}
+    for term in settings.objective:
+        seen[term.name] += 1
+        weights[term.name if seen[term.name] == 1 else f"{term.name}{seen[term.name]}"] = term.weight
+    return weights
 
 
 def _candidates_at_chance(loss: float, settings: TrainSettings) -> int | None:

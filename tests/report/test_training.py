@@ -1,5 +1,6 @@
 """The page of a training is well-formed, warns of problems, and marks the kept weights."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from pipeline.report.training import render, verdict
 from pipeline.report.training_charts import sections
 from pipeline.report.training_report import SourceSummary, TrainingReport
 from pipeline.report.training_warnings import training_warnings
+from pipeline.settings.training import ObjectiveSettings
 from pipeline.stats.geometry import Metric
 from pipeline.train.metrics_line import MetricsLine
 from tests.report.pages import Page
@@ -191,6 +193,19 @@ def test_problems_are_warned_about(report: TrainingReport, expected: str):
         report
     )
     assert expected in words(report)
+
+
+@pytest.mark.parametrize("name", ["simcse", "simcse2"])
+@pytest.mark.parametrize("weight", [0.5, 1.0, 2.0])
+def test_the_loss_at_chance_does_not_depend_on_the_objectives_weight(name: str, weight: float):
+    weights = {"simcse": 1.0, "simcse2": 1.0} | {name: weight}
+    objective = tuple(ObjectiveSettings(name="simcse", weight=each) for each in weights.values())
+    report = with_settings(objective=objective)
+    for loss, is_at_chance in ((math.log(64), True), (math.log(64) / 2, False), (2 * math.log(64), False)):
+        parts = {f"{each}.info_nce": weights[each] * loss for each in weights}
+        lines = tuple(line(step, loss=sum(parts.values()), parts=parts, dev=80.0) for step in (10, 20))
+        warnings = training_warnings(replace(report, lines=lines))
+        assert any("The loss stays at ln 64" in warning for warning in warnings) == is_at_chance
 
 
 @pytest.mark.parametrize(
