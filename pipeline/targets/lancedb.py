@@ -48,7 +48,8 @@ class LanceTarget(Target):
     def create(self, schema: pa.Schema, position: Position) -> None:
         """Store the position, then create the table."""
         self.store_position(position)
-        self._database.create_table(self.name, schema=schema, mode="overwrite")
+        fields = [field.with_type(_with_named_maps(field.type)) for field in schema]
+        self._database.create_table(self.name, schema=pa.schema(fields), mode="overwrite")
 
     def upsert(self, rows: pa.Table) -> None:
         """Keep the rows until the end of the step."""
@@ -97,6 +98,20 @@ class LanceTarget(Target):
     def _merge(self, name: str, rows: pa.Table, key: str) -> None:
         merge = self._database.open_table(name).merge_insert(key)
         merge.when_matched_update_all().when_not_matched_insert_all().execute(rows)
+
+
+def _with_named_maps(kind: pa.DataType) -> pa.DataType:
+    """Return a type whose maps consist of key and value, as LanceDB names them when it writes rows.
+
+    Maps that were read from Parquet may have values of another name, and LanceDB would refuse every row.
+    """
+    if pa.types.is_map(kind):
+        return pa.map_(_with_named_maps(kind.key_type), _with_named_maps(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_with_named_maps(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_with_named_maps(field.type)) for field in kind])
+    return kind
 
 
 def _literal(value: object) -> str:

@@ -330,6 +330,27 @@ def test_a_time_that_postgresql_is_not_given_is_an_error_of_the_data(postgres: s
             target.upsert(rows)
 
 
+@pytest.mark.parametrize(
+    ("wrap", "value"),
+    [
+        (lambda kind: kind, [("key", 1)]),
+        (pa.list_, [[("key", 1)], []]),
+        (lambda kind: pa.struct({"of": kind}), {"of": [("key", 1)]}),
+    ],
+    ids=("map", "list", "struct"),
+)
+def test_lancedb_stores_maps_as_parquet_names_them(tmp_path: Path, wrap, value):
+    kind = wrap(pa.map_(pa.string(), pa.field("counts", pa.int64())))
+    rows = table_of(["a", "b"], counts=pa.array([value, None], kind))
+    lancedb = pytest.importorskip("lancedb")
+    target = TARGETS["lancedb"](str(tmp_path), "maps")
+    target.create(rows.schema, beginning(rows))
+    target.upsert(rows)
+    target.store_position(beginning(rows))
+    stored = lancedb.connect(str(tmp_path)).open_table("maps").to_arrow()
+    assert stored.sort_by("id")["counts"].to_pylist() == [value, None]
+
+
 def test_a_killed_replacement_leaves_no_rows_in_lancedb(lancedb: Database, root: Path, monkeypatch):
     with contextlib.closing(lancedb.open("replaced")) as target:
         run_export(root, 1, target)
