@@ -37,6 +37,7 @@ def lease(store: Store, folder: str = "candidates") -> Iterator[str]:
         {
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "pid_namespace": pid_namespace(),
             "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
     ).encode()
@@ -100,6 +101,8 @@ def is_lease(path: str) -> bool:
 def describe_holders(store: Store, folder: str, own: str = "") -> Iterator[str]:
     """Describe the holders of leases below `folder`, except processes of this machine that have ended.
 
+    A lease of an earlier version names no namespace of process ids: it counts as one of this namespace.
+
     Args:
         own: path of a lease to leave out.
     """
@@ -110,8 +113,18 @@ def describe_holders(store: Store, folder: str, own: str = "") -> Iterator[str]:
             holder = json.loads(store.read(entry.path))
         except (FileNotFoundError, ValueError):  # the process has just ended, or was killed while writing
             continue
-        if holder["host"] != socket.gethostname() or is_running(holder["pid"]):
+        # Containers may share a host name, and a process of another one looks ended from here.
+        is_elsewhere = holder["host"] != socket.gethostname()
+        is_hidden = holder.get("pid_namespace", pid_namespace()) != pid_namespace()
+        if is_elsewhere or is_hidden or is_running(holder["pid"]):
             yield f"process {holder['pid']} on {holder['host']}, since {holder['started_at']}"
+
+
+def pid_namespace() -> str:
+    """Return the name of the namespace in which this process has its id; "" if the system has none."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
 
 
 def is_running(pid: int) -> bool:

@@ -27,7 +27,7 @@ from pipeline.store.disk import (
     translate_read_errors,
     tree_bytes,
 )
-from pipeline.store.lease import is_running
+from pipeline.store.lease import is_running, pid_namespace
 
 _PAGE = 1_000  # files that `pages` yields together
 _LINKS_UNSUPPORTED = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
@@ -227,8 +227,7 @@ def _pid_namespace_id() -> str:
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):  # these files exist on Linux only
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-    with contextlib.suppress(OSError):
-        parts.append(os.readlink("/proc/self/ns/pid"))
+    parts += filter(None, [pid_namespace()])
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 

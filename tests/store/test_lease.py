@@ -39,6 +39,20 @@ def test_a_killed_process_of_this_machine_holds_no_lease(tmp_path: Path):
     assert list(describe_holders(store, "leases")) == [f"process {ended.pid} on elsewhere, since then"]
 
 
+def test_a_process_of_another_container_with_this_host_name_holds_its_lease(tmp_path: Path):
+    """Its id says nothing here, where another process may have it, or none."""
+    store = open_store(tmp_path)
+    with lease(store, "leases") as path:
+        own = json.loads(store.read(path))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    store.write("leases/lease-1.json", json.dumps(own | {"pid": ended.pid}).encode())
+    assert list(describe_holders(store, "leases")) == []
+    other = own | {"pid": ended.pid, "pid_namespace": "pid:[1]"}
+    store.write("leases/lease-2.json", json.dumps(other).encode())
+    assert len(list(describe_holders(store, "leases"))) == 1
+
+
 def test_a_lease_without_heartbeats_expires(tmp_path: Path):
     store = open_store(tmp_path)
     with lease(store, "leases"):

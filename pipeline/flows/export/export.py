@@ -95,8 +95,8 @@ def _only_export(releases: Releases, target: Target) -> contextlib.AbstractConte
             target.where,
             "no other export to this target",
             f"one that is running ({holder})",
-            "wait until it has ended, and run again; the lease of a killed export on another machine expires "
-            "after 20 minutes",
+            "wait until it has ended, and run again; the lease of a killed export on another machine, or in "
+            "another container, expires after 20 minutes",
         )
 
     return exclusive_lease(releases.store, f"exports/{digest[:12]}", refusal)
