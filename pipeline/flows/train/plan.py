@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import ConfigError
 from pipeline.flows.train.overlap import measure_overlap
+from pipeline.log import say
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.settings.training import TrainSettings
 from pipeline.stats.geometry import Metric
@@ -201,6 +202,8 @@ def _order(
         for source, rows in zip(sources, rows_per_source(settings.order.batch_rows, weights), strict=True)
     )
     roles = tuple(role for role in sources[0].roles if all(role in source.roles for source in sources))
+    for role in dict.fromkeys(role for source in sources for role in source.roles if role not in roles):
+        say(f"train.mixing blend: not every source has a column with the role {role}, so it is not used")
     rows = tuple(source.counts["rows"] for source in sources)
     return BlendedOrder(orders, roles, rows, settings.order.seed)
 

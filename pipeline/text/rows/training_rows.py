@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
+from pipeline.log import say
 from pipeline.settings import CorpusSettings
 from pipeline.settings.training import PairSettings
 from pipeline.text.corpus.sources import SourceFile, list_files, open_file
@@ -102,7 +103,7 @@ def open_training_rows(
     Args:
         settings: the files and their columns.
         roles: columns that every file must have.
-        optional: columns that are used if every file has them.
+        optional: columns that are used if every file has them, or if `settings` name them.
 
     Raises:
         DataError: there is no file or no row, a column is missing or has the wrong type, there is a column
@@ -110,8 +111,7 @@ def open_training_rows(
     """
     files = training_files(settings.uri)
     footers = list(map(_read_footer, files))
-    common = set[str].intersection(*(set(schema.names) for schema, _ in footers))
-    present = (role for role in optional if settings.columns.get(role, role) in common)
+    present = (role for role in optional if _is_used(role, settings, [schema for schema, _ in footers]))
     used_roles = tuple(dict.fromkeys([*roles, *present]))
     if "negative2" in used_roles and "negative" not in used_roles:
         raise DataError(
@@ -135,6 +135,16 @@ def open_training_rows(
     if not len(training_rows):
         raise DataError(settings.uri, "rows to train on", _reason_for_no_rows(counts), "check the files")
     return training_rows
+
+
+def _is_used(role: str, settings: PairSettings, schemas: Sequence[pa.Schema]) -> bool:
+    """Return whether to read an optional role; log if only some of the files have its column."""
+    if role in settings.columns:  # named by the user, so that a missing column is an error
+        return True
+    having = sum(role in schema.names for schema in schemas)
+    if 0 < having < len(schemas):
+        say(f"{settings.uri}: {having:,} of {len(schemas):,} files have a column {role}, so it is not used")
+    return having == len(schemas)
 
 
 def training_files(uri: str) -> list[SourceFile]:

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.flows.train.plan import Plan, plan_of
+from pipeline.log import listening
 from pipeline.text.rows.batches import RankSlice, rank_rows
 from pipeline.text.rows.neighbours import NeighbourOrder
 from tests.flows.train.training import training_job, write_sentences
@@ -89,6 +90,19 @@ def test_every_rank_has_equally_many_rows_and_steps(tmp_path: Path, rows: int, w
 def test_invalid_settings_are_refused(tmp_path: Path, overrides: tuple[str, ...], message: str):
     with pytest.raises(ConfigError, match=message):
         plan(tmp_path, *overrides)
+
+
+def test_blended_sources_without_a_column_that_others_have_are_reported(tmp_path: Path):
+    columns = {"anchor": list("abcdefgh"), "positive": list("ijklmnop")}
+    for name, more in (("pairs", {}), ("triples", {"negative": list("qrstuvwx")})):
+        pq.write_table(pa.table(columns | more), tmp_path / f"{name}.parquet")
+    blend = ("train.objective=supervised", "train.mixing=blend")
+    for names, count in ((("triples", "triples"), 0), (("triples", "pairs"), 1), (("pairs", "triples"), 1)):
+        data = ", ".join(str(tmp_path / f"{name}.parquet") for name in names)
+        with listening() as heard:
+            order = plan(tmp_path, f"train.data=[{data}]", *blend).order
+        assert [line.rpartition(" role ")[2] for line in heard] == count * ["negative, so it is not used"]
+        assert ("negative" in next(order.batches(0)).table.column_names) == (count == 0)
 
 
 def test_unsuitable_rows_are_refused(tmp_path: Path):

@@ -14,6 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.errors import DataError
+from pipeline.log import listening
 from pipeline.settings.training import OrderSettings, PairSettings, Values
 from pipeline.text.rows.batches import rank_rows
 from pipeline.text.rows.order import ShuffledOrder
@@ -115,6 +116,24 @@ def test_missing_text_becomes_one_blank_and_is_counted(tmp_path: Path):
     }
     assert by_row == {0: ("a", "x"), 1: (" ", "y"), 2: ("c", " ")}
     assert rows.counts == {"repeated": 1, "exchanged": 0, "blank": 2}  # two rows share the blank text
+
+
+def test_an_optional_column_is_read_if_all_files_have_it_or_the_settings_name_it(tmp_path: Path):
+    columns = {"anchor": ["a"], "positive": ["b"]}
+    first = write_parquet(tmp_path / "first.parquet", columns | {"negative": ["c"]})
+    roles, optional = ["anchor", "positive"], ["negative"]
+    with listening() as heard:
+        assert open_training_rows(PairSettings(uri=first), roles, optional).roles == (*roles, "negative")
+        write_parquet(tmp_path / "second.parquet", columns)
+        assert not heard
+        assert open_training_rows(PairSettings(uri=str(tmp_path)), roles, optional).roles == tuple(roles)
+    assert [line.partition(": ")[2] for line in heard] == [
+        "1 of 2 files have a column negative, so it is not used"
+    ]
+    for uri, column in ((str(tmp_path), "negative"), (first, "negatives")):
+        named = PairSettings(uri=uri, columns={"negative": column})
+        with pytest.raises(DataError, match=f"a column '{column}' for the role negative"):
+            open_training_rows(named, roles, optional)
 
 
 @pytest.mark.parametrize(("text", "blank"), [("", 1), (" \t\u3000\n", 1), ("\u200b", 0), (" a", 0)])
