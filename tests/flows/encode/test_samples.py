@@ -68,7 +68,7 @@ def test_units_are_not_read_for_a_sample_that_is_stored(chain: Chain):
         chain.store.delete(placed.unit.path)
     for salt, size in SAMPLE_SIZES.items():
         assert len(source.sample(sampled, 2 * size, salt)[0]) == 2 * size
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(DataError, match="no such file"):
         source.sample(sampled, 4 * max(SAMPLE_SIZES.values()), "train")
 
 
