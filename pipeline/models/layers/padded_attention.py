@@ -54,11 +54,10 @@ class PaddedGroup:
             (stop - start, heads * head width)
         """
         count, width = heads.queries.shape[1:]
-        served = count // heads.keys.shape[1]
-        queries, keys, values = (
-            self._pad(part if part.shape[1] == count else part.repeat_interleave(served, dim=1))
-            for part in heads
-        )
+        queries, keys, values = map(self._pad, heads)
+        served = len(queries) // len(keys)
+        if served > 1:
+            keys, values = (part.repeat_interleave(served, dim=0) for part in (keys, values))
         scale = width**-0.5 if sight.scale is None else sight.scale
         mask = self.mask.repeat_interleave(count, dim=0)
         attended = torch.empty_like(values)
