@@ -111,7 +111,8 @@ def check_index_and_transform(job: Job, previous: ReleaseManifest | None = None)
     """Check the settings of index and transform, and whiten.dev, before any other work.
 
     Args:
-        previous: the previous release, whose decision about the transform may be kept.
+        previous: the previous release, whose decision about the transform may be kept if it has the same
+            space.
 
     Raises:
         ConfigError: faiss cannot make the index of this encoder's vectors, the transform cannot be part of
@@ -120,7 +121,8 @@ def check_index_and_transform(job: Job, previous: ReleaseManifest | None = None)
     """
     if job.whiten.mode != "off":
         check_transform(job.whiten, indexed=True)
-    check_dev(job.whiten, previous)
+    folder = open_folder(job.encoder)
+    check_dev(job.whiten, previous if previous and previous.space_id == folder.space_id else None)
     if job.cluster.index_gpus and "faiss-gpu" not in (installed := packages("faiss-cpu", "faiss-gpu")):
         raise ConfigError(
             f"cluster.index_gpus: {job.cluster.index_gpus:g}",
@@ -128,7 +130,7 @@ def check_index_and_transform(job: Job, previous: ReleaseManifest | None = None)
             ", ".join(installed) or "no faiss",
             'pip uninstall faiss-cpu, then pip install -e ".[gpu]", or set cluster.index_gpus=0',
         )
-    plan_index(_ENOUGH_ROWS, open_folder(job.encoder).dim, job.index)
+    plan_index(_ENOUGH_ROWS, folder.dim, job.index)
 
 
 def extend_or_build(

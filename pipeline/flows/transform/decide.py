@@ -90,6 +90,8 @@ def decide_transform(
     Raises:
         DataError: too few rows for the fit and whiten.mode is `on`; with `auto` the vectors stay raw.
     """
+    if previous is not None and previous.space_id != source.space_id:
+        previous = None  # its transform was fitted to vectors of another space
     with run.stages("whiten") as bar:
         moments, unit_moments = live_moments(run, source, units, previous)
         file = store_by_content(

@@ -233,6 +233,20 @@ def test_a_fit_with_a_missing_file_is_fitted_again(
     )
 
 
+@pytest.mark.parametrize("mode", ["on", "auto"])
+def test_a_transform_of_vectors_of_another_space_is_not_kept(night: Callable[..., NightOutcome], mode: str):
+    """The vectors of the other space have more components, then as many."""
+    for encoder in (("encoder.dim=24",), ("encoder.dim=40",), ("encoder.dim=40", "encoder.max_length=12")):
+        outcome = night(f"whiten.mode={mode}", "whiten.k=8", "whiten.max_drift=100", *encoder)
+        release = Releases(open_store(outcome.root)).current()
+        assert release is not None
+        assert (outcome.status, release.release) == ("published", outcome.release)
+        assert release.whitening is not None
+        assert release.whitening.fitted is not None
+        fitted = load_transform(Path(outcome.root, release.whitening.fitted.path).read_bytes())
+        assert fitted.space_id == release.space_id
+
+
 def test_a_refusal_for_too_few_rows_is_kept_until_there_are_more(tmp_path: Path, encoder: Path):
     def whitening(count: int, seed: int = 0) -> dict[str, object]:
         shutil.rmtree(tmp_path / "corpus", ignore_errors=True)
