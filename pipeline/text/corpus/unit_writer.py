@@ -18,6 +18,7 @@ from pipeline.text.corpus.keys import TEXTS
 from pipeline.text.corpus.resolve_ids import ABSENT
 from pipeline.text.corpus.sift import rechunk
 
+POSITION = "kept.position"  # no column of a unit has this name, see `stored_name`
 UNIT_BYTES = 64 << 20  # of text in one unit, of which a process has about five copies in memory at once
 _MIN_FULLNESS = 0.5  # a chunk with this proportion of its rows to write becomes a unit; others are joined
 
@@ -34,7 +35,7 @@ class _Chunk(NamedTuple):
     """Consecutive rows, as many as fit into a unit."""
 
     rows: pa.Table
-    """rows of units, with a column position"""
+    """rows of units, with a column `POSITION`"""
     to_write: np.ndarray
     """(n,) bool: rows that have to be written"""
 
@@ -83,10 +84,10 @@ class UnitWriter:
         So rows that become live together stay in units of equal content, whatever else is read.
 
         Args:
-            rows: rows of units, with a column position.
+            rows: rows of units, with a column `POSITION`.
         """
         chunks = (
-            _Chunk(table, to_write[table["position"].to_numpy()])
+            _Chunk(table, to_write[table[POSITION].to_numpy()])
             for table in rechunk(rows, self.unit_rows, UNIT_BYTES)
         )
         for becomes_unit, group in groupby(chunks, lambda chunk: chunk.becomes_unit):
@@ -103,7 +104,7 @@ class UnitWriter:
 
     def _write_unit(self, table: pa.Table) -> None:
         """Store rows as the next unit, and record their addresses and text keys."""
-        rows, positions = table.drop_columns(["position"]).combine_chunks(), table["position"].to_numpy()
+        rows, positions = table.drop_columns([POSITION]).combine_chunks(), table[POSITION].to_numpy()
         ordinal, file = self.first_ordinal + len(self.units), self.scratch / "unit.parquet"
         pq.write_table(rows, file, **writer_options(rows.schema))
         addresses = to_addresses(ordinal, np.arange(len(positions)))

@@ -28,7 +28,7 @@ from pipeline.text.corpus.resolve_bucket import BucketRecord
 from pipeline.text.corpus.resolve_ids import ABSENT, resolved_schema
 from pipeline.text.corpus.table_buckets import deletion_marks
 from pipeline.text.corpus.task_map import WorkFolder
-from pipeline.text.corpus.unit_writer import UnitWriter
+from pipeline.text.corpus.unit_writer import POSITION, UnitWriter
 
 _DELETED_COLUMNS = ("id", "file", "row")
 _TOGETHER_BYTES = 64 << 20  # of rows of several parts that are read together: about a part
@@ -235,7 +235,7 @@ class _Group:
         for rows in parts.read(self.task.schema, first, stop):
             table = rows.unit_rows(self.files, self.task.schema)
             positions = np.arange(start, start + table.num_rows)
-            table = table.append_column("position", pa.array(positions))
+            table = table.append_column(POSITION, pa.array(positions))
             yield from (table.slice(row, _STEP_ROWS) for row in range(0, len(positions), _STEP_ROWS))
             start += len(positions)
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.settings import CorpusSettings
+from pipeline.store.schema import stored_name
 from pipeline.store.store import open_store
 from pipeline.text.corpus import keys, part_writer
 from pipeline.text.corpus.ingest import ingest
@@ -246,3 +247,13 @@ def test_unit_ends_early_if_texts_are_long(tmp_path, monkeypatch):
     )
     ingested = ingest(corpus, 100, open_store(tmp_path / "out"))
     assert [unit.rows for unit in ingested.units] == [2, 1, 1, 2, 1]
+
+
+@pytest.mark.parametrize("name", ["position", "kept.position", "carried", "duplicate", "file", ""])
+def test_a_kept_column_may_have_the_name_of_a_column_that_ingestion_uses(tmp_path, name):
+    (tmp_path / "in").mkdir()
+    table = pa.table({"id": ["a", "b", "c"], "text": ["one", "two", "three"], name: [3, 1, 2]})
+    pq.write_table(table, tmp_path / "in" / "a.parquet")
+    store = open_store(tmp_path / "out")
+    ingested = ingest(CorpusSettings(uri=str(tmp_path / "in"), keep=(name,)), 2, store)
+    assert {row["id"]: row[stored_name(name)] for row in rows_of(store, ingested)} == {"a": 3, "b": 1, "c": 2}
