@@ -4,6 +4,7 @@ import contextlib
 import glob
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -14,6 +15,9 @@ from pipeline.config import refuse_credentials
 from pipeline.errors import ConfigError, DataError
 from pipeline.store.retry import retrying
 from pipeline.text.corpus.table_file import TableFile
+
+# Directory of repaired files at the top of some file systems, which only root may read.
+_RECOVERED = "lost+found"
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,14 @@ def uri_of(location: str) -> str:
 def list_local(path: str) -> Listing:
     """List a file, a directory or a glob on a disk."""
     if os.path.isfile(path):
-        return Listing(os.path.dirname(path), [_stat(path)], single=True)
+        return Listing(os.path.dirname(path), list(_stat_files([path])), single=True)
     if os.path.isdir(path):
         return Listing(path, list(_walk(path)))
-    matches = sorted(glob.glob(path, recursive=True, include_hidden=True)) if glob.has_magic(path) else []
-    return Listing(_fixed_part(path), [_stat(match) for match in matches if os.path.isfile(match)])
+    if not glob.has_magic(path):
+        return Listing(_fixed_part(path), [])
+    _check_folders_of_glob(path)
+    matches = sorted(glob.glob(path, recursive=True, include_hidden=True))
+    return Listing(_fixed_part(path), list(_stat_files(matches)))
 
 
 def list_remote(uri: str) -> Listing:
@@ -141,22 +148,61 @@ def _filesystem(uri: str) -> tuple[Any, str]:
 
 
 def _walk(top: str) -> Iterator[FoundFile]:
-    """Yield the files below `top`. Links are followed, but no directory is read twice."""
+    """Yield the files below `top`. Links are followed, but no directory is read twice.
+
+    Raises:
+        OSError: a directory cannot be read, so its files are unknown.
+    """
     seen = set()
-    for directory, folders, names in os.walk(top, followlinks=True):
+    for directory, folders, names in os.walk(top, onerror=_refuse_unreadable, followlinks=True):
         status = os.stat(directory)
         if (status.st_dev, status.st_ino) in seen:
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
         folders.sort()
-        yield from (_stat(path) for name in names if os.path.isfile(path := os.path.join(directory, name)))
+        yield from _stat_files(os.path.join(directory, name) for name in names)
 
 
-def _stat(path: str) -> FoundFile:
-    """Return a local file with its size, and its modification time as the stamp."""
-    status = os.stat(path)
-    return FoundFile(path, path, status.st_size, str(status.st_mtime_ns))
+def _check_folders_of_glob(pattern: str) -> None:
+    """Raise OSError if a directory that the glob lists cannot be read. Python takes it for an empty one."""
+    parts = PurePosixPath(pattern).parts
+    for index, part in enumerate(parts):
+        if not glob.has_magic(part):
+            continue
+        above = os.path.join(*parts[:index], "")
+        listed = f"{above}**/" if part == "**" else above
+        for directory in filter(os.path.isdir, glob.iglob(listed, recursive=True, include_hidden=True)):
+            try:
+                os.scandir(directory).close()
+            except OSError as error:
+                _refuse_unreadable(error)
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    """Raise the error of a directory, unless the directory is gone, or none of its files would be read."""
+    name = os.path.basename(os.path.normpath(error.filename))
+    if not (isinstance(error, FileNotFoundError) or name.startswith((".", "_")) or name == _RECOVERED):
+        raise error
+
+
+def _stat_files(paths: Iterable[str]) -> Iterator[FoundFile]:
+    """Yield the local files among the paths with their sizes, and modification times as stamps.
+
+    Raises:
+        OSError: a path cannot be read.
+        DataError: it is a link whose target does not exist, as if the disk of the target is not mounted.
+    """
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            if os.path.islink(path) and not os.path.basename(path).startswith((".", "_")):
+                remedy = "restore the file or directory, or remove the link"
+                raise DataError(path, "a file or directory", "a link that leads to none", remedy) from None
+            continue  # it was removed since it was listed
+        if stat.S_ISREG(status.st_mode):
+            yield FoundFile(path, path, status.st_size, str(status.st_mtime_ns))
 
 
 def _remote_stamp(status: dict[str, Any]) -> str:

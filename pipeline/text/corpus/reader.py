@@ -125,7 +125,9 @@ def _columns_of_units(unit_schema: pa.Schema, corpus: CorpusSettings) -> FileCol
     stored = dict(zip(unit_schema.names, unit_schema.types, strict=True))
     types = {name: stored.get(stored_name(name), pa.null()) for name in corpus.keep}
     types[corpus.id] = stored["id" if corpus.chunk.by is None else "parent"]
-    return FileColumns(SourceFile("the unchanged files", corpus.uri, 0, "", "parquet"), types)
+    source = SourceFile("the unchanged files", corpus.uri, 0, "", "parquet")
+    # If another file needs uint64, the types differ from those of the units: then all files are inspected.
+    return FileColumns(source, types, negative_ids=False)
 
 
 def _inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns | DataError:

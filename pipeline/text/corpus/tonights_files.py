@@ -133,8 +133,12 @@ def inspect_files(
 
     result = survey()
     if before is not None and result.columns.schema != before:
-        rebuild_reason, unchanged = "id or kept columns, or their types, have changed", {}
+        reusable, unchanged = unchanged, {}
         result = survey()
+        if result.columns.schema == before:  # all files together have the same types as before
+            unchanged = reusable
+        else:
+            rebuild_reason = "id or kept columns, or their types, have changed"
     return TonightsFiles(corpus, files, parent.corpus, rebuild_reason, unchanged, result)
 
 
@@ -143,10 +147,11 @@ def _unchanged_files(
 ) -> dict[str, InputFile]:
     """Return the files that need not be read, by name.
 
-    With corpus.max_rows there are none: how many rows of a file are read depends on the files before it.
+    Files that were skipped are not among them: they may fit the other files now. With corpus.max_rows there
+    are none: how many rows of a file are read depends on the files before it.
     """
     if parent is None or corpus.max_rows is not None or parent.reading != reading_digest(corpus):
         return {}
     before = {(file.name, file.size, file.stamp): file for file in parent.files}
     unchanged = (before.get((file.name, file.size, file.stamp)) for file in files)
-    return {file.name: file for file in unchanged if file}
+    return {file.name: file for file in unchanged if file and "bad_files" not in file.notes}

@@ -1,5 +1,6 @@
 """Reading a corpus a second time: unchanged, changed, after a kill, and in S3."""
 
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from pipeline.text.corpus.corpus_record import corpus_digest, record_path
 from pipeline.text.corpus.ingest import ingest
 from pipeline.text.corpus.sources import list_files
 from pipeline.text.corpus.task_map import TaskRunner
+from pipeline.text.corpus.tonights_files import ParentCorpus
 from tests.text.corpus.ingesting import random_rows, rows_of, write
 
 
@@ -136,3 +138,18 @@ def test_corpus_in_s3_gives_the_same_units_as_on_disk(s3, tmp_path):
     assert [bucket.sha256 for bucket in remote.keys] == [bucket.sha256 for bucket in ingested.keys]
     assert rows_of(open_store(f"{base}/out"), remote) == rows_of(store, ingested)
     assert ingest(corpus.model_copy(update={"uri": f"{base}/in"}), 64, open_store(f"{base}/out")) == remote
+
+
+@pytest.mark.parametrize(("first_id", "kind", "rows"), [(5, "uint64", 4), (-5, "int64", 3)])
+def test_ids_above_int64_in_a_later_file_are_read_as_on_a_first_night(tmp_path, first_id, kind, rows):
+    corpus, store = CorpusSettings(uri=str(tmp_path / "in"), max_quarantined=1), open_store(tmp_path / "out")
+    (tmp_path / "in").mkdir()
+    previous = ParentCorpus()
+    for name, ids in (("a", (first_id, 7)), ("b", (8, 2**63))):
+        lines = (json.dumps({"id": row_id, "text": f"text {row_id}"}) + "\n" for row_id in ids)
+        (tmp_path / "in" / f"{name}.jsonl").write_text("".join(lines))
+        ingested = ingest(corpus, 10, store, previous)
+        previous = ParentCorpus(ingested, ingested.next_ordinal)
+    from_scratch = ingest(corpus, 10, open_store(tmp_path / "scratch"))
+    assert (ingested.id_type, ingested.rows) == (from_scratch.id_type, from_scratch.rows) == (kind, rows)
+    assert ingested.read_files == (2 if kind == "uint64" else 1), "only other types need all files"

@@ -1,5 +1,6 @@
 """Listings of files, directories, globs and hive partitions, on a disk, in memory and in S3."""
 
+import errno
 import gzip
 import os
 import uuid
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.settings import CorpusSettings
 from pipeline.store.s3 import S3Store
 from pipeline.store.store import open_store
@@ -105,6 +106,35 @@ def test_links_are_followed_and_cycles_end(tmp_path):
     os.symlink(tmp_path / "real", tmp_path / "corpus" / "link")
     os.symlink(tmp_path / "corpus", tmp_path / "corpus" / "circle")
     assert names(tmp_path / "corpus") == ["link/a.parquet"]
+
+
+@pytest.mark.parametrize("uri", ["", "*/*.parquet", "**/*.parquet", "[ab_l]*/*"])
+@pytest.mark.parametrize(("number", "error"), [(errno.EACCES, DataError), (errno.ESTALE, TransientError)])
+def test_a_directory_that_cannot_be_read_is_not_an_empty_one(tmp_path, monkeypatch, uri, number, error):
+    """Else the next night would delete its rows."""
+    write_files(tmp_path, "a/x.parquet", "b/y.parquet", "_hidden/z.parquet", "lost+found/u")
+    scandir, unreadable = os.scandir, {"b", "_hidden", "lost+found"}
+
+    def refuse(path):
+        if os.path.basename(os.path.normpath(path)) in unreadable:
+            raise OSError(number, os.strerror(number), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(error, match=f"{os.strerror(number)}.*/b"):
+        names(tmp_path / uri)
+    unreadable.remove("b")
+    assert names(tmp_path / uri) == ["a/x.parquet", "b/y.parquet"]
+
+
+def test_a_link_that_leads_to_nothing_is_refused_unless_its_name_is_hidden(tmp_path):
+    write_files(tmp_path, "a.parquet")
+    os.symlink(tmp_path / "gone", tmp_path / ".#lock.parquet")
+    assert names(tmp_path) == ["a.parquet"]
+    os.symlink(tmp_path / "not mounted", tmp_path / "more")
+    for uri in (tmp_path, tmp_path / "*"):
+        with pytest.raises(DataError, match="more: expected a file or directory, found a link"):
+            names(uri)
 
 
 def test_file_name_with_invalid_utf8_is_refused(tmp_path):

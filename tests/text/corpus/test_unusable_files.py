@@ -8,7 +8,9 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import DataError
+from pipeline.store.store import open_store
 from pipeline.text.corpus.ingest import ingest
+from pipeline.text.corpus.tonights_files import ParentCorpus
 from tests.text.corpus.outcomes import outcome, write_bytes, write_parquet
 
 
@@ -150,5 +152,17 @@ def test_only_bad_files_are_named_in_the_error(corpus, store):
 
 def test_missing_file_is_named_in_the_error(corpus, store, tmp_path):
     (tmp_path / "in" / "a.parquet").symlink_to(tmp_path / "in" / "gone.parquet")
-    with pytest.raises(DataError, match="nothing there"):
+    with pytest.raises(DataError, match=r"a\.parquet: expected a file or directory, found a link"):
         ingest(corpus, 100, store)
+
+
+def test_a_skipped_file_is_read_when_the_others_fit_it(corpus, store, tmp_path):
+    corpus = corpus.model_copy(update={"bad_files": "skip"})
+    write_parquet(corpus, "a.parquet", id=["1"], text=["one"])
+    write_parquet(corpus, "z.parquet", id=[2], text=["two"])
+    first = ingest(corpus, 100, store)
+    assert (first.rows, first.counts["bad_files"]) == (1, 1)
+    write_parquet(corpus, "a.parquet", id=[1, 3], text=["one", "three"])
+    second = ingest(corpus, 100, store, ParentCorpus(first, 1))
+    assert second.counts == ingest(corpus, 100, open_store(tmp_path / "scratch")).counts
+    assert (second.rows, second.id_type) == (3, "int64")
