@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipeline.errors import DataError
 from pipeline.log import say
 from pipeline.settings import Job
 from pipeline.stats.drift import Drift, drift
@@ -12,7 +13,9 @@ from pipeline.store.manifest import ReleaseManifest
 
 
 def measure_drift(store: Store, before: ReleaseManifest, after: ReleaseManifest) -> Drift | None:
-    """Return the drift of the vectors; None if the spaces differ, moments are missing, or rows are too few.
+    """Return the drift of the vectors; None if that is not known.
+
+    It is not known if the spaces differ, moments are missing, rows are too few, or earlier ones are equal.
 
     The covariance of no more rows than dimensions is singular: a single changed row, in a direction without
     variance before, would then be a huge spread.
@@ -24,7 +27,12 @@ def measure_drift(store: Store, before: ReleaseManifest, after: ReleaseManifest)
     except FileNotFoundError as error:
         say(f"the drift is not measured: {error.filename or error} is gone")
         return None
-    return drift(earlier, later) if min(earlier.count, later.count) > len(earlier.mean) else None
+    if min(earlier.count, later.count) <= len(earlier.mean):
+        return None
+    try:
+        return drift(earlier, later)
+    except DataError:  # the earlier vectors are equal
+        return None
 
 
 def differing_settings(before: ReleaseManifest, after: ReleaseManifest) -> dict[str, tuple[Any, Any]]:

@@ -1,10 +1,16 @@
-"""Settings of two releases are compared by their full names, also if an older version stored one of them."""
+"""Two releases are compared: their settings by full names, also if an older version lacks one, and drift."""
 
+from pathlib import Path
 from typing import Any
 
-from pipeline.flows.night.release_changes import differing_settings
+import numpy as np
+
+from pipeline.flows.night.release_changes import differing_settings, measure_drift
 from pipeline.settings import Job
+from pipeline.stats.moments import Moments
 from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.store import open_store
+from pipeline.store.stored import FileRef
 
 
 def manifest(settings: dict[str, Any]) -> ReleaseManifest:
@@ -29,3 +35,18 @@ def test_settings_that_this_version_cannot_read_are_compared_as_stored():
     found = differing_settings(manifest(before), manifest(now))
     assert found["removed.key"] == (1, None)
     assert found["corpus.id"] == ("a", "b")
+
+
+def test_the_drift_from_equal_vectors_is_not_known(tmp_path: Path):
+    store = open_store(tmp_path)
+
+    def release(name: str, vectors: np.ndarray) -> ReleaseManifest:
+        content = Moments.of(vectors).to_bytes()
+        store.write(name, content)
+        return ReleaseManifest.model_construct(space_id="space", moments=FileRef.of(name, content))
+
+    equal = release("equal", np.ones((9, 2)))
+    others = release("others", np.random.default_rng(0).normal(size=(9, 2)))
+    assert measure_drift(store, equal, others) is None
+    assert measure_drift(store, equal, equal) is None
+    assert measure_drift(store, others, others).distance < 1e-6
