@@ -1,6 +1,6 @@
 """Schemas, hashes and buckets of a corpus's two tables: its rows by id, and the rows of its units by text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from pipeline.store.base import Store, sha256_of
 from pipeline.store.schema import KEY, writer_options
 from pipeline.store.stored import FileRef
 from pipeline.text.corpus.line_numbers import parents_of
-from pipeline.text.corpus.normalize import blake2b_digests
+from pipeline.text.corpus.normalize import blake2b_digests, is_utf8
 
 BUCKET_ROWS = 1 << 18  # largest average number of rows of a bucket: some 25 MB with short string ids
 
@@ -105,9 +105,20 @@ def store_table(store: Store, scratch: Path, table: pa.Table, path: str) -> File
 
 
 def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert values to strings: by Arrow, or by `repr` if Arrow cannot."""
+    """Convert values to strings: by Arrow, or by `repr` if Arrow cannot.
+
+    The string of a value does not depend on the other values of the column.
+    """
+    convert: Callable[[object], str] = repr
     try:
         return column.cast(pa.large_string())
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # nested values, and bytes that are not UTF-8
-        texts = [None if value is None else repr(value) for value in column.to_pylist()]
-        return pa.chunked_array([pa.array(texts, pa.large_string())])
+    except pa.ArrowNotImplementedError:  # nested values
+        pass
+    except pa.ArrowInvalid:  # bytes, some of which are not UTF-8
+        convert = _utf8_or_repr
+    texts = [None if value is None else convert(value) for value in column.to_pylist()]
+    return pa.chunked_array([pa.array(texts, pa.large_string())])
+
+
+def _utf8_or_repr(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) and is_utf8(value) else repr(value)

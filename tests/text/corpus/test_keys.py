@@ -1,0 +1,25 @@
+"""The digest of a row's kept columns depends on the values of this row alone."""
+
+import pyarrow as pa
+import pytest
+
+from pipeline.text.corpus.keys import carried_keys
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([b"text", b"\xff\x00", None, b""]),
+        pa.array([b"text", b"\xff\x00", None, b""], pa.large_binary()),
+        pa.array([b"four", b"\xff\x00ab", None], pa.binary(4)),
+        pa.array([1.5, -0.0, 0.0, float("nan"), None]),
+        pa.array([{"a": 1}, {"a": None}, None]),
+        pa.array([["x"], [], [None], None], pa.list_(pa.string())),
+    ],
+)
+def test_the_digest_of_a_row_does_not_depend_on_other_rows(column: pa.Array):
+    rows = pa.table({"kept": column})
+    together = carried_keys(rows, ["kept"]).to_pylist()
+    alone = [carried_keys(rows.slice(number, 1), ["kept"])[0].as_py() for number in range(len(column))]
+    assert together == alone
+    assert len(set(together)) == len(column)
