@@ -245,8 +245,7 @@ def _sample(files: list[SourceFile], corpus: CorpusSettings) -> _Sample:
         unknown = sum(file.size for file in files if survey.rows.get(file.name) is None)
         rows += int(unknown * read_rows / max(1, read_bytes))
     rows = max(1, min(rows, corpus.max_rows or rows))
-    chunks_per_row = len(texts) / read_rows  # 1 if rows are not cut
-    return _Sample(texts, round(rows * chunks_per_row), exact and corpus.chunk.by is None)
+    return _Sample(texts, round(rows * len(texts) / read_rows), exact and corpus.chunk.by is None)
 
 
 def _measure(
@@ -283,16 +282,17 @@ def _estimate_tonight(
     previous = load_previous(open_releases(job))
     if previous.release is None:
         return night
-    parent = previous.parent_corpus(job, 0)
-    reused = parent.corpus if not parent.rebuild_reason else None
-    if reused is not None and reused.reading != reading_digest(corpus):
-        reused = None
-    changed = changed_files(files, reused)
+    parent, index = previous.parent_corpus(job, 0), night.index
+    if not parent.rebuild_reason:
+        last = previous.release.index
+        index = plan_extension(night.rows, last.dim, job.index, last.kind, last.factory)
+    is_read_alike = parent.corpus is not None and parent.corpus.reading == reading_digest(corpus)
+    changed = changed_files(files, parent.corpus if is_read_alike and not parent.rebuild_reason else None)
     proportion = sum(file.size for file in changed) / max(1, sum(file.size for file in files))
-    index, recall_gate = previous.release.index, previous.release.gates.get("recall_at_10")
+    recall_gate = previous.release.gates.get("recall_at_10")
     return replace(
         night,
-        index=plan_extension(night.rows, index.dim, job.index, index.kind, index.factory),
+        index=index,
         recall_at_10=recall_gate.value if recall_gate else None,
         release=previous.release.release,
         changed_files=len(changed),

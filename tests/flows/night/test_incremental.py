@@ -316,3 +316,8 @@ def test_a_plan_reports_changes_since_the_current_release(nights: Callable[..., 
     index = Releases(open_store(night.job.release.root)).get(1).index
     assert (found.index.kind, found.index.dim) == (index.kind, index.dim)
     assert found.recall_at_10 == 1.0, "an exact index"
+    night.job = night.job.model_copy(
+        update={"encoder": night.job.encoder.model_copy(update={"dim": index.dim // 2})}
+    )
+    found = plan(night.job, Stages(), seconds=0.1)
+    assert (found.changed_files, found.index.dim) == (2, index.dim // 2), "built again for another space"
