@@ -26,7 +26,7 @@ from pipeline.flows.workers.watch import Watch, watch_call
 from pipeline.log import RunningStage
 
 _POLL_S = 1.0  # time between two checks of the watch, while a result is awaited
-_REPORT_S = 0.2  # least time between two reports of an item's rows
+_REPORT_S = 1.0  # least time between two reports of an item's rows; the driver asks for them once a second
 _JOIN_S = 10.0  # timeout for the thread that reads Ray Data's results
 _STAND_BY_S = 5.0  # timeout for the workers that stand by, to notice that all items are done
 
@@ -66,7 +66,7 @@ class _Worker:
 
 
 def _begin_item(call: Call, number: int, task: bytes, second: bool = False) -> None:
-    """Record the start of an item on the board, and from now on its progress, a few times a second.
+    """Record the start of an item on the board, and from now on its progress, once a second.
 
     Args:
         second: whether this is a second attempt beside a slow first one.
