@@ -18,7 +18,7 @@ from pipeline.models.folder.encoder_folder import (
     JOINED,
     EncoderFolder,
 )
-from pipeline.models.folder.identity import TRANSFORMER_CONFIGS, with_identity
+from pipeline.models.folder.identity import with_identity
 from pipeline.models.folder.locate import locate
 from pipeline.models.folder.modules import (
     ModuleEntry,
@@ -31,10 +31,16 @@ from pipeline.models.folder.pretrained import check_code
 from pipeline.models.folder.reading import NO_LIMIT, prompts_of, truncation_side
 from pipeline.models.folder.static_embedding import open_static, plain_model2vec
 from pipeline.models.folder.tail import tail_of
+from pipeline.models.folder.transformer_settings import read_transformer_settings
 from pipeline.models.folder.values import check_numbers
 from pipeline.models.folder.weight_files import pooling_weights_of, weights_of
 from pipeline.models.folder.word_vectors import CONVOLUTIONAL, DAN, PARAGRAPH, RECURRENT, WORDS
-from pipeline.models.layers.families import PACKED_FAMILIES, TABLE_FAMILIES, architecture_of
+from pipeline.models.layers.families import (
+    PACKED_FAMILIES,
+    ROTARY_FAMILIES,
+    TABLE_FAMILIES,
+    architecture_of,
+)
 from pipeline.settings import EncoderSettings
 
 _OWN_FAMILIES = {
@@ -45,6 +51,8 @@ _OWN_FAMILIES = {
     DAN: "dan",
 }
 _DEFAULT_LENGTH = 512  # tokens, if the files have no limit; the length that most models are trained with
+# keys of config.json of models that compute positions (rotary ones, or distances as T5)
+_COMPUTED_POSITIONS = ("rope_parameters", "rope_theta", "relative_attention_num_buckets")
 
 
 def open_folder(settings: EncoderSettings, *, cross_encoder: bool = False) -> EncoderFolder:
@@ -82,12 +90,12 @@ def _open_layers(
     """Open a folder whose config.json describes the encoder: a transformer, or a model of this project."""
     transformer = modules[0].folder if modules else ""
     transformer_path = path / transformer
+    check_code(transformer_path)  # before config.json, which the folder of an adapter lacks
     config = read_json(transformer_path / "config.json", required=True)
-    check_code(transformer_path)
     if config.get("model_type") in TABLE_FAMILIES:
         check_numbers(transformer_path / "config.json", config)
-    st_config = _sentence_transformers_config(transformer_path)
-    folder_pooling, include_prompt = pooling_of(path, modules)
+    st_config = read_transformer_settings(transformer_path)
+    folder_pooling, include_prompt = pooling_of(path, modules, config)
     is_cross = is_cross_encoder(transformer_path, st_config, allowed=cross_encoder)
     pooling = choose_pooling(settings, ("cls_mlp",) if is_cross else folder_pooling)
     prompt, query_prompt = prompts_of(settings, path)
@@ -122,13 +130,10 @@ def positions_of(config: Mapping[str, Any]) -> int:
 def first_position(config: Mapping[str, Any]) -> int:
     """Return the position id of the first token: the padding id plus 1 in RoBERTa and MPNet, else 0."""
     counts_from_pad = TABLE_FAMILIES.get(str(config.get("model_type"))) in ("roberta", "mpnet")
-    return int(config.get("pad_token_id", 1)) + 1 if counts_from_pad else 0
-
-
-def _sentence_transformers_config(folder: Path) -> dict[str, Any]:
-    """Read the settings of a Transformer module, such as max_seq_length; their file has had several names."""
-    configs = (read_json(folder / name) for name in TRANSFORMER_CONFIGS)
-    return next(filter(None, configs), {})
+    if not counts_from_pad:
+        return 0
+    pad = config.get("pad_token_id")
+    return 2 if pad is None else int(pad) + 1
 
 
 def _family(config: dict[str, Any]) -> str:
@@ -142,9 +147,18 @@ def _family(config: dict[str, Any]) -> str:
 def _max_length(folder: Path, config: dict[str, Any], st_config: dict[str, Any], wanted: int | None) -> int:
     """Return the maximum number of tokens, from the settings, sentence-transformers' file or the tokenizer's.
 
-    It is never above the number of positions.
+    It is never above the number of positions. Of positions without a table there may be more than config.json
+    says, if sentence-transformers' file does.
     """
-    positions = positions_of(config)
+    arguments = st_config.get("processing_kwargs") or {}  # of a call of the tokenizer
+    limits = (  # the first one that is set
+        (arguments.get("common") or {}).get("max_length"),
+        (arguments.get("text") or {}).get("max_length"),
+        st_config.get("max_seq_length"),
+    )
+    stated, positions = next(filter(None, limits), None), positions_of(config)
+    if stated is not None and not _has_position_table(config):
+        positions = max(positions, stated)
     if wanted is not None:
         if wanted > positions:
             raise ModelError(
@@ -154,12 +168,13 @@ def _max_length(folder: Path, config: dict[str, Any], st_config: dict[str, Any],
                 "lower it",
             )
         return wanted
-    arguments = st_config.get("processing_kwargs") or {}  # of a call of the tokenizer
-    limits = (  # the first one that is set
-        (arguments.get("text") or {}).get("max_length"),
-        (arguments.get("common") or {}).get("max_length"),
-        st_config.get("max_seq_length"),
-        read_json(folder / "tokenizer_config.json").get("model_max_length"),
-    )
-    limit = int(min(next(filter(None, limits), NO_LIMIT), positions, NO_LIMIT))
+    of_tokenizer = read_json(folder / "tokenizer_config.json").get("model_max_length")
+    limit = int(min(stated or of_tokenizer or NO_LIMIT, positions, NO_LIMIT))
     return limit if limit < NO_LIMIT else _DEFAULT_LENGTH
+
+
+def _has_position_table(config: Mapping[str, Any]) -> bool:
+    """Return whether a model has a vector for each position, not rotary or relative positions."""
+    model_type = str(config.get("model_type"))
+    is_computed = model_type in ROTARY_FAMILIES or any(name in config for name in _COMPUTED_POSITIONS)
+    return model_type in TABLE_FAMILIES or not is_computed

@@ -20,7 +20,7 @@ from pipeline.models.folder.weight_files import path_inside
 from pipeline.models.layers.pooling import POOLINGS
 from pipeline.store.cache import digest_of_file
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION
-from pipeline.text.tokens.load_tokenizer import added_tokens
+from pipeline.text.tokens.tokenizer_files import added_tokens, replaced_options
 
 TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
@@ -136,7 +136,7 @@ def _space_id(folder: EncoderFolder) -> str:
     tokenizer_files = [path_inside(folder.transformer, name) for name in _TOKENIZER_FILES]
     if tokenizer_files[0] in folder.files:  # tokenizer.json
         tokenizer_files = tokenizer_files[:1]
-    added = added_tokens(folder.path / folder.transformer)
+    added, replaced = added_tokens(folder.transformer_path), replaced_options(folder.transformer_path)
     return digest_of(
         {
             "weights": [folder.files[name] for name in folder.weights],
@@ -155,6 +155,7 @@ def _space_id(folder: EncoderFolder) -> str:
             **({"template": folder.template} if folder.template is not None else {}),
             **({"ends_sentences": True} if folder.ends_sentences else {}),
             **({"special_tokens": added} if added else {}),
+            **({"tokenizer_options": replaced} if replaced else {}),
         }
     )
 

@@ -4,7 +4,7 @@ Imports neither torch nor transformers.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -183,17 +183,24 @@ def _kind(file: Path, class_name: str) -> str:
     )
 
 
-def pooling_of(path: Path, modules: list[ModuleEntry]) -> tuple[tuple[str, ...], bool]:
-    """Read the names of the poolings and whether prompt tokens are pooled; mean without a Pooling module.
+def pooling_of(
+    path: Path, modules: list[ModuleEntry], config: Mapping[str, Any]
+) -> tuple[tuple[str, ...], bool]:
+    """Read the names of the poolings and whether prompt tokens are pooled.
+
+    A folder without modules has the pooling that sentence-transformers chooses by config.json: last for a
+    causal language model, else mean.
 
     Raises:
         ModelError: the configuration is damaged, or names an unknown pooling.
     """
-    if not modules or is_static(modules):
-        return ("mean",), True
+    if not modules:
+        architecture = (config.get("architectures") or [""])[0]
+        is_causal = architecture.endswith("ForCausalLM") and config.get("is_causal", True)
+        return ("last" if is_causal else "mean",), True
     file = path / modules[1].folder / "config.json"
-    config = read_json(file, required=True)
-    if (modes := config.get("pooling_mode")) is not None:
+    pooling_config = read_json(file, required=True)
+    if (modes := pooling_config.get("pooling_mode")) is not None:
         names = [modes] if isinstance(modes, str) else modes
         # a trained encoder's folder has this project's name for a pooling unknown to sentence-transformers
         known = [*ST_NAMES, *(pooling.name for pooling in POOLINGS.values() if not pooling.st_name)]
@@ -206,8 +213,8 @@ def pooling_of(path: Path, modules: list[ModuleEntry]) -> tuple[tuple[str, ...],
             )
         pooling = tuple(ST_NAMES.get(name, name) for name in names)
     else:
-        pooling = tuple(name for flag, name in ST_FLAGS.items() if config.get(flag)) or ("mean",)
-    return pooling, bool(config.get("include_prompt", True))
+        pooling = tuple(name for flag, name in ST_FLAGS.items() if pooling_config.get(flag)) or ("mean",)
+    return pooling, bool(pooling_config.get("include_prompt", True))
 
 
 @contextmanager

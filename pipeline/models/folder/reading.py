@@ -22,8 +22,9 @@ _HEAD_BYTES = 2_048  # of tokenizer.json, in which `truncation` comes second
 def prompts_of(settings: EncoderSettings, path: Path) -> tuple[str, str]:
     """Return the prompts of documents and of queries, as sentence-transformers chooses them.
 
-    If the folder has a prompt for queries, documents get the folder's prompt for documents. Without either,
-    they get the default prompt, or none. A prompt in the settings replaces both prompts of the folder.
+    If the folder has a prompt for queries or for documents, each kind of text gets its own one, which may be
+    empty; documents for which the folder names none get the default prompt. Other folders have one prompt for
+    all texts: the default, or none. A prompt in the settings replaces both prompts of the folder.
     """
     file = path / "config_sentence_transformers.json"
     config = read_json(file)
@@ -35,14 +36,17 @@ def prompts_of(settings: EncoderSettings, path: Path) -> tuple[str, str]:
             repr(default),
             "restore the file",
         )
-    query_prompt = prompts.get("query")
-    names = [*(_DOCUMENT_PROMPTS if query_prompt else ()), default]
-    prompt = next((prompts[name] for name in names if prompts.get(name)), "")
+    query_prompt = prompts.get("query") or ""
+    of_documents = [prompts[name] for name in _DOCUMENT_PROMPTS if prompts.get(name) is not None]
+    prompt = next(filter(None, of_documents), "")
+    has_both_kinds = bool(prompt or query_prompt)
+    if not (has_both_kinds and of_documents):
+        prompt = prompts.get(default) or ""
+    if not has_both_kinds:
+        query_prompt = prompt
     if settings.prompt is not None:
-        prompt, query_prompt = settings.prompt, None
-    if settings.query_prompt is not None:
-        return prompt, settings.query_prompt
-    return prompt, query_prompt or prompt
+        prompt = query_prompt = settings.prompt
+    return prompt, query_prompt if settings.query_prompt is None else settings.query_prompt
 
 
 def truncation_side(folder: Path) -> Side:

@@ -92,7 +92,14 @@ _RULES = (
         "a number",
     ),
     _Rule("config.json", ("hidden_act", "activation", "position_embedding_type"), str | list[Any], "a name"),
-    _Rule("sentence_*_config.json", ("transformer_task",), str, "a name"),
+    _Rule("sentence_*_config.json", ("transformer_task", "module_output_name"), str, "a name"),
+    _Rule("sentence_*_config.json", ("modality_config",), dict[str, dict[str, Any]], "a mapping to mappings"),
+    _Rule(
+        "sentence_*_config.json",
+        ("config_kwargs", "config_args", "processor_kwargs", "tokenizer_args"),
+        dict[str, Any],
+        "a mapping",
+    ),
     _Rule("sentence_*_config.json", ("max_seq_length",), _Count, "a whole number, 0 or more,"),
     _Rule("sentence_*_config.json", ("do_lower_case",), bool, "true or false"),
     _Rule(

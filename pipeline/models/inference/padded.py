@@ -36,7 +36,7 @@ class PaddedModel(Model):
         config = self._model.config.get_text_config()
         self.width, self.layers = int(config.hidden_size), int(config.num_hidden_layers)
         self.device, self._longest = arithmetic.torch_device, folder.max_length
-        self._pad_id = int(config.pad_token_id or 0)
+        self._pad_id = int(getattr(config, "pad_token_id", None) or 0)
         self._dummy_rows = 1 if self.device.type == "cuda" else 0  # beyond those of max_tokens
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:

@@ -95,10 +95,11 @@ def packed_architecture(config: Config) -> Architecture:
 def _table_family(config: Config) -> Architecture:
     """Read BERT, RoBERTa, DistilBERT and MPNet. DistilBERT has names of its own for the sizes."""
     family = TABLE_FAMILIES[config["model_type"]]
+    activation_name = config.get("activation" if family == "distilbert" else "hidden_act") or "gelu"
     require(
         config.get("position_embedding_type", "absolute") == "absolute"
         and not config.get("is_decoder")
-        and config.get("activation", config.get("hidden_act", "gelu")) in ("gelu", "relu", "gelu_new")
+        and activation_name in ("gelu", "relu", "gelu_new")
     )
 
     def first(*names: str, default: float = 0) -> float:
@@ -117,7 +118,7 @@ def _table_family(config: Config) -> Architecture:
         positions=int(first("max_position_embeddings")),
         token_types=int(first("type_vocab_size", default=2)) if family in ("bert", "roberta") else 0,
         epsilon=first("layer_norm_eps", default=1e-12),
-        activation=str(config.get("activation") or config.get("hidden_act") or "gelu"),
+        activation=activation_name,
         counts_from_pad=counts_from_pad,
         pad_id=1 if family == "mpnet" else int(first("pad_token_id", default=1 if counts_from_pad else 0)),
     )

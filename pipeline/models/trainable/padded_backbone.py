@@ -26,7 +26,7 @@ class PaddedBackbone(Backbone):
         self._path, self._first_position = str(folder.path), first_position(folder.config)
         config = self.model.config.get_text_config()
         self.width, self.depth = int(config.hidden_size), int(config.num_hidden_layers)
-        self._pad_id = int(config.pad_token_id or 0)
+        self._pad_id = int(getattr(config, "pad_token_id", None) or 0)
         trained = {id(parameter) for parameter in encoder_of(self.model).parameters()}
         for parameter in self.model.parameters():
             parameter.requires_grad_(id(parameter) in trained)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ModelError
+from pipeline.text.tokens.tokenizer_files import added_tokens, read_mapping, replaced_options
 from pipeline.text.tokens.tokens import Side, Tokenizer
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 # Only after an ASCII letter or digit, with which a following character is never combined.
 _SPACE = re.compile(r"(?<=[0-9A-Za-z]) ")
 _SPACE_OR_CHINESE = re.compile(r"(?<=[0-9A-Za-z]) |(?<=[\u4e00-\u9fff])(?=[\u4e00-\u9fff])")
+_SPACES = ("\u0120", "\u2581")  # tokens of a space: byte-level BPE, SentencePiece
+_BUILDING_ERRORS = (OSError, ValueError, KeyError, ImportError)
 _SPLITS_AT_SPACE = {"BertPreTokenizer", "WhitespaceSplit", "Whitespace"}
 _LOCAL_NORMALIZERS = {
     *("BertNormalizer", "Lowercase", "StripAccents", "Strip", "Nmt", "Precompiled", "Prepend"),
@@ -68,7 +71,7 @@ def read_tokenizer(folder: Path) -> Any:
     import tokenizers
 
     try:
-        return tokenizers.Tokenizer.from_file(str(file))
+        backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:
         if type(error) is not Exception:  # the library raises the bare class for every unreadable file
             raise
@@ -78,17 +81,34 @@ def read_tokenizer(folder: Path) -> Any:
             " ".join(str(error).split())[:200],
             "restore the file",
         ) from None
+    _replace_options(backend, replaced_options(folder))
+    return backend
+
+
+def _replace_options(backend: "tokenizers.Tokenizer", options: Mapping[str, Any]) -> None:
+    """Replace options of the normalizer or the pre-tokenizer; see `replaced_options`."""
+    for option, value in options.items():
+        has_option = backend.pre_tokenizer if option == "add_prefix_space" else backend.normalizer
+        setattr(has_option, option, value)
 
 
 def _build_tokenizer(folder: Path) -> Any:
-    """Build a tokenizer from the folder's vocabulary, by transformers."""
+    """Build a tokenizer from the folder's vocabulary, by transformers.
+
+    Without any vocabulary, transformers would make a tokenizer that knows special tokens only.
+    """
     from transformers import AutoTokenizer
 
     try:
         built: Any = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        if not set(built.get_vocab()).difference(built.all_special_tokens, _SPACES):
+            raise ValueError("no file of a vocabulary")
+    except Exception as error:
+        # the tokenizers library raises Exception itself
+        if not isinstance(error, _BUILDING_ERRORS) and type(error) is not Exception:
+            raise
         raise ModelError(
             str(folder),
             "tokenizer.json or a vocabulary",
@@ -96,39 +116,6 @@ def _build_tokenizer(folder: Path) -> Any:
             "add the tokenizer's files to the folder",
         ) from None
     return getattr(built, "backend_tokenizer", None) or built
-
-
-def read_mapping(file: Path) -> dict[str, Any]:
-    """Read a JSON object from a file of a model folder; {} if the file does not exist.
-
-    Raises:
-        ModelError: the file is damaged.
-    """
-    try:
-        value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (ValueError, RecursionError) as error:
-        raise ModelError(
-            str(file), "readable JSON", " ".join(str(error).split())[:200], "restore the file"
-        ) from None
-    if not isinstance(value, dict):
-        raise ModelError(str(file), "a JSON object", type(value).__name__, "restore the file")
-    return value
-
-
-def added_tokens(folder: Path) -> dict[str, str]:
-    """Tokens that tokenizer_config.json adds at the beginning and at the end of every text.
-
-    Returns:
-        bos_token and eos_token, if the file adds them -> the token's text.
-    """
-    config = read_mapping(folder / "tokenizer_config.json")
-    wanted = (name for name in ("bos_token", "eos_token") if config.get(f"add_{name}") is True)
-    return {name: token_text(config[name]) for name in wanted if config.get(name) is not None}
-
-
-def token_text(token: Any) -> str:
-    """The text of a token as tokenizer files write it: a string, or an object with its content."""
-    return str(token.get("content", "") if isinstance(token, dict) else token)
 
 
 def from_backend(
@@ -139,7 +126,7 @@ def from_backend(
 
     backend.no_padding()
     backend.no_truncation()
-    if lower and "Lowercase" not in backend.to_str() and '"lowercase":true' not in backend.to_str():
+    if lower and not _lowers(backend.normalizer):
         others = [backend.normalizer] if backend.normalizer is not None else []
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *others])
     prefix, suffix = _special_tokens(backend, folder)
@@ -160,6 +147,12 @@ def from_backend(
         vocabulary=backend.get_vocab,
         unknown=_unknown_ids(description["model"], backend),
     )
+
+
+def _lowers(normalizer: Any) -> bool:
+    """Return whether a normalizer of the tokenizers library, or None, converts texts to lower case."""
+    steps = _steps(None if normalizer is None else json.loads(normalizer.__getstate__()), "normalizers")
+    return any(step["type"] == "Lowercase" or step.get("lowercase") for step in steps)
 
 
 def _unknown_ids(model: dict[str, Any], backend: "tokenizers.Tokenizer") -> tuple[int, ...]:
@@ -188,7 +181,14 @@ def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tupl
     Models that pool the last token, such as e5-mistral, need those of tokenizer_config.json. transformers 4
     added them; version 5 ignores them if the folder has a tokenizer.json.
     """
-    bare, full = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
+    try:
+        bare, full = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
+    except Exception as error:
+        if type(error) is not Exception:  # the library raises the bare class
+            raise
+        raise ModelError(
+            str(folder), "a vocabulary with which a text is tokenized", str(error), "restore it"
+        ) from None
     before, after = _split_special_tokens(bare, full, folder)
     added = {name: backend.token_to_id(token) for name, token in added_tokens(folder).items()}
     if (start := added.get("bos_token")) is not None and before[:1] != (start,):

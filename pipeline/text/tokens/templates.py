@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import ModelError
-from pipeline.text.tokens.load_tokenizer import read_mapping, read_tokenizer, token_text
+from pipeline.text.tokens.load_tokenizer import read_tokenizer
 from pipeline.text.tokens.positions import surroundings, tokens_at
+from pipeline.text.tokens.tokenizer_files import read_mapping, token_text
 from pipeline.text.tokens.tokens import Side, Tokenizer, Tokens
 
 TEXT, MASK = "[X]", "[MASK]"

@@ -132,3 +132,9 @@ def test_a_remote_folder_is_copied_once_and_again_when_it_changes(folders, tmp_p
         ModelError, match=r"an encoder folder with config\.json or modules\.json, found 0 files"
     ):
         folder_at(f"{s3}/{tmp_path.name}/nothing")
+
+
+def test_an_adapter_without_a_model_is_refused_with_a_remedy(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some/encoder"}')
+    with pytest.raises(ModelError, match=r"found an adapter to 'some/encoder'; merge it"):
+        folder_at(tmp_path)

@@ -1,6 +1,7 @@
 """Token ids, prompts and truncation follow the files of a pretrained encoder's folder."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.folder import open_folder
@@ -17,7 +18,7 @@ from pipeline.models.trainable.encoder import load_trainable
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from tests.models.folder.pretrained import reference
-from tests.models.folders import TEXTS, edit_json, encoder_at
+from tests.models.folders import TEXTS, edit_json, encoder_at, folder_at
 
 
 def tokenizer_folder(folder: Path, kind: str, adds_ends: bool, **config: Any) -> Path:
@@ -83,8 +84,14 @@ def test_token_ids_are_those_of_the_folders_own_tokenizer(
     ]
 
 
-def test_queries_and_documents_get_their_prompts(folders, tmp_path: Path):
-    model = reference(folders["bert"], prompts={"query": "two dogs: ", "document": "the text: "})
+@pytest.mark.parametrize("query", ["two dogs: ", ""])
+@pytest.mark.parametrize("document", ["the text: ", ""])
+@pytest.mark.parametrize("default", [None, "query", "document"])
+def test_queries_and_documents_get_their_prompts(
+    folders, tmp_path: Path, query: str, document: str, default: str | None
+):
+    prompts = {"query": query, "document": document}
+    model = reference(folders["bert"], prompts=prompts, default_prompt_name=default)
     model.save_pretrained(str(tmp_path))
     encoder, texts = encoder_at(tmp_path), list(TEXTS)
     np.testing.assert_allclose(encoder.encode(texts), model.encode_document(texts), atol=1e-5)
@@ -129,3 +136,74 @@ def test_texts_are_truncated_as_in_processing_kwargs(folders, tmp_path: Path):
     np.testing.assert_allclose(
         encoder.encode(texts), SentenceTransformer(str(tmp_path), device="cpu").encode(texts), atol=1e-5
     )
+
+
+def test_texts_are_lowercased_whatever_words_the_vocabulary_has(bert: Path):
+    (bert / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    content = json.loads((bert / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["Lowercase"] = vocabulary.pop("window")
+    (bert / "tokenizer.json").write_text(json.dumps(content))
+    upper, lower = encoder_at(bert).encode(["TWO Dogs RUN.", "two dogs run."])
+    np.testing.assert_array_equal(upper, lower)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "mpnet", "electra"])
+def test_a_folder_without_a_vocabulary_is_refused(folders, tmp_path: Path, family: str):
+    """transformers 5 makes a tokenizer for which every word is unknown."""
+    folder = Path(shutil.copytree(folders[family], tmp_path / family))
+    (folder / "tokenizer.json").unlink()
+    edit_json(folder / "tokenizer_config.json", tokenizer_class=...)
+    with pytest.raises(ModelError, match=r"expected tokenizer\.json or a vocabulary, found none"):
+        encoder_at(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "files"),
+    [("bert", {"vocab.txt": "x\ny"}), ("roberta", {"vocab.json": "{", "merges.txt": "a b"})],
+)
+def test_a_damaged_vocabulary_is_refused(folders, tmp_path: Path, family: str, files: dict[str, str]):
+    folder = Path(shutil.copytree(folders[family], tmp_path / family))
+    (folder / "tokenizer.json").unlink()
+    edit_json(folder / "tokenizer_config.json", tokenizer_class=...)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    with pytest.raises(ModelError, match=r"expected .*a vocabulary"):
+        encoder_at(folder)
+
+
+@pytest.mark.parametrize("name", ["BertTokenizer", "DistilBertTokenizerFast", "MPNetTokenizer", None])
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"do_lower_case": True}, {"do_lower_case": False, "strip_accents": True}, {"strip_accents": False}],
+)
+def test_options_of_a_class_are_those_of_tokenizer_config(
+    bert: Path, name: str | None, lowercase: bool, options: dict[str, bool]
+):
+    backend = Tokenizer.from_file(str(bert / "tokenizer.json"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend.save(str(bert / "tokenizer.json"))
+    edit_json(bert / "tokenizer_config.json", tokenizer_class=name or ..., **options)
+    peer, texts = transformers.AutoTokenizer.from_pretrained(str(bert)), [*TEXTS, "Déjà VU", "ABC"]
+    tokens = load_tokenizer(bert, 64)(texts)
+    assert tokens.ids.tolist() == [number for text in texts for number in peer(text)["input_ids"]]
+
+
+@pytest.mark.parametrize("spaced", [True, False])
+@pytest.mark.parametrize("options", [{}, {"add_prefix_space": True}])
+def test_a_space_before_a_text_is_added_if_tokenizer_config_says_so(
+    folders, tmp_path: Path, spaced: bool, options: dict[str, bool]
+):
+    folder = Path(shutil.copytree(folders["roberta"], tmp_path / "roberta"))
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
+    backend.save(str(folder / "tokenizer.json"))
+    plain = folder_at(folder).space_id
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="RobertaTokenizer", **options)
+    assert (folder_at(folder).space_id == plain) == (spaced == bool(options)), (
+        "the space changes with the ids"
+    )
+    peer = transformers.AutoTokenizer.from_pretrained(str(folder))
+    tokens = load_tokenizer(folder, 64)(TEXTS)
+    assert tokens.ids.tolist() == [number for text in TEXTS for number in peer(text)["input_ids"]]

@@ -106,6 +106,9 @@ def test_prompts_of_the_settings_are_saved(folders, tmp_path):
     queries = folder_at(folders["bert"], query_prompt="two dogs ")
     saved = save_folder(load_trainable(queries), queries, tmp_path / "queries")
     assert (saved.prompt, saved.query_prompt) == ("", "two dogs ")
+    documents = folder_at(folders["bert"], prompt="a man ", query_prompt="")
+    saved = save_folder(load_trainable(documents), documents, tmp_path / "documents")
+    assert (saved.prompt, saved.query_prompt) == ("a man ", "")
 
 
 def test_the_saved_checkpoint_has_the_names_of_its_source_in_float32(folders, tmp_path):

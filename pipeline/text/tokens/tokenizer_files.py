@@ -1,0 +1,104 @@
+"""Read the files beside tokenizer.json: tokens and options that they add to it, or replace."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.errors import ModelError
+
+
+class _ClassOptions(NamedTuple):
+    """Options that a tokenizer's class in transformers sets, whatever tokenizer.json says."""
+
+    part: str
+    """the part of tokenizer.json that has them"""
+    type: str
+    """type of that part; other types keep their options"""
+    keys: Mapping[str, tuple[str, bool | None]]
+    """key of tokenizer_config.json, and the value without that key, by the name of the option"""
+
+
+_BERT = _ClassOptions(
+    "normalizer",
+    "BertNormalizer",
+    {
+        "lowercase": ("do_lower_case", True),
+        "strip_accents": ("strip_accents", None),
+        "handle_chinese_chars": ("tokenize_chinese_chars", True),
+    },
+)
+_ROBERTA = _ClassOptions("pre_tokenizer", "ByteLevel", {"add_prefix_space": ("add_prefix_space", False)})
+_OPTIONS = {
+    "BertTokenizer": _BERT,
+    "DistilBertTokenizer": _BERT,
+    "ElectraTokenizer": _BERT,
+    "MPNetTokenizer": _BERT,
+    "RobertaTokenizer": _ROBERTA,
+}
+"""by name of the class, without Fast"""
+_CLASSES = {
+    "bert": "BertTokenizer",
+    "distilbert": "DistilBertTokenizer",
+    "electra": "ElectraTokenizer",
+    "mpnet": "MPNetTokenizer",
+    "roberta": "RobertaTokenizer",
+}
+"""class by model_type, if no file names one"""
+
+
+def read_mapping(file: Path) -> dict[str, Any]:
+    """Read a JSON object from a file of a model folder; {} if the file does not exist.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (ValueError, RecursionError) as error:
+        raise ModelError(
+            str(file), "readable JSON", " ".join(str(error).split())[:200], "restore the file"
+        ) from None
+    if not isinstance(value, dict):
+        raise ModelError(str(file), "a JSON object", type(value).__name__, "restore the file")
+    return value
+
+
+def added_tokens(folder: Path) -> dict[str, str]:
+    """Tokens that tokenizer_config.json adds at the beginning and at the end of every text.
+
+    Returns:
+        bos_token and eos_token, if the file adds them -> the token's text.
+    """
+    config = read_mapping(folder / "tokenizer_config.json")
+    wanted = (name for name in ("bos_token", "eos_token") if config.get(f"add_{name}") is True)
+    return {name: token_text(config[name]) for name in wanted if config.get(name) is not None}
+
+
+def token_text(token: Any) -> str:
+    """The text of a token as tokenizer files write it: a string, or an object with its content."""
+    return str(token.get("content", "") if isinstance(token, dict) else token)
+
+
+def replaced_options(folder: Path) -> dict[str, bool | None]:
+    """Return the options of tokenizer.json that tokenizer_config.json replaces by other values.
+
+    transformers does so for tokenizers of some classes when it loads them. In most folders both files agree.
+
+    Returns:
+        {}, or names of options of the normalizer or the pre-tokenizer -> their values.
+
+    Raises:
+        ModelError: a file is damaged.
+    """
+    config, model = read_mapping(folder / "tokenizer_config.json"), read_mapping(folder / "config.json")
+    named = config.get("tokenizer_class") or model.get("tokenizer_class")
+    name = named or _CLASSES.get(str(model.get("model_type")))
+    options = _OPTIONS.get(str(name).removesuffix("Fast"))
+    if options is None:
+        return {}
+    part = read_mapping(folder / "tokenizer.json").get(options.part)
+    if not isinstance(part, dict) or part.get("type") != options.type:
+        return {}
+    wanted = {option: config.get(key, default) for option, (key, default) in options.keys.items()}
+    return {option: value for option, value in wanted.items() if part.get(option) != value}
