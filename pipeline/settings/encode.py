@@ -71,7 +71,8 @@ class EncodeSettings(Settings):
     """Units of the corpus, and the arithmetic of the forward pass."""
 
     unit_rows: Annotated[int, Field(ge=1, le=2**31)] = 32_768
-    """rows of a unit: the unit of work, retry, resume and output"""
+    """rows of a unit: the unit of work, retry, resume and output. The last units leave workers idle: with
+    fewer than ten units for each worker, a smaller number takes less time; `manta plan` predicts how long"""
     max_tokens: Annotated[int, Field(ge=64, lt=2**31)] | None = None
     """tokens of one packed buffer; null: 1,024 on a CPU, 32,768 on a GPU, or more if the encoder has a table
     of positions and reads longer texts. With rotary positions, a longer text is encoded alone, in a multiple
