@@ -11,10 +11,12 @@ from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
 from pipeline.evaluate.similarity import vectors_of
 from pipeline.evaluate.source import RowOptions, TaskRoles
+from pipeline.evaluate.vocabulary import missing_facts, missing_texts, missing_warnings
 from pipeline.stats.correlation import is_constant
 from pipeline.stats.geometry import unit_rows
 
 TARGETS, ATTRIBUTES = ("X", "Y"), ("A", "B")
+_SETS = (*TARGETS, *ATTRIBUTES)
 _BATCH = 10_000  # permutations at once: 4 MB for 50 target words
 
 
@@ -50,7 +52,7 @@ class WeatTask(EvaluationTask):
         """Return the words of X, Y, A and B. Raises DataError for other sets or unsuitable words."""
         rows = self.file.rows()
         texts, (codes, names) = rows.texts("text"), rows.codes("set")
-        if set(names) != {*TARGETS, *ATTRIBUTES} or (codes < 0).any():
+        if set(names) != {*_SETS} or (codes < 0).any():
             raise DataError(
                 self.file.where,
                 "the sets X, Y, A and B, one for every row",
@@ -74,16 +76,19 @@ class WeatTask(EvaluationTask):
 
     def sentences(self) -> Sequence[str]:
         sets = self.sets()
-        return [text for name in (*TARGETS, *ATTRIBUTES) for text in sets[name]]
+        return [text for name in _SETS for text in sets[name]]
 
     def score(self, vectors: Vectors) -> Score:
-        sets = self.sets()
-        x = {name: vectors_of(vectors, sets[name], self.name) for name in (*TARGETS, *ATTRIBUTES)}
-        first, second = (associations(x[name], x["A"], x["B"]) for name in TARGETS)
+        sets, words = self.sets(), self.sentences()
+        x = vectors_of(vectors, words, self.name)
+        missing = missing_texts(words, x)
+        ends = np.cumsum([len(sets[name]) for name in _SETS])[:-1]
+        x_of = dict(zip(_SETS, np.split(x, ends), strict=True))
+        first, second = (associations(x_of[name], x_of["A"], x_of["B"]) for name in TARGETS)
         effect = effect_size(first, second)
         p_value = permutation_p_value(first, second, self.options.permutations, self.settings.seed)
         is_flat = is_constant(np.r_[first, second])
-        warning = f"{self.name}: every word of X and Y has the same association; the effect is given as 0"
+        flat = f"{self.name}: every word of X and Y has the same association; the effect is given as 0"
         return Score(
             "effect size x100, WEAT (an association, no quality)",
             100 * effect,
@@ -98,8 +103,12 @@ class WeatTask(EvaluationTask):
                 "words": {name: len(members) for name, members in sets.items()},
                 "p_value": f"one-sided, at most {self.options.permutations:,} divisions of X and Y",
                 "interval": "none: the p value says whether the effect may be due to chance",
+                **missing_facts(missing),
             },
-            warnings=(warning,) if is_flat else (),
+            warnings=(
+                *((flat,) if is_flat else ()),
+                *missing_warnings(self.name, missing, "their cosines with all words count as 0"),
+            ),
         )
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:

@@ -17,7 +17,6 @@ from pipeline.config import validated
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.similarity import row_similarities
 from pipeline.evaluate.sts import StsTask, correlation
-from pipeline.models.folder.token_filter import load_filter
 from pipeline.objectives import Objective, TrainedModel
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.settings.training import PairSettings, Values
@@ -173,17 +172,10 @@ class DevSet:
         """Encode the distinct sentences on all ranks together: (distinct sentences, dim) float32."""
         modules = (model.encoder, model.twin, model.head)
         with evaluating(*(module for module in modules if module is not None)):
-            vectors = self._encode(model)
+            tokens = model.encoder.folder.tokenizer()(self._sentences[0])
+            vectors = encode_on_all_ranks(model, tokens)
         check_finite(self.where, vectors, self._sentences[0])
         return vectors
-
-    def _encode(self, model: TrainedModel) -> np.ndarray:
-        folder = model.encoder.folder
-        tokenizer = folder.tokenizer()
-        tokens, is_kept = tokenizer(self._sentences[0]), load_filter(folder, tokenizer)
-        if is_kept is not None:
-            tokens = replace(tokens, kept=is_kept[tokens.ids])
-        return encode_on_all_ranks(model, tokens)
 
 
 def encode_on_all_ranks(model: TrainedModel, tokens: Tokens) -> np.ndarray:

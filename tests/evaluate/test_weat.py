@@ -101,6 +101,19 @@ def test_words_without_any_difference_have_no_effect_and_a_warning(tmp_path: Pat
     assert "every word of X and Y has the same association" in score.warnings[0]
 
 
+def test_words_without_a_vector_are_counted_over_all_sets_and_named(tmp_path: Path):
+    vectors = VECTORS | {"x2": [0.0, 0.0], "y1": [0.0, 0.0], "b": [0.0, 0.0]}
+    score = task_of("weat", words(tmp_path)).score(looked_up(vectors))
+    assert score.facts["without_vector"] == 3
+    (warning,) = score.warnings
+    assert (
+        "gave 3 texts no usable vector ('x2', 'y1', 'b'): their cosines with all words count as 0" in warning
+    )
+    # the associations are the cosines with a alone: 1 and 0, 0 and .6
+    assert score.metrics["mean association of X"] == pytest.approx(0.5, abs=1e-6)
+    assert score.metrics["mean association of Y"] == pytest.approx(0.3, abs=1e-6)
+
+
 def test_the_seed_and_the_number_of_permutations_are_part_of_the_digest(tmp_path: Path):
     file = words(tmp_path)
     tasks = [

@@ -74,6 +74,11 @@ def write_unknown_label(folder: Path) -> Path:
             2,
             "train.max_length: expected room for at least one token of a text, found 12, of which",
         ),
+        (
+            ["encoder.pooling=mean", "encoder.exclude=[punctuation]"],
+            2,
+            "encoder.exclude: expected an empty list, because a training averages all tokens",
+        ),
         (["encoder.path=/nowhere"], 4, "/nowhere: expected an encoder folder"),
     ],
 )

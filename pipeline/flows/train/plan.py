@@ -64,8 +64,20 @@ def check_settings(settings: TrainSettings) -> None:
     _check_rows(settings)
 
 
-def check_length(settings: TrainSettings, encoder: EncoderFolder) -> None:
-    """Raise ConfigError if train.max_length is above that of the encoder, or leaves no room for a text."""
+def check_encoder(settings: TrainSettings, encoder: EncoderFolder) -> None:
+    """Check how the encoder reads texts.
+
+    Raises:
+        ConfigError: encoder.exclude is set, or train.max_length is above that of the encoder, or leaves no
+            room for a text.
+    """
+    if encoder.averaging.exclude:
+        raise ConfigError(
+            "encoder.exclude",
+            "an empty list, because a training averages all tokens",
+            ", ".join(encoder.averaging.exclude),
+            "set it to [], and set it again to encode with the trained encoder",
+        )
     if settings.max_length is None:
         return
     if settings.max_length > encoder.max_length:

@@ -8,7 +8,7 @@ from pipeline.errors import DataError
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.run import Run
 from pipeline.flows.train.mine import check_mining, mine
-from pipeline.flows.train.plan import Plan, check_length, check_settings, open_dev, open_test, plan_of
+from pipeline.flows.train.plan import Plan, check_encoder, check_settings, open_dev, open_test, plan_of
 from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.ranks import RankGroup
 from pipeline.flows.train.run_folder import CHECKPOINTS, RUN, ResultRecord, RunFolder, RunRecord, open_run
@@ -46,7 +46,7 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
         TransientError: workers died more often than train.failures.
     """
     job, run = open_training(job)
-    check_length(job.train, open_folder(job.encoder, cross_encoder=True))
+    check_encoder(job.train, open_folder(job.encoder, cross_encoder=True))
     vectors = job.train.expand.vectors
     if vectors is not None:
         from pipeline.models.trainable.expansion import check_expansion

@@ -17,7 +17,7 @@ from pipeline.settings.weights import TransformerSettings
 if TYPE_CHECKING:
     import tokenizers
 
-FORMAT = 2  # version of the folders; raise it when they are written differently
+FORMAT = 3  # version of the folders; raise it when they are written differently
 _PADDING = "<pad>"
 # Width of a feed-forward layer, as a multiple of a state's (Vaswani et al. 2017, section 3.3).
 _FEED_FORWARD_FACTOR = 4
@@ -85,9 +85,11 @@ def _whole_words(tokens: list[str]) -> "tokenizers.Tokenizer":
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
     ids = {token: number for number, token in enumerate(tokens)}
+    # Python's \w. That of tokenizers has no ² and ₂, and more signs and marks, so words would be unknown.
+    words = word_pattern().replace(r"\w", r"\p{L}\p{N}_")
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace("\u2019", "'")])
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(word_pattern()), behavior="removed", invert=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(words), behavior="removed", invert=True)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{START} $A {END}", special_tokens=[(token, ids[token]) for token in (START, END)]
     )

@@ -109,7 +109,7 @@ def _texts(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:
 
 def _labels(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:
     if pa.types.is_integer(column.type):
-        labels = np.asarray(pc.fill_null(column.cast(pa.int64()), -1).to_numpy())
+        labels = np.asarray(pc.fill_null(_int64(column), -1).to_numpy())
     else:
         names = pa.array(values.labels, pa.large_string())
         indices = pc.fill_null(pc.index_in(column.cast(pa.large_string()), value_set=names), -1)
@@ -127,8 +127,15 @@ def _scores(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:
 
 
 def _positions(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:
-    valid = ~np.asarray(pc.is_null(column).to_numpy(), bool)
-    return _ConvertedColumn(pc.fill_null(column.cast(pa.int64()), 0), valid, "an integer")
+    positions = _int64(column)
+    is_too_large = pc.less(positions, 0) if column.type == pa.uint64() else pa.scalar(False)
+    valid = ~np.asarray(pc.or_kleene(pc.is_null(column), is_too_large).to_numpy(), bool)
+    return _ConvertedColumn(pc.fill_null(positions, 0), valid, "an integer below 2^63")
+
+
+def _int64(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Convert integers to int64; unsigned ones from 2^63 on become negative."""
+    return column.cast(pa.int64(), safe=False)
 
 
 def _names(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:

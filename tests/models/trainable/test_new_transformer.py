@@ -23,6 +23,9 @@ from tests.models.trainable.recurrents import word_counts
 SMALL = TransformerSettings(width=16, layers=2, heads=2, output=12)
 CONTRACTIONS = ("I can't, and it's 3.14 o'clock!", "Unknown zebras' well-known ''quotes'' don\u2019t")
 
+# Digits, signs and marks that regular expressions of Python and of tokenizers classify differently.
+SIGNS = ("5 m² of CO₂, ½ x ④", "Ⓐ a‿b _c_ d\u20dd", "\U00011083\U000110b0 \U00010280\U000102e0 हिन्दी")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> EncoderFolder:
@@ -32,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> EncoderFolder:
 
 
 def test_tokens_are_the_words_that_are_counted_for_vocabularies(tmp_path: Path):
-    texts = [*TEXTS, *CONTRACTIONS]
+    texts = [*TEXTS, *CONTRACTIONS, *SIGNS]
     counts = Counter(word for text in texts for word in words_of(text) if word != "zebras")
     write_transformer_folder(SMALL, counts, tmp_path / "new", seed=1)
     tokenizer = folder_at(tmp_path / "new").tokenizer()

@@ -57,6 +57,7 @@ def test_labels_become_indices_and_rows_without_a_label_are_counted(tmp_path: Pa
     ("labels", "found"),
     [
         ([0, 1, 7, 0], "7"),
+        (pa.array([0, 1, 2**63 + 1, 0], pa.uint64()), "9223372036854775809"),
         (["neutral", "entailment", "Neutral", "-"], "'Neutral'"),
         ([0, 1, None, 0], "None"),
         ([0, 1, -2, 0], "-2"),
@@ -71,6 +72,21 @@ def test_invalid_label_names_file_row_and_valid_labels_when_the_files_are_opened
     expected = rf"one of entailment \(0\), neutral \(1\), contradiction \(2\), found {found};"
     with pytest.raises(DataError, match=rf"nli.parquet: row 2 .* {expected}"):
         open_training_rows(PairSettings(uri=uri), NLI)
+
+
+def test_positions_up_to_the_largest_int64_are_read_and_larger_ones_refused(tmp_path: Path):
+    roles = ["text", "document", "position"]
+    columns = {"text": ["a", "b"], "document": ["d", "d"]}
+    for positions in ([2**63 - 2, 2**63 - 1], [2**63 - 1, 2**63]):
+        uri = write_parquet(
+            tmp_path / "rows.parquet", columns | {"position": pa.array(positions, pa.uint64())}
+        )
+        pairs = open_training_rows(PairSettings(uri=uri), roles)
+        if positions[1] < 2**63:
+            assert read_all(pairs)["position"] == positions
+            continue
+        with pytest.raises(DataError, match=r"row 1 .*position: expected an integer below 2\^63, found 922"):
+            read_all(pairs)
 
 
 def test_scores_are_scaled_to_zero_to_one(tmp_path: Path):
