@@ -20,6 +20,8 @@ MASKED = ("mask",)  # pooling of encoders that read a template's mask token; nev
 JOINED = "manta-joined"  # model_type of a folder with several encoders
 MODEL2VEC = "model2vec"  # model_type of a table of token vectors that model2vec wrote
 SEQUENCE_FAMILIES = ("recurrent", "convolutional", "dan")  # of encoders that read whole words in their order
+# model types in which tokens see padding, by convolutions, averages of blocks or a Fourier transform
+_SEE_PADDING = ("convbert", "fnet", "mobilebert", "nystromformer", "yoso")
 
 # function that loads a tokenizer, by family, or model2vec; other families have one of transformers
 _LOADERS = {
@@ -101,6 +103,11 @@ class EncoderFolder:
     def whole_words(self) -> bool:
         """True if tokens are whole words, not pieces of words."""
         return self.family in ("words", "paragraph", *SEQUENCE_FAMILIES)
+
+    @property
+    def sees_padding(self) -> bool:
+        """True if padding after a text would change its vector, although attention leaves it out."""
+        return self.config.get("model_type") in _SEE_PADDING
 
     @property
     def holds_any_text(self) -> bool:

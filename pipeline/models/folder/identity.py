@@ -156,6 +156,7 @@ def _space_id(folder: EncoderFolder) -> str:
             **({"ends_sentences": True} if folder.ends_sentences else {}),
             **({"special_tokens": added} if added else {}),
             **({"tokenizer_options": replaced} if replaced else {}),
+            **({"padding": False} if folder.sees_padding else {}),  # earlier vectors are of padded texts
         }
     )
 

@@ -23,10 +23,10 @@ class PaddedModel(Model):
     """Transformers model on a device.
 
     All batches of texts padded to L tokens have the same number of rows, max_tokens // L but at least
-    one; dummy rows fill a batch up. Shapes, and therefore a text's bits, do not depend on the other texts,
-    as in the packed forward pass. A text may be longer than max_tokens. On a GPU, several rows have one more
-    dummy row: transformers drops a mask without padding, and without a mask a GPU computes attention by
-    another kernel.
+    one; dummy rows fill a batch up. If tokens would see padding, L is the length of the texts. Shapes, and
+    therefore a text's bits, do not depend on the other texts, as in the packed forward pass. A text may be
+    longer than max_tokens. On a GPU, several rows have one more dummy row: transformers drops a mask without
+    padding, and without a mask a GPU computes attention by another kernel.
     """
 
     def __init__(self, folder: EncoderFolder, arithmetic: Arithmetic) -> None:
@@ -36,6 +36,7 @@ class PaddedModel(Model):
         config = self._model.config.get_text_config()
         self.width, self.layers = int(config.hidden_size), int(config.num_hidden_layers)
         self.device, self._longest = arithmetic.torch_device, folder.max_length
+        self._multiple = 1 if folder.sees_padding else _LENGTH_MULTIPLE
         self._pad_id = int(getattr(config, "pad_token_id", None) or 0)
         self._dummy_rows = 1 if self.device.type == "cuda" else 0  # beyond those of max_tokens
 
@@ -68,7 +69,7 @@ class PaddedModel(Model):
 
     def _padded_lengths(self, lengths: np.ndarray) -> np.ndarray:
         return np.minimum(
-            -(-lengths // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE,
+            -(-lengths // self._multiple) * self._multiple,
             max(self._longest, int(lengths.max(initial=0))),
         )
 

@@ -4,12 +4,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
+import transformers
 from torch import Tensor
 
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.inference.padded import PaddedModel
 from pipeline.settings import EncoderSettings, EncodeSettings
-from tests.models.folders import TEXTS, save_folder
+from tests.models.folders import (
+    SIZES,
+    TEXTS,
+    add_noise,
+    encoder_at,
+    hidden_states,
+    save_folder,
+    save_tokenizer,
+    word_piece,
+)
+
+OTHERS: dict[str, dict[str, int]] = {
+    "convbert": {"embedding_size": 48},
+    "fnet": {},
+    "mobilebert": {"embedding_size": 48, "intra_bottleneck_size": 48},
+    "nystromformer": {},
+    "yoso": {},
+    "codegen": {"n_embd": 48, "n_head": 4, "n_layer": 3, "rotary_dim": 8},
+    "albert": {"embedding_size": 24},
+}
+"""settings of small models by model_type; tokens of the first five see padding, codegen has no such token"""
 
 
 def test_no_mask_is_without_padding_if_there_is_a_dummy_row(tmp_path: Path):
@@ -31,3 +54,18 @@ def test_no_mask_is_without_padding_if_there_is_a_dummy_row(tmp_path: Path):
     np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-6)
     assert any(len(mask) > 1 for mask in masks)
     assert all(len(mask) == 1 or (mask[-1, 1:] == 0).all() for mask in masks)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_text_has_the_vector_that_it_has_alone(tmp_path: Path, name: str):
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(name, **SIZES, **OTHERS[name])
+    model = transformers.AutoModel.from_config(config).eval()
+    add_noise(model, 0.15)
+    model.save_pretrained(tmp_path)
+    save_tokenizer(word_piece(), tmp_path)
+    encoder = encoder_at(tmp_path, pooling="mean")
+    assert isinstance(encoder._model, PaddedModel)
+    assert encoder.folder.sees_padding == (name in list(OTHERS)[:5])
+    expected = np.stack([hidden_states(tmp_path, text)[-1].mean(dim=0).numpy() for text in TEXTS])
+    np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-4 * np.abs(expected).max())
