@@ -147,13 +147,12 @@ def check_any_vector(records: Sequence[UnitRecord], encoder: EncoderSettings, te
     Args:
         texts: description of the texts, for the message.
     """
-    if not any(record.rows for record in records):
-        raise ModelError(
-            encoder.path,
-            "finite, non-zero vectors",
-            f"none for {texts}",
-            "check the encoder's weights and dtype",
-        )
+    if any(record.rows for record in records):
+        return
+    remedy = "check the encoder's weights and dtype"
+    if open_folder(encoder).whole_words:
+        remedy = "use an encoder of the texts' language: they have no word that this one knows"
+    raise ModelError(encoder.path, "finite, non-zero vectors", f"none for {texts}", remedy)
 
 
 def _can_copy(previous: ReleaseManifest, job: Job, space_id: str) -> bool:

@@ -57,6 +57,18 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_corpus_without_any_known_word_ends_the_night_with_that_reason(
+    arguments: list[str], manta: Manta, tmp_path: Path
+):
+    for file in (tmp_path / "corpus").glob("part-[0-2].parquet"):
+        file.unlink()
+    ended = manta("nightly", *arguments)
+    assert ended.code == 4
+    assert "found none for the whole corpus; use an encoder of the texts' language" in ended.err
+    assert "weights" not in ended.err
+
+
+@pytest.mark.usefixtures("cluster")
 def test_a_release_of_word_vectors_is_searched_with_its_own_copy_of_them(
     arguments: list[str], manta: Manta, tmp_path: Path
 ):
