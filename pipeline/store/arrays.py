@@ -29,11 +29,34 @@ def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def plain_type(encoded: pa.DataType) -> pa.DataType:
-    """Return the type without its encoding: a dictionary's type of values, string for a string view."""
+    """Return the type without its encoding: a dictionary's type of values, string for a string view.
+
+    Of nested types, views are replaced at all levels, since Arrow cannot select their rows.
+    """
     plain = encoded.value_type if pa.types.is_dictionary(encoded) else encoded
     if pa.types.is_string_view(plain):
         return pa.string()
-    return pa.binary() if pa.types.is_binary_view(plain) else plain
+    if pa.types.is_binary_view(plain):
+        return pa.binary()
+    return _without_views(plain) if pa.types.is_nested(plain) else plain
+
+
+def _without_views(nested: pa.DataType) -> pa.DataType:
+    """Return a nested type with plain types of its values; a list view stays one."""
+    types = pa.types
+    if types.is_struct(nested):
+        return pa.struct([_plain_field(field) for field in nested])
+    if types.is_map(nested):
+        return pa.map_(_plain_field(nested.key_field), _plain_field(nested.item_field))
+    if types.is_fixed_size_list(nested):
+        return pa.list_(_plain_field(nested.value_field), nested.list_size)
+    if types.is_list(nested):
+        return pa.list_(_plain_field(nested.value_field))
+    return pa.large_list(_plain_field(nested.value_field)) if types.is_large_list(nested) else nested
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field if pa.types.is_dictionary(field.type) else field.with_type(plain_type(field.type))
 
 
 def is_text(encoded: pa.DataType) -> bool:

@@ -257,3 +257,22 @@ def test_a_kept_column_may_have_the_name_of_a_column_that_ingestion_uses(tmp_pat
     store = open_store(tmp_path / "out")
     ingested = ingest(CorpusSettings(uri=str(tmp_path / "in"), keep=(name,)), 2, store)
     assert {row["id"]: row[stored_name(name)] for row in rows_of(store, ingested)} == {"a": 3, "b": 1, "c": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.list_(pa.string_view()), ["longer than a view holds", "b"]),
+        (pa.list_(pa.binary_view(), 1), [b"one"]),
+        (pa.struct([("a", pa.large_list(pa.string_view()))]), {"a": ["x", None]}),
+        (pa.map_(pa.string_view(), pa.string_view()), [("key", "value")]),
+    ],
+)
+def test_views_inside_of_kept_columns_are_stored_without_them(tmp_path, kind, value):
+    (tmp_path / "in").mkdir()
+    table = pa.table({"id": ["a", "b", "a"], "text": ["t"] * 3, "kept": pa.array([value, None, value], kind)})
+    pq.write_table(table, tmp_path / "in" / "a.parquet")
+    store = open_store(tmp_path / "out")
+    corpus = CorpusSettings(uri=str(tmp_path / "in"), keep=("kept",), max_quarantined=1)
+    found = rows_of(store, ingest(corpus, 10, store))
+    assert {row["id"]: row["kept"] for row in found} == {"a": value, "b": None}
