@@ -35,6 +35,8 @@ class CorpusSurvey:
     """the error of each file that cannot be used, by its name"""
     divisions: dict[str, tuple[RowGroups, ...]]
     """parts of a Parquet file that several workers can read, by file name"""
+    has_misfits: bool = False
+    """whether a file is refused because its types do not fit those of other files"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def survey_files(
     Args:
         files: the files to read.
         corpus: settings that name the columns.
-        unit_schema: schema of units that hold the unchanged files, which are not inspected again.
+        unit_schema: schema of units that hold the unchanged files, which are not inspected again. A file that
+            does not fit it is refused without an error: it may fit these files.
         map_tasks: function that applies the task to groups of files.
 
     Raises:
@@ -80,12 +83,13 @@ def survey_files(
         for file, result in zip(files, inspected, strict=True)
         if isinstance(result, DataError)
     }
-    if refused and corpus.bad_files == "error":
+    may_fit = unit_schema is not None and bool(misfits)
+    if refused and corpus.bad_files == "error" and not may_fit:
         raise next(refused[file.name] for file in files if file.name in refused)
     good = [file_columns for file_columns in usable if file_columns.file.name not in refused]
     rows = {file_columns.file.name: file_columns.rows for file_columns in good}
     divisions = {file_columns.file.name: file_columns.divisions for file_columns in good}
-    return CorpusSurvey(columns, rows, refused, divisions)
+    return CorpusSurvey(columns, rows, refused, divisions, bool(misfits))
 
 
 def _group(files: Sequence[SourceFile]) -> list[list[SourceFile]]:

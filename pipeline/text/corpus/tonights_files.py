@@ -132,10 +132,12 @@ def inspect_files(
         return survey_files(changed, corpus, before if unchanged else None, map_tasks)
 
     result = survey()
-    if before is not None and result.columns.schema != before:
+    if before is not None and (result.has_misfits or result.columns.schema != before):
         reusable, unchanged = unchanged, {}
-        result = survey()
-        if result.columns.schema == before:  # all files together have the same types as before
+        of_units, result = result, survey()
+        if result.has_misfits and of_units.columns.schema == before:  # files are skipped in either case
+            result = of_units
+        if result.columns.schema == before:
             unchanged = reusable
         else:
             rebuild_reason = "id or kept columns, or their types, have changed"

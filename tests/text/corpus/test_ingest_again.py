@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import TransientError
+from pipeline.errors import DataError, TransientError
 from pipeline.settings import CorpusSettings
 from pipeline.store.store import open_store
 from pipeline.text.corpus.corpus_record import corpus_digest, record_path
@@ -153,3 +153,25 @@ def test_ids_above_int64_in_a_later_file_are_read_as_on_a_first_night(tmp_path, 
     from_scratch = ingest(corpus, 10, open_store(tmp_path / "scratch"))
     assert (ingested.id_type, ingested.rows) == (from_scratch.id_type, from_scratch.rows) == (kind, rows)
     assert ingested.read_files == (2 if kind == "uint64" else 1), "only other types need all files"
+
+
+@pytest.mark.parametrize("bad_files", ["error", "skip"])
+def test_a_kept_column_without_values_gets_the_type_of_a_later_file(tmp_path, bad_files):
+    corpus = CorpusSettings(uri=str(tmp_path / "in"), keep=("n",), bad_files=bad_files)
+    (tmp_path / "in").mkdir()
+    store, previous = open_store(tmp_path / "out"), ParentCorpus()
+    for name, values in (("a", pa.nulls(2)), ("b", pa.array([7, 8]))):
+        ids = [f"{name}{number}" for number in range(2)]
+        pq.write_table(pa.table({"id": ids, "text": ids, "n": values}), tmp_path / "in" / f"{name}.parquet")
+        ingested = ingest(corpus, 10, store, previous)
+        previous = ParentCorpus(ingested, ingested.next_ordinal)
+    expected = {"a0": None, "a1": None, "b0": 7, "b1": 8}
+    assert {row["id"]: row["n"] for row in rows_of(store, ingested)} == expected
+    table = pa.table({"id": ["c0"], "text": ["c0"], "n": ["a string"]})
+    pq.write_table(table, tmp_path / "in" / "0.parquet")
+    if bad_files == "error":
+        with pytest.raises(DataError, match=r"\.parquet: expected column 'n' .* found"):
+            ingest(corpus, 10, store, previous)
+    else:  # the types stay, and with them all rows
+        ingested = ingest(corpus, 10, store, previous)
+        assert (ingested.rows, ingested.counts["bad_files"], ingested.read_files) == (4, 1, 1)
