@@ -13,7 +13,7 @@ from pipeline.evaluate.judgements import read_judgements
 from pipeline.flows.corpus import corpus_of, sample_files
 from pipeline.flows.night.disk_space import check_disk_space, estimate_space
 from pipeline.flows.night.judged_ids import check_judged_ids_in_files
-from pipeline.flows.night.stages import check_index_and_transform
+from pipeline.flows.night.stages import check_index_and_transform, check_root
 from pipeline.flows.night.user_queries import read_user_queries
 from pipeline.flows.workers.nodes import describe_resources
 from pipeline.log import Stages, counted, packages
@@ -138,6 +138,7 @@ class _Checks:
 
     def corpus(self) -> str:
         """Sample rows of a few files, and check their columns and ids. Later checks use some of the texts."""
+        check_root(self.job)
         corpus = corpus_of(self.job)
         rows, drawn_rows, cut_rows, hash_batches = 0, 0, row_cutter(corpus), [np.zeros(0, np.uint64)]
         self.files = list_files(corpus)

@@ -23,6 +23,7 @@ from pipeline.store.release import Releases
 from pipeline.store.units import Corpus
 from pipeline.text.corpus.chunking import row_cutter
 from pipeline.text.corpus.ingest import ingest
+from pipeline.text.corpus.listing import local_path
 from pipeline.text.corpus.task_map import TaskMap, TaskRunner, map_here
 
 _ENOUGH_ROWS = 10_000_000  # more than any kind of index needs for its training
@@ -93,6 +94,7 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
 
 def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease) -> None:
     """Find errors that would stop the night later; log whether the root is held or rolled back."""
+    check_root(job)
     check_store(releases.commits.store, creates_once=True)  # without it two nights could both publish
     check_index_and_transform(job, previous.release)
     row_cutter(corpus_of(job))  # raises for chunks that have no room beside the prompt
@@ -105,6 +107,20 @@ def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease
     elif previous.release is not None and previous.release.release < max(releases.numbers()):
         then = "tonight's release is made from the current corpus and settings, and replaces it"
         say(f"release {previous.release.release} is current by a rollback; {then}")
+
+
+def check_root(job: Job) -> None:
+    """Raise ConfigError if releases would be written among the files of the corpus, all of which are read."""
+    corpus, root = (local_path(uri) or uri.rstrip("/") for uri in (job.corpus.uri, job.release.root))
+    below = root.removeprefix(f"{corpus}/")
+    is_read = not any(part.startswith((".", "_")) for part in below.split("/"))
+    if root == corpus or (below != root and is_read):
+        raise ConfigError(
+            f"release.root: {job.release.root}",
+            f"a folder that is not below corpus.uri ({job.corpus.uri}), whose files are all read",
+            "one that is" if below != root else "the same folder",
+            "set release.root to another folder, or to one whose name begins with _",
+        )
 
 
 def check_index_and_transform(job: Job, previous: ReleaseManifest | None = None) -> None:

@@ -8,8 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ConfigError
+from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.preflight import preflight
-from pipeline.flows.night.stages import check_index_and_transform
+from pipeline.flows.night.stages import check_index_and_transform, check_root
 from pipeline.log import Stages, packages
 from pipeline.settings import Job
 
@@ -64,3 +65,25 @@ def test_a_corpus_that_alternates_between_languages_is_sampled_in_their_proporti
     facts = checks["tokens"].facts
     assert facts["rows"] == 256
     assert 0.15 < facts["scripts"]["chinese"]["rows"] / facts["rows"] < 0.35
+
+
+@pytest.mark.parametrize("root", ["corpus", "corpus/releases", "corpus/a/b"])
+def test_a_root_among_the_files_of_the_corpus_is_refused(
+    make_job: Callable[..., Job], tmp_path: Path, root: str
+):
+    """Its files would be read as rows, those of a running night first."""
+    job = make_job(f"release.root={tmp_path / root}")
+    before = sorted((tmp_path / "corpus").rglob("*"))
+    with pytest.raises(
+        ConfigError, match=r"release\.root: .*expected a folder that is not below corpus\.uri"
+    ):
+        nightly(job, Stages())
+    assert sorted((tmp_path / "corpus").rglob("*")) == before
+    problems = {check.name: check.problem for check in preflight(job, Stages())}
+    assert "release.root" in str(problems["corpus"])
+
+
+@pytest.mark.parametrize("root", ["corpus2", "corpus/_releases", "corpus/.cache/releases", "."])
+def test_another_root_is_not_refused(make_job: Callable[..., Job], tmp_path: Path, root: str):
+    check_root(make_job(f"release.root={tmp_path / root}"))
+    check_root(make_job(f"release.root=s3://bucket/{root}", "corpus.uri=s3://bucket/corpus/"))
