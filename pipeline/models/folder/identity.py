@@ -136,7 +136,8 @@ def _space_id(folder: EncoderFolder) -> str:
     tokenizer_files = [path_inside(folder.transformer, name) for name in _TOKENIZER_FILES]
     if tokenizer_files[0] in folder.files:  # tokenizer.json
         tokenizer_files = tokenizer_files[:1]
-    added, replaced = added_tokens(folder.transformer_path), replaced_options(folder.transformer_path)
+    added = added_tokens(folder.transformer_path)
+    replaced = {} if folder.family == "static" else replaced_options(folder.transformer_path)
     return digest_of(
         {
             "weights": [folder.files[name] for name in folder.weights],

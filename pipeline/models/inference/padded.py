@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pipeline.log import say
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.pretrained import load_complete, load_config
 from pipeline.models.inference.model import Model
@@ -16,6 +17,8 @@ from pipeline.text.tokens.budget import longest_first
 from pipeline.text.tokens.tokens import Tokens
 
 _LENGTH_MULTIPLE = 16  # lengths are padded to multiples: few shapes, less than 16 wasted tokens per text
+# encoder-decoders of which sentence-transformers pools the decoder's states
+_POOLED_DECODERS = ("bart", "bigbird_pegasus", "led", "mbart", "mvp", "plbart")
 _ENCODER_ONLY = ("t5", "mt5", "umt5")  # sentence encoders of these types are stored without their decoder
 
 
@@ -34,6 +37,11 @@ class PaddedModel(Model):
             encoder_of(load_model(folder, arithmetic.torch_dtype)).to(arithmetic.torch_device).eval()
         )
         config = self._model.config.get_text_config()
+        if config.model_type in _POOLED_DECODERS:
+            say(
+                f"{folder.path}: the states of the encoder are pooled; sentence-transformers pools those of "
+                f"the decoder of {config.model_type}, which gives other vectors"
+            )
         self.width, self.layers = int(config.hidden_size), int(config.num_hidden_layers)
         self.device, self._longest = arithmetic.torch_device, folder.max_length
         self._multiple = 1 if folder.sees_padding else _LENGTH_MULTIPLE

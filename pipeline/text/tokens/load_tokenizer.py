@@ -56,8 +56,12 @@ def load_tokenizer(
     return replace(tokenizer, truncation_side=truncation_side)
 
 
-def read_tokenizer(folder: Path) -> Any:
+def read_tokenizer(folder: Path, *, alone: bool = False) -> Any:
     """Read the folder's tokenizer.json or, if there is none, let transformers build a tokenizer.
+
+    Args:
+        folder: the model folder.
+        alone: ignore what tokenizer_config.json says.
 
     Returns:
         A tokenizer of the tokenizers library, or of transformers if that has one in Python only.
@@ -81,7 +85,7 @@ def read_tokenizer(folder: Path) -> Any:
             " ".join(str(error).split())[:200],
             "restore the file",
         ) from None
-    _replace_options(backend, replaced_options(folder))
+    _replace_options(backend, {} if alone else replaced_options(folder))
     return backend
 
 

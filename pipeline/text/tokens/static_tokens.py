@@ -72,7 +72,7 @@ def _read_plain(folder: Path) -> "tokenizers.Tokenizer":
     from tokenizers import Tokenizer as Backend
     from tokenizers import processors
 
-    backend = read_tokenizer(folder)
+    backend = read_tokenizer(folder, alone=True)
     assert isinstance(backend, Backend), "the folder has a tokenizer.json"
     backend.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
     return backend

@@ -43,6 +43,16 @@ def test_vectors_equal_those_of_sentence_transformers(tmp_path: Path, kind: str,
     assert not expected[EXAMPLES.index("")].any()
 
 
+def test_only_tokenizer_json_says_how_a_text_is_read(tmp_path: Path):
+    model = save_static(tmp_path / "st", word_piece())
+    before = folder_at(tmp_path / "st").space_id
+    config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "tokenize_chinese_chars": False}
+    (tmp_path / "st" / "tokenizer_config.json").write_text(json.dumps(config))
+    texts = [*EXAMPLES, "Two DOGS"]
+    np.testing.assert_allclose(encoder_at(tmp_path / "st").encode(texts), model.encode(texts), atol=1e-6)
+    assert folder_at(tmp_path / "st").space_id == before
+
+
 def test_truncation_in_tokenizer_json_limits_a_text(tmp_path: Path):
     for side in ("right", "left"):
         tokenizer = word_piece()

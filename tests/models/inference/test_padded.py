@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
+from pipeline.log import listening
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.inference.padded import PaddedModel
 from pipeline.settings import EncoderSettings, EncodeSettings
@@ -33,6 +35,8 @@ OTHERS: dict[str, dict[str, int]] = {
     "albert": {"embedding_size": 24},
 }
 """settings of small models by model_type; tokens of the first five see padding, codegen has no such token"""
+
+LAYERS = {"layers": 2, "attention_heads": 4, "ffn_dim": 96}
 
 
 def test_no_mask_is_without_padding_if_there_is_a_dummy_row(tmp_path: Path):
@@ -69,3 +73,16 @@ def test_a_text_has_the_vector_that_it_has_alone(tmp_path: Path, name: str):
     assert encoder.folder.sees_padding == (name in list(OTHERS)[:5])
     expected = np.stack([hidden_states(tmp_path, text)[-1].mean(dim=0).numpy() for text in TEXTS])
     np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_it_is_said_that_another_library_pools_a_decoder(tmp_path: Path):
+    sizes = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in LAYERS.items()}
+    config = transformers.BartConfig(vocab_size=300, d_model=48, max_position_embeddings=66, **sizes)
+    torch.manual_seed(0)
+    transformers.BartModel(config).save_pretrained(tmp_path)
+    save_tokenizer(word_piece(), tmp_path)
+    with listening() as said:
+        vectors = encoder_at(tmp_path).encode(TEXTS[:1])
+    assert "the states of the encoder are pooled" in "".join(said)
+    peer = SentenceTransformer(str(tmp_path), device="cpu").encode(list(TEXTS[:1]))
+    assert np.abs(vectors - peer).max() > 1e-3
