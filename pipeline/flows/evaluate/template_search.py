@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pipeline.config import digest_of, to_yaml
 from pipeline.device import resolve
-from pipeline.errors import DataError
+from pipeline.errors import DataError, ModelError
 from pipeline.evaluate.mask_words import pair_correlation
 from pipeline.evaluate.template_search import (
     GeneratedTemplates,
@@ -28,7 +28,7 @@ from pipeline.models.folder.locate import absolute_path
 from pipeline.models.translation.definitions import Definition
 from pipeline.models.translation.seq2seq import open_translator
 from pipeline.report.template_search import TemplateReport, render
-from pipeline.settings import EncoderSettings, EncodeSettings, GeneratorSettings, Job
+from pipeline.settings import EncoderSettings, EncodeSettings, GeneratorSettings, Job, TemplateSettings
 from pipeline.settings.augment import TranslatorSettings
 from pipeline.stats.space import ScoredPairs
 from pipeline.store.base import Store
@@ -146,6 +146,7 @@ def search_template(job: Job, stages: Stages, *, verbose: bool = False) -> Templ
         )
     settings = job.evaluate.templates
     encoder = job.encoder.model_copy(update={"template": None, "pooling": None})
+    _check_mask(encoder, settings)
     digest = _digest(encoder, job.encode, pairs)
     templates = len(settings.relations) + len(settings.wrappers) + len(settings.others)
     if settings.generator is not None:
@@ -201,6 +202,16 @@ def _score_all(run: Run, task: ScoreTemplate, name: str, templates: Sequence[str
             scores[number] = result.score
             bar.add(1)
     return [scores[number] for number in range(len(templates))]
+
+
+def _check_mask(encoder: EncoderSettings, settings: TemplateSettings) -> None:
+    """Raise ModelError, before a worker starts, if the encoder cannot read a text in a template."""
+    first = f"{settings.wrappers[0]} [MASK]{settings.ending}"
+    try:
+        open_folder(encoder.model_copy(update={"template": first})).tokenizer()
+    except ModelError as error:
+        remedy = "set encoder.path to a masked language model"
+        raise ModelError("encoder.path", error.expected, error.found, remedy) from None
 
 
 def _digest(encoder: EncoderSettings, encode: EncodeSettings, pairs: ScoredPairs) -> str:

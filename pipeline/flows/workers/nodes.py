@@ -173,9 +173,11 @@ def nodes_seen() -> frozenset[Node]:
 
 
 def _ray_job() -> str:
+    """Return an id of the Ray job; the id that Ray gives is the same in every local cluster of a process."""
     import ray
 
-    return str(ray.get_runtime_context().get_job_id())
+    context = ray.get_runtime_context()
+    return f"{context.get_node_id()} {context.get_job_id()}"
 
 
 def addable_nodes() -> tuple[Node, ...]:

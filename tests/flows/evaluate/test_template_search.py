@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,7 @@ from pipeline.log import Stages
 from pipeline.settings import EncoderSettings
 from tests.conftest import CommandResult
 from tests.flows.evaluate.evaluating import arguments, job, oracle, write_pairs
+from tests.models.folder.wordfiles import write_words
 from tests.models.folders import save_folder
 from tests.models.translation.translators import SENTENCES, save_translator
 
@@ -102,6 +104,10 @@ def test_an_encoder_without_a_mask_token_is_refused(
     bare = save_folder(tmp_path / "bare", "bert")
     vocabulary = bare / "tokenizer.json"
     vocabulary.write_text(vocabulary.read_text().replace("[MASK]", "[NONE]"))
-    ended = manta("search-template", *arguments(folder, bare), WORDS)
-    assert ended.code == 4
-    assert "a mask token" in ended.err
+    words = write_words(tmp_path / "words.txt", ["a", "b"], np.eye(2, dtype=np.float32), "word2vec")
+    for encoder in (bare, words):
+        ended = manta("search-template", *arguments(folder, encoder), WORDS)
+        assert ended.code == 4
+        assert "mask token" in ended.err
+        assert "set encoder.path to a masked language model" in ended.err
+        assert "score:" not in ended.err, "no worker has started"

@@ -83,6 +83,22 @@ with connect(ClusterSettings(address="host:port"), Stages()):
     assert re.search(r"ConfigError: cluster\.address: .*found 'host:port'", ended.stderr)
 
 
+@pytest.mark.slow
+def test_a_second_local_ray_of_a_process_has_lost_no_node():
+    code = """if True:
+        from pipeline.flows.workers.cluster import connect
+        from pipeline.flows.workers.nodes import nodes_alive, take_lost
+        from pipeline.log import Stages
+        from pipeline.settings import ClusterSettings
+
+        for _ in range(2):
+            with connect(ClusterSettings(), Stages()):
+                print(len(nodes_alive()), take_lost(nodes_alive()))
+        """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "1 []\n1 []\n", ended.stderr
+
+
 @pytest.mark.usefixtures("not_connected")
 @pytest.mark.parametrize("address", ["no-such-host.invalid:6379", "127.0.0.1:1", "127.0.0.1:99999"])
 def test_an_unreachable_address_is_reported_at_once(address: str):
