@@ -12,7 +12,7 @@ from pipeline.evaluate.mask_words import MaskWordsReport
 from pipeline.evaluate.tasks import MissingTask, Selection, select_tasks
 from pipeline.flows.evaluate.candidates import ResolvedCandidate, check_sparse, resolve_candidates
 from pipeline.flows.evaluate.disagreements import disagreements
-from pipeline.flows.evaluate.geometry import measure_geometry
+from pipeline.flows.evaluate.geometry import check_hidden_states, measure_geometry
 from pipeline.flows.evaluate.mask_words import read_mask_words
 from pipeline.flows.evaluate.retrieval_examples import retrieval_examples
 from pipeline.flows.evaluate.scoring import MeasuredTask
@@ -111,6 +111,8 @@ def evaluate(
     if selected.missing:
         say(f"missing tasks, listed at the end: {len(selected.missing)}")
     check_sparse(candidates, selected.tasks, job.evaluate.similarity, analyses=geometry or mask_words)
+    if geometry:
+        check_hidden_states(candidates)
     work = EvaluationWork.read(job, store, stages, selected.tasks, candidates)
     sampled = (geometry + mask_words) * job.evaluate.geometry.sentences * len(work.vectors)
     with (
@@ -125,8 +127,7 @@ def evaluate(
         wants_bias = geometry and job.evaluate.geometry.token_bias
         token_bias = measure_token_bias(run, candidates) if wants_bias else ()
     names = [each.name for each in candidates]
-    words = [mask_words_report] if mask_words_report else []
-    reports = [geometry_report, *words, *token_bias]
+    reports = [geometry_report, *([mask_words_report] if mask_words_report else []), *token_bias]
     return Evaluation(
         id=_evaluation_id(job, candidates, selected, reports),
         root=store.uri,

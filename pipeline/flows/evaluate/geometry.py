@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, ModelError
 from pipeline.evaluate.sts import StsOptions, StsTask
 from pipeline.evaluate.tasks import task_of_file
 from pipeline.flows.corpus import corpus_of, open_releases
@@ -17,6 +17,7 @@ from pipeline.flows.evaluate.sentences import clean_sentences
 from pipeline.flows.night.previous import load_previous
 from pipeline.flows.run import Run
 from pipeline.flows.workers.workers import Workers
+from pipeline.models.folder.folder import open_folder
 from pipeline.settings import GeometrySettings, Job, TaskSettings
 from pipeline.stats.encoder_geometry import (
     RAW,
@@ -36,6 +37,7 @@ from pipeline.text.corpus.tonights_files import ParentCorpus
 _PAIR_FILES = ("sts/STSB-dev.parquet", "sts/STSB-test.parquet")
 _MAXIMUM = 5.0  # of the human scores of STS-B
 _MIN_TEXTS = 10  # with fewer texts no metric is meaningful
+_WITHOUT_STATES = {"dan": "a deep averaging network", "paragraph": "paragraph vectors"}  # by family
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,20 @@ class Sample:
     """name of the corpus or task that the sample is from"""
     reason: str | None = None
     """why there are no texts or pairs, or too few texts"""
+
+
+def check_hidden_states(candidates: Sequence[ResolvedCandidate]) -> None:
+    """Raise ModelError, before anything is encoded, for a candidate whose tokens have no states to read."""
+    for candidate in candidates:
+        folder = open_folder(candidate.encoder)
+        found = f"{len(folder.parts)} encoders side by side" if folder.parts else None
+        if found := found or _WITHOUT_STATES.get(folder.family):
+            raise ModelError(
+                f"evaluate --geometry: {candidate.name}",
+                "an encoder whose tokens have hidden states",
+                found,
+                "leave this candidate out, or evaluate without --geometry",
+            )
 
 
 def measure_geometry(run: Run, candidates: Sequence[ResolvedCandidate]) -> GeometryReport:

@@ -4,6 +4,7 @@ An encoder is measured once for all its transforms.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, ModelError
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.evaluate import evaluate
 from pipeline.flows.evaluate.geometry import measure_geometry
@@ -23,15 +24,17 @@ from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.vectorfile import read_vectors
 from pipeline.models.inference.encoder import load_encoder
+from pipeline.models.trainable.new_dan import write_dan_folder
 from pipeline.post.whitening import Whitening, fit_whitening
 from pipeline.settings import ClusterSettings, EncoderSettings, Job
+from pipeline.settings.weights import DanSettings
 from pipeline.stats.encoder_geometry import GeometryReport
 from pipeline.stats.geometry import anisotropy, cosines
 from pipeline.stats.moments import Moments
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
 from pipeline.store.stored import FileRef
-from tests.flows.conftest import sentences
+from tests.flows.conftest import WORDS, sentences
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -226,3 +229,14 @@ def test_geometry_can_be_evaluated_without_tasks(make_job: Callable[..., Job]):
     kept = store_evaluation(made, "today")
     assert kept.facts["geometry"]["sentences"] == 60
     assert "Geometry of the space" in Path(kept.report).read_text()
+
+
+def test_an_encoder_without_hidden_states_is_refused_before_anything_is_encoded(
+    make_job: Callable[..., Job], tmp_path: Path
+):
+    shape = DanSettings(width=8, layers=1, buckets=8, word_dim=8)
+    write_dan_folder(shape, Counter(WORDS), tmp_path / "dan", seed=0)
+    job = make_job(f"evaluate.candidates=[{{}}, {tmp_path / 'dan'}]")
+    with pytest.raises(ModelError, match="--geometry: dan: expected an encoder whose tokens have hidden"):
+        evaluate(job, Stages(), geometry=True)
+    assert not list((tmp_path / "releases").rglob("*.parquet"))
