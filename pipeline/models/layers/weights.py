@@ -15,6 +15,8 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.names import NAMES
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
+# what transformers writes before the names of a model's tensors, if it saves the model with a head
+_BASES = ("bert.", "distilbert.", "model.", "mpnet.", "new.", "nomic_bert.", "roberta.")
 
 
 class Checkpoint:
@@ -33,9 +35,11 @@ class Checkpoint:
             load: function that reads a tensor, by the tensor's name in the file.
             words: name of the word table without prefix. The characters before it in the file precede the
                 names of all of the encoder's tensors.
+
+        Raises:
+            ModelError: there are several word tables, and no rule says which is the encoder's.
         """
-        table = f"{words}.weight"
-        prefix = next((name.removesuffix(table) for name in load if name.endswith(table)), "")
+        prefix = _prefix(path, load, f"{words}.weight")
         self._path = path
         self._load = {_current_name(name.removeprefix(prefix)): read for name, read in load.items()}
         self.names = {
@@ -164,6 +168,26 @@ def _from_pickle(file: Path) -> dict[str, Callable[[], Tensor]]:
             "fetch the file again, or convert it to safetensors",
         ) from None
     return {name: tensor.detach for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+
+
+def _prefix(path: str, names: Iterable[str], table: str) -> str:
+    """Return the characters before the name of the word table; "" if there is none.
+
+    Of several tables, as in a checkpoint of two encoders, the one without prefix is the encoder's, or else
+    the one under a name that transformers gives to a model with a head.
+    """
+    found = [name.removesuffix(table) for name in names if name.endswith(table)]
+    if "" in found or not found:
+        return ""
+    chosen = found if len(found) == 1 else [prefix for prefix in found if prefix in _BASES]
+    if len(chosen) == 1:
+        return chosen[0]
+    raise ModelError(
+        path,
+        f"weights of one encoder, with one {table}",
+        ", ".join(f"{prefix}{table}" for prefix in sorted(found)[:3]),
+        "save the encoder that is meant alone",
+    )
 
 
 def _current_name(name: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
+from pipeline.errors import ModelError
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.folder.saved import encoded, save_sentence_transformer
@@ -163,3 +164,26 @@ def test_weights_are_read_in_every_form_that_folders_have_had(bert, form):
             weight_map={name: file for file, part in shards.items() for name in part},
         )
     np.testing.assert_allclose(encoded(bert), before, atol=0.05 if form == "float16" else 0)
+
+
+@pytest.mark.parametrize("own", ["", "bert."])
+@pytest.mark.parametrize("other", ["a.", "teacher.bert."])
+def test_of_two_encoders_in_one_file_the_one_that_transformers_reads_is_taken(bert, own, other):
+    before, tensors = encoded(bert), load_file(bert / "model.safetensors")
+    both = {own + name: tensor for name, tensor in tensors.items()}
+    save_file(
+        both | {other + name: 2 * tensor for name, tensor in tensors.items()}, bert / "model.safetensors"
+    )
+    np.testing.assert_array_equal(encoded(bert), before)
+
+
+def test_two_encoders_in_one_file_are_refused_if_none_is_the_models_own(bert):
+    tensors = load_file(bert / "model.safetensors")
+    both = {
+        f"{side}.{name}": tensor.clone() for name, tensor in tensors.items() for side in ("left", "right")
+    }
+    save_file(both, bert / "model.safetensors")
+    with pytest.raises(
+        ModelError, match=r"weights of one encoder, .* found left\.embeddings.*, right\.embed"
+    ):
+        encoded(bert)
