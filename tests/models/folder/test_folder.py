@@ -1,5 +1,6 @@
 """Every kind of encoder folder is read as sentence-transformers reads it, or refused with an error."""
 
+import shutil
 import subprocess
 import sys
 
@@ -138,3 +139,19 @@ def test_an_adapter_without_a_model_is_refused_with_a_remedy(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some/encoder"}')
     with pytest.raises(ModelError, match=r"found an adapter to 'some/encoder'; merge it"):
         folder_at(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_only_hidden_act_names_the_activation_of_bert(folders, tmp_path, family):
+    """DistilBERT calls it activation; transformers ignores that key in other families."""
+    shutil.copytree(folders[family], tmp_path / family)
+    edit_json(tmp_path / family / "config.json", activation="relu")
+    peer = SentenceTransformer(str(tmp_path / family), device="cpu")
+    np.testing.assert_allclose(encoded(tmp_path / family), peer.encode(list(TEXTS)), atol=1e-5)
+
+
+def test_positions_of_roberta_begin_after_its_usual_padding_token_if_the_config_has_none(folders, tmp_path):
+    shutil.copytree(folders["roberta"], tmp_path / "roberta")
+    edit_json(tmp_path / "roberta" / "config.json", pad_token_id=None)
+    assert folder_at(tmp_path / "roberta").max_length == 64
+    np.testing.assert_array_equal(encoded(tmp_path / "roberta"), encoded(folders["roberta"]))
