@@ -57,8 +57,9 @@ def test_a_release_of_truncated_vectors_finds_every_text(make_job: Make, kind: s
     np.testing.assert_allclose(vector_matrix(column), vectors[:5], atol=1e-6)
 
 
-def test_another_number_of_components_starts_from_scratch(make_job: Make):
-    settings = ("whiten.mode=off", "gates.recall_at_10=", "index.kind=flat")
+@pytest.mark.parametrize("mode", ["off", "on", "auto"])
+def test_another_number_of_components_starts_from_scratch(make_job: Make, mode: str):
+    settings = (f"whiten.mode={mode}", "gates.recall_at_10=", "index.kind=flat")
     first = nightly(make_job("encoder.dim=20", *settings), Stages())
     again = nightly(make_job("encoder.dim=20", *settings), Stages())
     second = nightly(make_job("encoder.dim=12", *settings), Stages())
