@@ -12,7 +12,7 @@ from pipeline.flows.encode.encode import encode
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.night.nightly import build_candidate
 from pipeline.flows.night.previous import PreviousRelease, load_previous
-from pipeline.flows.night.stages import check_index_and_transform, ingest_corpus
+from pipeline.flows.night.stages import check_index_and_transform, check_root, ingest_corpus
 from pipeline.flows.rows import LiveRows, place_units
 from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import Decision, check_dev, decide_transform
@@ -95,6 +95,7 @@ def index_corpus(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[St
 @contextmanager
 def _started(job: Job, stages: Stages, verbose: bool) -> Iterator[tuple[Run, PreviousRelease, Corpus]]:
     """Read the corpus, then connect to workers for the duration of the block."""
+    check_root(job)
     open_folder(job.encoder)  # an unusable encoder shows before any work
     harvest_corpus(job, stages)
     releases = open_releases(job)

@@ -10,6 +10,7 @@ import pytest
 from pipeline.errors import ConfigError
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.preflight import preflight
+from pipeline.flows.night.single_stage import encode_corpus
 from pipeline.flows.night.stages import check_index_and_transform, check_root
 from pipeline.log import Stages, packages
 from pipeline.settings import Job
@@ -74,10 +75,11 @@ def test_a_root_among_the_files_of_the_corpus_is_refused(
     """Its files would be read as rows, those of a running night first."""
     job = make_job(f"release.root={tmp_path / root}")
     before = sorted((tmp_path / "corpus").rglob("*"))
-    with pytest.raises(
-        ConfigError, match=r"release\.root: .*expected a folder that is not below corpus\.uri"
-    ):
-        nightly(job, Stages())
+    for command in (nightly, encode_corpus):
+        with pytest.raises(
+            ConfigError, match=r"release\.root: .*expected a folder that is not below corpus\.uri"
+        ):
+            command(job, Stages())
     assert sorted((tmp_path / "corpus").rglob("*")) == before
     problems = {check.name: check.problem for check in preflight(job, Stages())}
     assert "release.root" in str(problems["corpus"])
