@@ -73,17 +73,17 @@ class Timing(NamedTuple):
     cpu: float
 
 
-def compare_job(pairs: int, rows: int, dtype: str) -> None:
+def compare_job(pairs: int, rows: int, dtype: str, unit_rows: int) -> None:
     """Measure in turn a process that only encodes, with two threads, and the job with two workers of one.
 
     The CPU time of the job is that of its workers, without what they take to start and to encode a few rows.
     """
     engines, jobs, starts = [], [], []
     with tempfile.TemporaryDirectory(prefix="manta-bench-") as top:
-        loading_s = _run_job(Path(top, "first"), _FEW_ROWS, dtype)[0].cpu
+        loading_s = _run_job(Path(top, "first"), _FEW_ROWS, dtype, unit_rows)[0].cpu
         for number in range(pairs):
             engines.append(_run_engine(rows, dtype))
-            job, ray_s = _run_job(Path(top, str(number)), rows, dtype)
+            job, ray_s = _run_job(Path(top, str(number)), rows, dtype, unit_rows)
             job = Timing(job.wall, job.cpu - loading_s)
             jobs.append(job)
             starts.append(ray_s)
@@ -98,7 +98,7 @@ def compare_job(pairs: int, rows: int, dtype: str) -> None:
         ("the same with starting Ray", "", "", spread(started), ""),
     ]
     print_table(
-        f"{rows:,} captions, {dtype}, {pairs} interleaved pairs; {machine()}",
+        f"{rows:,} captions, {dtype}, units of {unit_rows:,} rows, {pairs} interleaved pairs; {machine()}",
         lines,
         ("", "seconds", "CPU seconds", "speed against the engine", "of CPU time"),
     )
@@ -140,13 +140,13 @@ def engine(rows: int, dtype: str) -> None:
     print(time.perf_counter() - start, time.process_time() - cpu)
 
 
-def _run_job(root: Path, rows: int, dtype: str) -> tuple[Timing, float]:
+def _run_job(root: Path, rows: int, dtype: str, unit_rows: int) -> tuple[Timing, float]:
     """Run `manta encode`. Returns the time of its encode stage, and the seconds to start Ray."""
     arguments = [
         f"corpus.uri={captions()}",
         f"corpus.max_rows={rows}",
         f"encode.dtype={dtype}",
-        "encode.unit_rows=4096",
+        f"encode.unit_rows={unit_rows}",
         "cluster.workers=2",
         f"release.root={root}",
     ]
@@ -315,6 +315,7 @@ def main() -> None:
     parser.add_argument("what", choices=("job", "engine", "captions", "generated"))
     parser.add_argument("--rows", type=int)
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--unit-rows", type=int, default=4096, help="encode.unit_rows of `job`")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "int8"), default="float32")
     options = parser.parse_args()
     if options.what == "generated":
@@ -324,7 +325,7 @@ def main() -> None:
     elif options.what == "engine":
         engine(options.rows, options.dtype)
     else:
-        compare_job(options.pairs, options.rows or 135_070, options.dtype)
+        compare_job(options.pairs, options.rows or 135_070, options.dtype, options.unit_rows)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from pipeline.stats.correlation import spearman
 from pipeline.text.rows.batches import RankSlice
 from pipeline.train.metrics import read_metrics
 from tests.benchmarks.machine import machine, print_table
-from tests.benchmarks.triples import write_triples
+from tests.benchmarks.triples import write_pairs_of_triples, write_triples
 
 SETS = ("STSB-dev", "STSB-test", "STS12", "STS13", "STS15")
 RATES = {"minilm": 2e-5, "small": 5e-4, "words": 1e-4}
@@ -54,7 +54,6 @@ SMALL = {
     "intermediate_size": 512,
     "max_position_embeddings": 128,
 }
-NO_NEGATIVE = {"columns": {"negative": "none"}}
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ CASES: dict[str, Case] = {
     "regression": Case("stsb-train", "regression"),
     "triplet": Case("triples", "triplet", encoder={"normalize": False}),
     "supervised, hard negatives": Case("triples", "supervised"),
-    "supervised, no negatives": Case("triples", "supervised", {"data": NO_NEGATIVE}),
+    "supervised, no negatives": Case("pairs of triples", "supervised"),
     "supervised on captions": Case("captions", "supervised"),
     "supervised on captions, GradCache": Case("captions", "supervised", {"chunk_rows": 8}),
     "supervised on captions, naive accumulation": Case("captions", "accumulated"),
@@ -212,6 +211,7 @@ def prepare_rows(root: Path) -> dict[str, Any]:
         "sentences of captions": {"uri": str(root / "sentences.parquet")},
         "captions": {"uri": str(root / "captions.parquet")},
         "triples": {"uri": str(root / "triples")},
+        "pairs of triples": {"uri": str(write_pairs_of_triples(root))},
         "snli": {"uri": str(data / "nli" / "snli.parquet")},
         "stsb-train": {"uri": str(data / "sts" / "STSB-train.parquet")},
         "documents": {"uri": str(data / "running" / "documents.parquet"), "columns": {"document": "doc_id"}},

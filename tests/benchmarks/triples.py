@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 from pipeline.log import Stages
 from pipeline.settings.build import BuildSettings
 from pipeline.settings.training import PairSettings
@@ -12,3 +14,10 @@ def write_triples(source: Path, folder: Path) -> None:
     """Build the folder `triples` below `folder` from a file of premises, hypotheses and labels."""
     settings = BuildSettings(root=str(folder), name="triples", kind="nli", data=PairSettings(uri=str(source)))
     build_rows(open_build(settings), Stages())
+
+
+def write_pairs_of_triples(folder: Path) -> Path:
+    """Write the triples of `write_triples` without their negatives; return the file."""
+    file = folder / "pairs-of-triples.parquet"
+    pq.write_table(pq.read_table(folder / "triples" / "train.parquet", columns=["anchor", "positive"]), file)
+    return file

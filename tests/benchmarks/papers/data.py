@@ -19,7 +19,7 @@ from pipeline.settings.build import BuildSettings
 from pipeline.settings.training import PairSettings
 from pipeline.text.builders.build import build_rows, open_build
 from tests.benchmarks.augmentations import write_word_vectors
-from tests.benchmarks.triples import write_triples
+from tests.benchmarks.triples import write_pairs_of_triples, write_triples
 
 Read = dict[str, Any]
 """settings of one source in `train.data`"""
@@ -176,6 +176,11 @@ def _triples(sources: Sources) -> Read:
     return {"uri": str(sources.made / "triples" / "train.parquet")}
 
 
+def _pairs_of_triples(sources: Sources) -> Read:
+    _triples(sources)
+    return {"uri": str(write_pairs_of_triples(sources.made))}
+
+
 def _triples_with_neutrals(sources: Sources) -> Read:
     source = PairSettings(uri=str(sources.data / "nli" / "snli.parquet"))
     settings = BuildSettings(
@@ -269,7 +274,7 @@ SOURCES: dict[str, Callable[[Sources], Any]] = {
     "translations": _file("parallel/multi30k.en-de.parquet", text="src", translation="tgt"),
     "nli": _file("nli/snli.parquet"),
     "triples": _triples,
-    "pairs of triples": lambda sources: _triples(sources) | {"columns": {"negative": "none"}},
+    "pairs of triples": _pairs_of_triples,
     "triples with neutrals": _triples_with_neutrals,
     "entailments": _pairs_of_label("entailments", _ENTAILMENT),
     "neutrals": _pairs_of_label("neutral-pairs", _NEUTRAL),
