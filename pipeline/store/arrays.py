@@ -5,6 +5,7 @@ time of `manta search`.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +64,25 @@ def is_text(encoded: pa.DataType) -> bool:
     """Return whether the values of a type are strings, in any encoding."""
     plain = plain_type(encoded)
     return bool(pa.types.is_string(plain) or pa.types.is_large_string(plain))
+
+
+def python_values(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column; times outside Python's years 1 to 9999 as the text of Arrow."""
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError):
+        return [_python_value(each) for each in column]
+
+
+def _python_value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        if isinstance(scalar, pa.ListScalar):
+            return [_python_value(each) for each in scalar.values]
+        if isinstance(scalar, pa.StructScalar):
+            return {name: _python_value(each) for name, each in scalar.items()}
+        return scalar.cast(pa.string()).as_py().replace(" ", "T")
 
 
 def strings_of(texts: Sequence[str]) -> pa.Array:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.store.arrays import python_values
+
 
 def python_column(column: pa.ChunkedArray) -> list[Any]:
     """Return the values of a column. Times are truncated to microseconds, Python's smallest unit.
@@ -31,20 +33,8 @@ def json_column(column: pa.ChunkedArray) -> Iterator[Any]:
     try:
         values = python_column(column)
     except (OverflowError, ValueError):
-        values = [_value_of(each) for each in column]
+        values = python_values(column)
     return map(json_value, values)
-
-
-def _value_of(scalar: pa.Scalar) -> Any:
-    """Return the Python value of a scalar; the text of Arrow for a time that Python does not have."""
-    try:
-        return scalar.as_py()
-    except (OverflowError, ValueError):
-        if isinstance(scalar, pa.ListScalar):
-            return [_value_of(each) for each in scalar.values]
-        if isinstance(scalar, pa.StructScalar):
-            return {name: _value_of(each) for name, each in scalar.items()}
-        return scalar.cast(pa.string()).as_py().replace(" ", "T")
 
 
 def json_value(value: Any) -> Any:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.store.arrays import one_chunk
+from pipeline.store.arrays import one_chunk, python_values
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.schema import KEY, writer_options
 from pipeline.store.stored import FileRef
@@ -116,7 +116,7 @@ def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
         pass
     except pa.ArrowInvalid:  # bytes, some of which are not UTF-8
         convert = _utf8_or_repr
-    texts = [None if value is None else convert(value) for value in column.to_pylist()]
+    texts = [None if value is None else convert(value) for value in python_values(column)]
     return pa.chunked_array([pa.array(texts, pa.large_string())])
 
 

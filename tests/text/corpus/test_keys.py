@@ -15,6 +15,7 @@ from pipeline.text.corpus.keys import carried_keys
         pa.array([1.5, -0.0, 0.0, float("nan"), None]),
         pa.array([{"a": 1}, {"a": None}, None]),
         pa.array([["x"], [], [None], None], pa.list_(pa.string())),
+        pa.array([[0], [10**7], [10**7, 0], [10**7 + 1], None], pa.list_(pa.date32())),  # beyond year 9999
     ],
 )
 def test_the_digest_of_a_row_does_not_depend_on_other_rows(column: pa.Array):
