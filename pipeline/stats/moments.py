@@ -18,6 +18,7 @@ MERGE_GROUP = 64
 # Largest proportion of the rows that `without` may remove, because removing more loses digits: 13 digits are
 # correct after removing 99 %, none after 99.99 %.
 MAX_REMOVED = 0.9
+_NO_ROWS = ("at least one row with a vector", "none", "check the corpus and its quarantine")
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +118,7 @@ class Moments:
     def covariance(self) -> np.ndarray:
         """Return the population covariance (d, d); raise DataError if there are no rows."""
         if not self.count:
-            raise DataError("moments", "at least one row", "none", "encode something first")
+            raise DataError("moments", *_NO_ROWS)
         return self.scatter / self.count
 
     def to_bytes(self) -> bytes:
@@ -144,13 +145,13 @@ def merge_tree(parts: Iterable[Moments]) -> Moments:
     result per group.
 
     Raises:
-        DataError: no parts.
+        DataError: there are no parts.
     """
     level = list(_merge_groups(parts))
     while len(level) > 1:
         level = list(_merge_groups(level))
     if not level:
-        raise DataError("moments", "at least one unit", "none", "encode something first")
+        raise DataError("moments", *_NO_ROWS)
     return level[0]
 
 
