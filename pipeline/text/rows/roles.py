@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import DataError
-from pipeline.settings.training import TEXTS, Values
+from pipeline.settings.training import Values
 from pipeline.store.arrays import is_text, plain_type
 from pipeline.text.corpus.normalize import valid_utf8
 
@@ -68,7 +68,7 @@ def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
     """Convert columns that are named by role; the column `row` is passed through.
 
     Args:
-        table: columns by role, and `row`: the number of each row in its file.
+        table: columns by role, of plain types, and `row`: the number of each row in its file.
         values: the labels and the range of scores.
         where: URI of the file, for errors.
 
@@ -77,8 +77,8 @@ def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
         as int64; documents, groups and sections as large_string, null for a row without one.
 
     Raises:
-        DataError: a label is not in the set, a score is missing or out of range, or a text is not valid
-            UTF-8.
+        DataError: a label is not in the set, a score is missing or out of range, or a text or name is not
+            valid UTF-8.
     """
     convert: dict[str, Callable[[pa.ChunkedArray, Values], _ConvertedColumn]] = {
         "label": _labels,
@@ -88,23 +88,32 @@ def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
     }
     converted = {"row": table["row"]}
     for role in (name for name in table.column_names if name != "row"):
-        column = table[role].cast(plain_type(table[role].type))
-        converted[role], valid, expected = convert.get(role, _texts)(column, values)
+        converted[role], valid, expected = convert.get(role, _texts)(table[role], values)
         if not valid.all():
             first = int(np.argmin(valid))
             raise DataError(
                 f"{where}: row {table['row'][first].as_py()} (counted from 0), {role}",
                 expected,
-                "bytes that are not valid UTF-8" if role in TEXTS else repr(column[first].as_py()),
+                _describe(table[role][first]),
                 "fix the row, name another column in `columns`, or set `values` to the meaning of its values",
             )
     return pa.table(converted)
 
 
+def _describe(value: pa.Scalar) -> str:
+    try:
+        return repr(value.as_py())
+    except UnicodeDecodeError:
+        return "bytes that are not valid UTF-8"
+
+
 def _texts(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:
     texts = column.cast(pa.large_string())
-    valid = np.concatenate([np.ones(0, bool), *(valid_utf8(chunk) for chunk in texts.chunks)])
-    return _ConvertedColumn(pc.fill_null(texts, BLANK), valid, "text in UTF-8")
+    return _ConvertedColumn(pc.fill_null(texts, BLANK), _valid_utf8(texts), "text in UTF-8")
+
+
+def _valid_utf8(strings: pa.ChunkedArray) -> np.ndarray:
+    return np.concatenate([np.ones(0, bool), *(valid_utf8(chunk) for chunk in strings.chunks)])
 
 
 def _labels(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:
@@ -121,7 +130,8 @@ def _labels(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:
 
 def _scores(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:
     low, high = values.score_range
-    scores = np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy())
+    # safe=False rounds integers above 2^53, which are out of range
+    scores = np.asarray(pc.fill_null(column.cast(pa.float64(), safe=False), np.nan).to_numpy())
     scaled = pa.chunked_array([(scores - low) / (high - low)])
     return _ConvertedColumn(scaled, (scores >= low) & (scores <= high), f"a number from {low:g} to {high:g}")
 
@@ -139,4 +149,5 @@ def _int64(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _names(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:
-    return _ConvertedColumn(column.cast(pa.large_string()), np.ones(len(column), bool), "a name or a number")
+    names = column.cast(pa.large_string())
+    return _ConvertedColumn(names, _valid_utf8(names), "a name in UTF-8")

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
 from pipeline.settings.training import TEXTS, PairSettings
+from pipeline.store.arrays import plain_type
 from pipeline.text.corpus.sources import SourceFile, open_file
 from pipeline.text.corpus.storage_errors import storage_errors
 from pipeline.text.rows.roles import has_label
@@ -65,7 +66,8 @@ def read_kept(
 def read_labelled(settings: PairSettings, group: RowGroup, roles: Sequence[str]) -> Iterator[pa.Table]:
     """Yield the rows of a row group: columns named by role, and `row`, the row's number in the file.
 
-    If the label is among the roles, rows without a label are left out.
+    Columns have plain types, because Arrow cannot select rows of string views. If the label is among the
+    roles, rows without a label are left out.
     """
     with storage_errors(group.file.uri, ""), open_file(group.file) as stream:
         reader = pq.ParquetFile(stream, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
@@ -75,7 +77,8 @@ def read_labelled(settings: PairSettings, group: RowGroup, roles: Sequence[str])
         names = {role: settings.columns.get(role, role) for role in roles}
         columns = list(dict.fromkeys(names.values()))
         for batch in reader.iter_batches(_PIECE_ROWS, row_groups=[group.number], columns=columns):
-            values = {role: batch.column(name) for role, name in names.items()}
+            plain = {name: batch[name].cast(plain_type(batch[name].type)) for name in columns}
+            values = {role: plain[name] for role, name in names.items()}
             piece = pa.table(values | {"row": np.arange(row, row + len(batch))})
             if "label" in roles:
                 piece = piece.filter(pa.array(has_label(piece["label"], settings.values)))
