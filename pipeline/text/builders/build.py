@@ -274,12 +274,15 @@ def _load_unit(store: Store, path: str) -> BuiltUnit:
 
 
 def _write(store: Store, parts: Sequence[FileRef], path: str) -> FileRef:
-    """Join Parquet files to one at `path`. Its row groups do not depend on the number of files joined."""
-    readers = [pq.ParquetFile(part.open(store)) for part in parts]
-    batches = (batch for reader in readers for batch in reader.iter_batches(_ROW_GROUP))
+    """Join Parquet files to one at `path`. Its row groups do not depend on the number of files joined.
+
+    One file is open at a time, because a process may not open thousands.
+    """
+    schema = pq.read_schema(parts[0].open(store))
+    batches = (batch for part in parts for batch in pq.ParquetFile(part.open(store)).iter_batches(_ROW_GROUP))
     with store.scratch() as scratch:
         file, rows = scratch / "rows.parquet", 0
-        with pq.ParquetWriter(file, readers[0].schema_arrow, compression="zstd") as writer:
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
             for table in rechunk((pa.Table.from_batches([batch]) for batch in batches), _ROW_GROUP):
                 writer.write_table(table)
                 rows += len(table)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -52,6 +53,21 @@ def test_rows_do_not_depend_on_files_order_and_buckets(
     monkeypatch.setattr(keys, "BUCKET_ROWS", len(rows) // 3)
     assert keys.bucket_count(len(rows)) == 4
     assert built_bytes(tmp_path / "buckets", kind, shuffled, files=3) == expected
+
+
+def test_more_buckets_than_files_that_a_process_may_open_are_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rows = DATA["nli"](11)
+    expected = built_bytes(tmp_path / "one", "nli", rows)
+    monkeypatch.setattr(keys, "BUCKET_ROWS", 1)
+    assert keys.bucket_count(len(rows)) == 64
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, limits[1]))
+        assert built_bytes(tmp_path / "buckets", "nli", rows) == expected
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @every_kind
