@@ -41,8 +41,8 @@ def documents(count: int) -> list[list[str]]:
 
 
 def edit(texts: list[list[str]], rng: np.random.Generator, *, replace: bool) -> None:
-    """Replace a sentence by another one in 1 % of the documents, or insert one."""
-    for number in rng.permutation(len(texts))[: len(texts) // 100].tolist():
+    """Replace a sentence by another one in 1 % of the documents, at least one of them, or insert one."""
+    for number in rng.permutation(len(texts))[: max(1, len(texts) // 100)].tolist():
         position = int(rng.integers(len(texts[number])))
         new = f"This sentence, with number {rng.integers(1_000_000)}, was written on another day."
         texts[number][position : position + replace] = [new]

@@ -26,6 +26,7 @@ from pipeline.index.effort import choose_effort, get_effort, set_effort
 from pipeline.index.merge import FilledShard, merge
 from pipeline.index.plan import IndexPlan, plan_index
 from pipeline.index.recall import recall
+from pipeline.index.refine import CANDIDATES_PER_ANSWER
 from pipeline.index.threads import faiss_threads
 from pipeline.index.truth import ExactTopK, Neighbours, Queries
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
@@ -81,12 +82,18 @@ def vectors(rows: int) -> tuple[np.ndarray, str]:
 
 
 def train_peer(bench: IndexBench) -> Any:
-    """Train with plain faiss. OPQ has Manta's number of iterations, because faiss's takes far longer."""
+    """Train with plain faiss.
+
+    OPQ has Manta's number of iterations, because faiss's takes far longer, and a refined kind scores as many
+    candidates again as Manta's, because faiss's own number finds far less.
+    """
     index = faiss.index_factory(bench.plan.dim, bench.plan.factory, faiss.METRIC_INNER_PRODUCT)
     if isinstance(index, faiss.IndexPreTransform) and isinstance(
         step := faiss.downcast_VectorTransform(index.chain.at(0)), faiss.OPQMatrix
     ):
         step.niter = 20
+    if isinstance(index, faiss.IndexRefine):
+        index.k_factor = CANDIDATES_PER_ANSWER
     sample = bench.raw[: bench.plan.train_rows].copy()
     faiss.normalize_L2(sample)
     index.train(sample)
@@ -98,7 +105,9 @@ def train_ours(bench: IndexBench) -> Any:
 
 
 def add_to_peer(index: Any, bench: IndexBench) -> Any:
-    keyed = index if bench.plan.nlist else faiss.IndexIDMap2(index)
+    """Add the rows with their addresses. Refined kinds and kinds without lists need an id map for these."""
+    has_ids = bench.plan.nlist and not isinstance(index, faiss.IndexRefine)
+    keyed = index if has_ids else faiss.IndexIDMap2(index)
     for addresses, raw in bench.batches():
         unit = raw.copy()
         faiss.normalize_L2(unit)

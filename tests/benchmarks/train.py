@@ -363,6 +363,8 @@ def run_rank(
 
 def compare_workers(pairs: int, batch_rows: int) -> None:
     """Compare steps on the same batches by one process on one core and by two processes on two cores."""
+    if len(os.sched_getaffinity(0)) < 2:
+        sys.exit("two workers need two cores, and this process may use one")
     context, durations = torch.multiprocessing.get_context("spawn"), {1: [], 2: []}
     with tempfile.TemporaryDirectory() as scratch:
         prepare_rows(Path(scratch))

@@ -239,7 +239,7 @@ def show(count: int) -> None:
     back = translate_all(load_stage("de-en", DECODINGS["greedy"]), forth)
     same = sum(a == b for a, b in zip(texts, back, strict=True))
     print(f"\n{same:,} of {count:,} captions come back unchanged ({same / count:.1%})\n")
-    for index in range(0, count, count // 20):
+    for index in range(0, count, max(1, count // 20)):
         print(f"{texts[index]}\n    {forth[index]}\n    {back[index]}")
 
 
