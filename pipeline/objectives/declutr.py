@@ -62,14 +62,15 @@ class Declutr(Objective):
     def views(self, batch: Batch) -> Sequence[View]:
         """Draw the spans of the whole batch; each anchor is a view, and is followed by its positives."""
         documents = [str(text).split() or [""] for text in batch.column("text")]
-        if max(map(len, documents)) < 2:
+        device = next(self.encoder.parameters()).device
+        longest = torch.tensor([max(map(len, documents))], device=device)
+        if int(batch.peers.gather(longest).max()) < 2:
             raise DataError(
                 "texts of declutr",
                 "documents of many words, separated by white space",
                 "no text of two words in a batch",
                 "choose the column with whole documents as text",
             )
-        device = next(self.encoder.parameters()).device
         rngs = row_generators(batch.rows, batch.peers, device)
         spans = [
             self.draw_spans(len(words), rng).reshape(-1, 2).tolist()

@@ -37,6 +37,7 @@ CASES: dict[str, Callable[[], Objective]] = {
     "consert": lambda: Consert(Tiny(seed=1), views=("none", "none")),
     "consert adversarial": lambda: Consert(Tiny(seed=1), views=("none", "adversarial"), noise=0.1),
     "declutr": lambda: Declutr(Tiny(seed=1), temperature=0.3),
+    "declutr, words on one rank": lambda: Declutr(Tiny(seed=1), temperature=0.3),
     # Texts have three tokens: if both special tokens are kept, there is nothing to permute or draw.
     "pser": lambda: Pser(Tiny(seed=1), temperature=0.3, keep_special=True),
     "pser similarity": lambda: Pser(Tiny(seed=1), temperature=0.3, keep_special=True, kl_on="similarity"),
@@ -92,9 +93,13 @@ def batch(
     return replace(whole.of_rows(own), false_negatives=masks, source=source)
 
 
-def with_documents(rows: Batch) -> Batch:
-    """Replace each text by a document of many words: its letters, 14 times over."""
-    return replace(rows, columns={"text": [" ".join(14 * str(text)) for text in rows.column("text")]})
+def with_documents(rows: Batch, documents: int = ROWS) -> Batch:
+    """Replace the texts of the first `documents` rows by many words: the text's letters, 14 times over."""
+    texts = [
+        " ".join(14 * str(text)) if row < documents else text
+        for row, text in zip(rows.rows, rows.column("text"), strict=True)
+    ]
+    return replace(rows, columns={"text": texts})
 
 
 def trained(
@@ -104,7 +109,9 @@ def trained(
     torch.manual_seed(5)
     objective, losses = CASES[name]().double(), []
     for step in range(STEPS):
-        rows = with_documents(batches(step)) if name == "declutr" else batches(step)
+        rows = batches(step)
+        if name.startswith("declutr"):
+            rows = with_documents(rows, ROWS if name == "declutr" else ROWS // WORLD)
         outcome = loss_and_backward(objective, rows)
         descend(objective, rate=0.05)
         objective.after_step(outcome.reps, rows)
