@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.index.build import read_index
 from pipeline.index.library import faiss, prints_to_stderr
-from pipeline.index.refine import index_refine_of, merge_refined
+from pipeline.index.refine import id_map_of, index_refine_of, merge_refined
 from pipeline.index.search_parameters import ivf_parameters
 from pipeline.index.structure import (
     addresses_of,
@@ -24,6 +24,7 @@ from pipeline.index.structure import (
     ivf_of,
     lists_of,
     nlist_of,
+    transforms_of,
     unwrap,
 )
 from pipeline.store.address import describe, ordinal_of, row_of
@@ -32,7 +33,6 @@ from pipeline.store.base import sha256_of
 _SCORE_ROUNDING = 1e-4  # scores differ by rounding if one search has few rows and another many
 _MIN_FOUND = 0.95  # proportion of a shard's probes that the merged index must find
 _PROBED_LISTS = 16  # nprobe of the search for probes
-_PROBE_ANSWERS = 10  # for a single answer, a refined index would score few candidates again
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,14 +261,16 @@ def _check_probes(index: Any, shard: FilledShard) -> None:
 
     Addresses are not compared, because many texts are equal and coarse codes may rank other rows first. If
     vectors are stored uncompressed, the best score must be 1. With codes, it must be at least the best score
-    in the shard alone: the merged index has the same codes and more, unless it has a different codebook.
+    in the shard alone: the merged index has the same codes and more, unless it has a different codebook. A
+    refined index scores only a few candidates by its second codes, so it is searched for probes alone.
     """
     if not len(shard.probe_addresses):
         return
-    expected = _best_scores(read_index(shard.path, mapped=False), shard.probe_vectors)
+    score = _best_scores if index_refine_of(index) is None else _best_scores_among_probes
+    expected, best = score(read_index(shard.path, mapped=False), shard), score(index, shard)
     if is_exact(index) and not is_append_only(index):
         expected = np.maximum(expected, 1)
-    found = float((_best_scores(index, shard.probe_vectors) >= expected - _SCORE_ROUNDING).mean())
+    found = float((best >= expected - _SCORE_ROUNDING).mean())
     if found < _MIN_FOUND:
         raise DataError(
             "merged index",
@@ -278,8 +280,21 @@ def _check_probes(index: Any, shard: FilledShard) -> None:
         )
 
 
-def _best_scores(index: Any, queries: np.ndarray) -> np.ndarray:
+def _best_scores(index: Any, shard: FilledShard) -> np.ndarray:
+    """Return the best score (p,) of each probe among all rows."""
     nlist = nlist_of(index)
     parameters = ivf_parameters(index, min(_PROBED_LISTS, nlist)) if nlist else None
-    scores, _ = index.search(queries, _PROBE_ANSWERS, params=parameters)
-    return np.asarray(scores[:, 0])
+    return np.asarray(index.search(shard.probe_vectors, 1, params=parameters)[0][:, 0])
+
+
+def _best_scores_among_probes(index: Any, shard: FilledShard) -> np.ndarray:
+    """Return the best scores (2 p,) of each probe among the probes, by second codes and by those in lists."""
+    vectors, id_map = shard.probe_vectors, id_map_of(index)
+    assert id_map is not None
+    selector, nprobe = faiss.IDSelectorBatch(shard.probe_addresses), min(_PROBED_LISTS, nlist_of(index))
+    refined = index.search(vectors, len(vectors), params=ivf_parameters(index, nprobe, selector))[0]
+    for transform in transforms_of(index):
+        vectors = transform.apply(vectors)
+    rows = faiss.IDSelectorTranslated(id_map.id_map, selector)
+    in_lists = unwrap(index).search(vectors, 1, params=faiss.SearchParametersIVF(nprobe=nprobe, sel=rows))[0]
+    return np.concatenate([refined[:, 0], in_lists[:, 0]])

@@ -176,6 +176,19 @@ def test_a_part_with_rows_at_wrong_addresses_is_refused(tmp_path):
         )
 
 
+@pytest.mark.parametrize("kind", [kind for kind in SHARDABLE if "refine" in kind.lower()])
+def test_parts_of_very_similar_rows_are_merged(kind, tmp_path):
+    """More rows than a search scores by second codes have nearly the same first code."""
+    similar = VECTORS.raw[:1] + 0.05 * clustered(2_500, seed=3).raw
+    parts = [
+        filled_shard(
+            tmp_path, f"{rows.start}.faiss", trained(kind), Vectors(VECTORS.addresses, similar).part(rows)
+        )
+        for rows in (slice(0, 500), slice(500, 2_500))
+    ]
+    assert merge(parts).ntotal == 2_500
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_duplicates_are_counted_as_numpy_counts_them(seed):
     rng = np.random.default_rng(seed)
