@@ -124,7 +124,7 @@ def build_rows(build: RowBuild, stages: Stages) -> tuple[Literal["built", "uncha
     Raises:
         ConfigError: the folder has rows of another definition.
         DataError: no row can be built, or rows of a group contradict each other.
-        TransientError: another run of the same command has removed the units.
+        TransientError: another run of the same command has removed the units, or a file changed.
     """
     store, record = build.store, BuildRecord(definition=build.definition)
     _check_folder(build)
@@ -165,7 +165,6 @@ def _build_units(build: RowBuild, stages: Stages) -> None:
     missing = [number for number, path in enumerate(paths) if not BuiltUnit.load_complete(build.store, path)]
     if not missing:
         return
-    work = WorkFolder(build.store, _UNITS)
     with build.store.scratch() as folder:
         buckets = ScratchStore(str(folder))
         with stages("read", len(build.rows)) as bar:
@@ -175,6 +174,7 @@ def _build_units(build: RowBuild, stages: Stages) -> None:
                 path = f"part-{len(parts):05d}.arrow"
                 parts.append(store_partitions(buckets, table, partitions, len(paths), path))
                 bar.add(len(table))
+        build.rows.check_unchanged()  # before any unit is stored under the stamps of the files
         with stages("build", unit="rows") as bar:
             for number in missing:
                 rows = read_from_all(buckets, parts, _schema(build.builder), number, number + 1)
@@ -183,7 +183,7 @@ def _build_units(build: RowBuild, stages: Stages) -> None:
                 def make(scratch: Path, rows: pa.Table = rows, name: str = name) -> BuiltUnit:
                     return _build_unit(build, rows, scratch, name)
 
-                work.load_or_make(name, BuiltUnit, make)
+                WorkFolder(build.store, _UNITS).load_or_make(name, BuiltUnit, make)
                 bar.add(len(rows))
 
 

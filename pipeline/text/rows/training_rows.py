@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, TransientError
 from pipeline.log import say
 from pipeline.settings import CorpusSettings
 from pipeline.settings.training import PairSettings
@@ -90,6 +90,18 @@ class TrainingRows:
                     break
             else:
                 raise file_changed(group, rows_read)
+
+    def check_unchanged(self) -> None:
+        """Raise TransientError if a file has changed since the rows were opened."""
+        stamps = {file.uri: file.stamp for file in training_files(self.settings.uri)}
+        for file in (group.file for group in self.groups):
+            if stamps.get(file.uri) != file.stamp:
+                raise TransientError(
+                    file.uri,
+                    "a file that does not change",
+                    "one that changed while it was read",
+                    "run again when all its rows are written",
+                )
 
 
 def open_training_rows(

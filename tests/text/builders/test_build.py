@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.log import Stages
 from pipeline.settings.training import PairSettings
 from pipeline.text.builders import BUILDERS, build
@@ -122,6 +122,15 @@ def test_a_run_that_fails_keeps_its_units_and_shows_no_file(
     assert len(calls) == 3 + 2, "the first two of the four units are not built again"
     assert files_of(tmp_path / "part") == expected
     assert not list(folder.rglob("_units/*"))
+
+
+def test_a_file_that_changes_while_it_is_read_gives_no_rows(tmp_path: Path):
+    write_data(tmp_path, [{"group": 1, "text": text} for text in "ab"])
+    opened = open_build(settings_of(tmp_path, "groups"))
+    pq.write_table(pa.table({"group": [1, 1], "text": ["c", "d"]}), tmp_path / "data" / "0.parquet")
+    with pytest.raises(TransientError, match=r"0\.parquet: expected a file that does not change"):
+        build_rows(opened, Stages())
+    assert not list((tmp_path / "pairs").rglob("*.parquet"))
 
 
 def test_the_same_command_does_nothing_and_another_is_refused(tmp_path: Path):
