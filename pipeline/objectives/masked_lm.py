@@ -93,7 +93,7 @@ class MaskedLanguageModelling(Objective):
         rows = np.array([self._row_by_index[index] for index in batch.step_indices.tolist()])
         summed = -self.summed_log_likelihood(self._masked.of_rows(rows), self._original.of_rows(rows).ids)
         # Row terms are averaged over rows and ranks; scaled, they are the mean over all chosen tokens.
-        scale = len(self._original) / (len(rows) * max(self._chosen_per_rank, 1.0))
+        scale = len(self._original) / (len(rows) * (self._chosen_per_rank or 1.0))
         return Loss.of(masked_lm=summed * scale)
 
     def tokens_beside_views(self, batch: Batch) -> int:

@@ -11,7 +11,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from pipeline.errors import ConfigError
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
-from pipeline.objectives import Batch
+from pipeline.objectives import NO_PEERS, Batch
 from pipeline.objectives.build import build_objective, data_requirements
 from pipeline.objectives.masked_lm import MaskedLanguageModelling
 from pipeline.settings import EncoderSettings
@@ -56,6 +56,31 @@ def test_the_loss_is_that_of_transformers_as_a_mean_over_masked_words(folder):
     )
     assert found.total.item() == pytest.approx(expected.item(), rel=1e-5)
     assert list(found.parts) == ["masked_lm"]
+
+
+class TwoRanks:
+    """This rank, which is the first, and another one that has chosen a number of tokens."""
+
+    rank = 0
+
+    def __init__(self, chosen: int) -> None:
+        self.chosen = chosen
+
+    def gather(self, z: torch.Tensor) -> torch.Tensor:
+        return torch.cat([z, torch.full_like(z, self.chosen)])
+
+
+@pytest.mark.parametrize(("words", "other"), [("a man reads a book", 40), ("a", 0), ("a", 3)])
+def test_the_mean_over_ranks_is_the_mean_over_the_masked_words_of_all(folder, words: str, other: int):
+    losses = []
+    for peers in (NO_PEERS, TwoRanks(other)):
+        torch.manual_seed(0)
+        objective = MaskedLanguageModelling(encoder_of(folder), rate=1.0)
+        batch = replace(batch_of({"text": [words]}), tokenize=objective.encoder.folder.tokenizer())
+        losses.append(loss_and_backward(objective, replace(batch, peers=peers)).loss.total.item())
+    own = int(objective._masked.kept.sum())
+    # The mean over two ranks has half of the loss of this one.
+    assert losses[1] / 2 == pytest.approx(losses[0] * own / (own + other), rel=1e-5)
 
 
 @pytest.mark.parametrize("chunk_rows", [None, 3])
