@@ -131,7 +131,7 @@ def test_names_choose_the_tables_that_begin_with_them_in_their_order():
 def test_a_verdict_is_that_of_a_plain_reading_of_the_rule(
     above: list[float], below: list[float], found: list[tuple[float, float]]
 ):
-    separate = len(above) > 1 and len(below) > 1
+    separate = len(above) > 1 and len(below) > 1 and (min(above) < max(above) or min(below) < max(below))
     shown = (separate and all(a > b for a in above for b in below)) or (
         found != [] and min(low for low, _ in found) > 0
     )
@@ -151,6 +151,7 @@ def test_the_mirrored_claim_has_the_opposite_verdict(above: list[float], below: 
 def test_one_seed_without_a_bootstrap_shows_nothing():
     assert Comparison([80.0], [40.0]).verdict == "not shown"
     assert Comparison([80.0], [40.0], [(38.0, 42.0)]).verdict == "shown"
+    assert Comparison([80.0, 80.0], [79.0, 79.0], [(-1.0, 3.0)] * 2).verdict == "not shown"  # no training
     assert Comparison((), (40.0,)).verdict == "not run"
 
 

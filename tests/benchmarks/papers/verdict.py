@@ -10,7 +10,8 @@ RULE = (
     "An ordering is shown if the ranges of both rows over at least two seeds do not overlap, or if in every "
     "seed the 95 % interval of the paired bootstrap of the difference is above 0; opposite likewise; else it "
     "is not shown. A row without training has the same vectors with every seed; its range is that over the "
-    "seeds of the sample, if the column has samples. With one seed, the bootstrap says nothing about others."
+    "seeds of the sample, if the column has samples; if neither row has a range, only the bootstrap decides. "
+    "With one seed, the bootstrap says nothing about others."
 )
 
 
@@ -43,8 +44,9 @@ class Comparison:
         return "opposite" if self._mirrored()._is_above() else "not shown"
 
     def _is_above(self) -> bool:
-        has_ranges = min(len(self.above), len(self.below)) >= 2
-        if has_ranges and min(self.above) > max(self.below):
+        have_seeds = min(len(self.above), len(self.below)) >= 2
+        one_varies = len({*self.above}) > 1 or len({*self.below}) > 1
+        if have_seeds and one_varies and min(self.above) > max(self.below):
             return True
         return bool(self.intervals) and all(low > 0 for low, _ in self.intervals)
 
