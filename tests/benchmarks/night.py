@@ -73,17 +73,17 @@ class Timing(NamedTuple):
     cpu: float
 
 
-def compare_job(pairs: int, rows: int, dtype: str, unit_rows: int) -> None:
-    """Measure in turn a process that only encodes, with two threads, and the job with two workers of one.
+def compare_job(pairs: int, rows: int, dtype: str, unit_rows: int, workers: int) -> None:
+    """Measure in turn a process that only encodes, with as many threads as workers, and the job with workers.
 
     The CPU time of the job is that of its workers, without what they take to start and to encode a few rows.
     """
     engines, jobs, starts = [], [], []
     with tempfile.TemporaryDirectory(prefix="manta-bench-") as top:
-        loading_s = _run_job(Path(top, "first"), _FEW_ROWS, dtype, unit_rows)[0].cpu
+        loading_s = _run_job(Path(top, "first"), _FEW_ROWS, dtype, unit_rows, workers)[0].cpu
         for number in range(pairs):
-            engines.append(_run_engine(rows, dtype))
-            job, ray_s = _run_job(Path(top, str(number)), rows, dtype, unit_rows)
+            engines.append(_run_engine(rows, dtype, workers))
+            job, ray_s = _run_job(Path(top, str(number)), rows, dtype, unit_rows, workers)
             job = Timing(job.wall, job.cpu - loading_s)
             jobs.append(job)
             starts.append(ray_s)
@@ -93,12 +93,13 @@ def compare_job(pairs: int, rows: int, dtype: str, unit_rows: int) -> None:
     started = [engine.wall / (job.wall + ray) for engine, job, ray in zip(engines, jobs, starts, strict=True)]
     cpus = [engine.cpu / job.cpu for engine, job in zip(engines, jobs, strict=True)]
     lines = [
-        ("engine alone, one process, 2 threads", *_seconds(engines), "", ""),
-        ("encode job: 2 Ray workers, read, write, moments", *_seconds(jobs), spread(walls), spread(cpus)),
+        ("engine alone, one process", *_seconds(engines), "", ""),
+        ("encode job: Ray workers, read, write, moments", *_seconds(jobs), spread(walls), spread(cpus)),
         ("the same with starting Ray", "", "", spread(started), ""),
     ]
     print_table(
-        f"{rows:,} captions, {dtype}, units of {unit_rows:,} rows, {pairs} interleaved pairs; {machine()}",
+        f"{rows:,} captions, {dtype}, units of {unit_rows:,} rows, {workers} workers or threads, {pairs} "
+        f"interleaved pairs; {machine()}",
         lines,
         ("", "seconds", "CPU seconds", "speed against the engine", "of CPU time"),
     )
@@ -108,24 +109,25 @@ def _seconds(timings: list[Timing]) -> tuple[str, str]:
     return spread([each.wall for each in timings], ".1f"), spread([each.cpu for each in timings], ".1f")
 
 
-def _run_engine(rows: int, dtype: str) -> Timing:
+def _run_engine(rows: int, dtype: str, threads: int) -> Timing:
     """Return the time of encoding alone, measured in a new process after the first buffers."""
+    options = ("--rows", str(rows), "--dtype", dtype, "--workers", str(threads))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.night", "engine", "--rows", str(rows), "--dtype", dtype],
+        [sys.executable, "-m", "tests.benchmarks.night", "engine", *options],
         check=True,
         capture_output=True,
         text=True,
-        env=_threads(2),
+        env=_threads(threads),
     )
     return Timing(*map(float, done.stdout.split()))
 
 
-def engine(rows: int, dtype: str) -> None:
+def engine(rows: int, dtype: str, threads: int) -> None:
     """Encode captions in this process and print the seconds, and the CPU seconds."""
     from pipeline.models.inference.encoder import load_encoder
     from pipeline.settings import EncoderSettings, EncodeSettings
 
-    encode = EncodeSettings.model_validate({"threads": 2, "dtype": dtype})
+    encode = EncodeSettings.model_validate({"threads": threads, "dtype": dtype})
     encoder = load_encoder(EncoderSettings(), encode, "cpu")
     table = pa.concat_tables(
         [pq.read_table(file, columns=["text"]) for file in sorted(captions().glob("*.parquet"))]
@@ -140,14 +142,14 @@ def engine(rows: int, dtype: str) -> None:
     print(time.perf_counter() - start, time.process_time() - cpu)
 
 
-def _run_job(root: Path, rows: int, dtype: str, unit_rows: int) -> tuple[Timing, float]:
+def _run_job(root: Path, rows: int, dtype: str, unit_rows: int, workers: int) -> tuple[Timing, float]:
     """Run `manta encode`. Returns the time of its encode stage, and the seconds to start Ray."""
     arguments = [
         f"corpus.uri={captions()}",
         f"corpus.max_rows={rows}",
         f"encode.dtype={dtype}",
         f"encode.unit_rows={unit_rows}",
-        "cluster.workers=2",
+        f"cluster.workers={workers}",
         f"release.root={root}",
     ]
     job = subprocess.Popen(
@@ -316,6 +318,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--unit-rows", type=int, default=4096, help="encode.unit_rows of `job`")
+    parser.add_argument("--workers", type=int, default=2, help="workers of `job`, each with one thread")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "int8"), default="float32")
     options = parser.parse_args()
     if options.what == "generated":
@@ -323,9 +326,9 @@ def main() -> None:
     elif options.what == "captions":
         captions_night(options.rows or 135_070)
     elif options.what == "engine":
-        engine(options.rows, options.dtype)
+        engine(options.rows, options.dtype, options.workers)
     else:
-        compare_job(options.pairs, options.rows or 135_070, options.dtype, options.unit_rows)
+        compare_job(options.pairs, options.rows or 135_070, options.dtype, options.unit_rows, options.workers)
 
 
 if __name__ == "__main__":
