@@ -31,7 +31,8 @@ from pipeline.config import load_settings
 from pipeline.settings import Job
 from tests.benchmarks.machine import machine, print_table, spread
 
-_SAMPLE_EVERY_S = 0.25
+_SAMPLE_EVERY_S = 0.25  # often enough for peaks of memory
+_SAMPLE_CPU_EVERY_S = 1.0  # so that the sampler itself takes little of the time that is compared
 _FEW_ROWS = 8
 _WORDS = (
     "man",
@@ -159,7 +160,7 @@ def _run_job(root: Path, rows: int, dtype: str, unit_rows: int, workers: int) ->
         text=True,
         env=_threads(1),
     )
-    sampler = MemorySampler(job.pid)
+    sampler = MemorySampler(job.pid, _SAMPLE_CPU_EVERY_S)
     answer = job.communicate()[0]
     sampler.stop()
     seconds = json.loads(answer)["seconds"]
@@ -178,9 +179,13 @@ class MemorySampler:
 
     `peaks` has the peak resident and private bytes by kind of process; private is resident without shared
     memory such as mapped files. `encode_cpu_s` has the CPU seconds of each encode worker, by process id.
+
+    Args:
+        every_s: time between two samples.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, every_s: float = _SAMPLE_EVERY_S) -> None:
+        self._every_s = every_s
         self.peaks: dict[str, tuple[int, int]] = {}
         self.encode_cpu_s: dict[int, float] = {}
         self._root, self._stopped = psutil.Process(pid), threading.Event()
@@ -193,7 +198,7 @@ class MemorySampler:
         return self.peaks
 
     def _watch(self) -> None:
-        while not self._stopped.wait(_SAMPLE_EVERY_S):
+        while not self._stopped.wait(self._every_s):
             try:
                 for process in [self._root, *self._root.children(recursive=True)]:
                     self._record(process)

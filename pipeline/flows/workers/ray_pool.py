@@ -18,6 +18,7 @@ import ray
 
 from pipeline.daemon import in_daemon_thread
 from pipeline.errors import PipelineError, TransientError
+from pipeline.flows.workers.execution import Execution
 from pipeline.flows.workers.heartbeat import Call
 from pipeline.flows.workers.metrics import count_unit
 from pipeline.flows.workers.second_attempt import STAND_BY, StandBy, stand_by_rows
@@ -122,7 +123,7 @@ def _watched_results(dataset: Any, watch: Watch, items: int) -> Iterator[tuple[i
     """
     missing = set(range(items))
     rows: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-    execution = _Execution.of(dataset)
+    execution = Execution.of(dataset)
 
     def read() -> None:
         try:
@@ -195,49 +196,6 @@ def _dataset(task: Task[Item, Result], items: Sequence[Item], pool: Pool, call: 
     # an actor loads nothing at its start, so it dies there only if it is killed from outside
     context.max_consecutive_actor_init_deaths = pool.max_deaths
     return dataset
-
-
-class _Execution:
-    """The execution of a Ray Dataset, which can be abandoned."""
-
-    def __init__(self) -> None:
-        self._executor: Any = None
-        self._abandoned = False
-
-    @classmethod
-    def of(cls, dataset: Any) -> "_Execution":
-        """Prepare to abandon the one execution of the dataset."""
-        execution = cls()
-
-        class Callback:
-            """Receives the executor from Ray Data, which takes the class and creates the object."""
-
-            def before_execution_starts(self, executor: Any) -> None:
-                execution._begin(executor)
-
-            def on_execution_step(self, executor: Any) -> None: ...
-
-            def after_execution_succeeds(self, executor: Any) -> None: ...
-
-            def after_execution_fails(self, executor: Any, error: Exception) -> None: ...
-
-        dataset.context.custom_execution_callback_classes = [Callback]
-        return execution
-
-    def _begin(self, executor: Any) -> None:
-        if self._abandoned:
-            raise RuntimeError("the execution was abandoned before it began")
-        self._executor = executor
-
-    def abandon(self) -> None:
-        """End the execution and kill its actors, running and pending.
-
-        Without that, Ray Data drops its handles, and an actor keeps its CPUs until Python has collected the
-        last of them as garbage.
-        """
-        self._abandoned = True
-        if self._executor is not None:
-            self._executor.shutdown(force=True)
 
 
 def run_on_ray(task: Task[Item, Result], item: Item, pool: Pool, bar: RunningStage | None = None) -> Result:
