@@ -1,5 +1,6 @@
 """Tasks for the tests of flows; in a module that a worker can import."""
 
+import ctypes
 import os
 import signal
 import time
@@ -112,6 +113,17 @@ class SlowFirst:
             mark.write_text(str(os.getpid()))
             time.sleep(self.seconds)
         return os.getpid()
+
+
+@dataclass(frozen=True)
+class NeverExit:
+    """Return the worker's process id. The process will not exit by itself, once Ray has asked it to."""
+
+    def start(self) -> Callable[[int], int]:
+        libc = ctypes.CDLL(None)
+        # written as an attribute, Python would put the name of the class before it
+        getattr(libc, "__cxa_atexit")(ctypes.cast(libc.pause, ctypes.c_void_p), None, None)
+        return lambda item: os.getpid()
 
 
 @dataclass(frozen=True)

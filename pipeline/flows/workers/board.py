@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from pipeline.flows.workers.stall import StallTimer, WorkerProcess
+from pipeline.flows.workers.processes import WorkerProcess
+from pipeline.flows.workers.stall import StallTimer
 
 _SLOW_FACTOR = 2.0  # an item is slow after so many times the median duration of the finished items
 _MIN_SLOW_S = 10.0  # and not before

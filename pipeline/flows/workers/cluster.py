@@ -13,23 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError, TransientError
+from pipeline.errors import ConfigError
+from pipeline.flows.workers import local_ray
 from pipeline.flows.workers.address import TOKEN_SETTINGS, ClusterAddress
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.nodes import addable_nodes, nodes_alive
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, end_process
 from pipeline.settings import ClusterSettings
-
-_POLL_S = 0.5  # time between two checks of Ray's processes
-_OBJECT_STORE_BYTES = 256 << 20  # enough, since only records and model settings pass through it
-_SYSTEM_CONFIG = {
-    # with Ray's default of 1,000 ms every stage of a short night would wait for new processes
-    "idle_worker_killing_time_threshold_ms": 10_000,
-    # records for a dashboard, which a local Ray does not have; every process would take CPU time for them
-    "event_stats": False,
-    "task_events_report_interval_ms": 0,
-}
 
 # Local workers of the enclosing block of `connect`. Like Ray, they are connected once per process.
 _local: LocalWorkers | None = None
@@ -82,7 +73,7 @@ def connect(
         if connects_here:
             _connect_to_ray(settings, verbose)
     try:
-        with _abort_if_ray_dies() if connects_here else contextlib.nullcontext():
+        with local_ray.abort_if_it_dies() if connects_here else contextlib.nullcontext():
             set_patience(settings.patience_s, settings.wait_s)
             nodes = tuple(node for _, node in nodes_alive().values())
             free_cpus = ray.available_resources().get("CPU", 0)
@@ -94,41 +85,7 @@ def connect(
             )
     finally:
         if connects_here:
-            ray.shutdown()
-
-
-@contextlib.contextmanager
-def _abort_if_ray_dies() -> Iterator[None]:
-    """Abort this process with a message if the raylet or the GCS server that it started ends.
-
-    Ray itself would end the process 10 to 60 seconds later, with exit code 1 and without a message.
-    """
-    from ray._private.worker import _global_node as node
-
-    stop = threading.Event()
-
-    def watch() -> None:
-        while not stop.wait(_POLL_S):
-            if ended := sorted({kind for kind, _ in node.dead_processes()} & {"raylet", "gcs_server"}):
-                node.kill_all_processes(check_alive=False, allow_graceful=False)
-                end_process(
-                    TransientError(
-                        "local Ray",
-                        "its processes to run",
-                        f"{' and '.join(ended)} ended",
-                        "make more memory available, or see what killed them; then run again: "
-                        "finished units are kept",
-                    )
-                )
-                return
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+            local_ray.shut_down()
 
 
 def _ray_options(cluster: ClusterAddress, verbose: bool) -> dict[str, Any]:
@@ -138,13 +95,7 @@ def _ray_options(cluster: ClusterAddress, verbose: bool) -> dict[str, Any]:
         "log_to_driver": verbose,
         "logging_level": logging.INFO if verbose else logging.ERROR,
     }
-    if cluster.is_local:
-        options |= {
-            "include_dashboard": False,
-            "object_store_memory": _OBJECT_STORE_BYTES,
-            "_system_config": _SYSTEM_CONFIG,
-        }
-    return options
+    return options | local_ray.OPTIONS if cluster.is_local else options
 
 
 def _connect_to_ray(settings: ClusterSettings, verbose: bool) -> None:
@@ -155,7 +106,7 @@ def _connect_to_ray(settings: ClusterSettings, verbose: bool) -> None:
     _check_directory()
     cluster.check_answers(settings.patience_s)
     if cluster.is_local:
-        _make_token_folder_private()
+        local_ray.make_token_folder_private()
     try:
         with (
             _discard_stderr(verbose) as reopen,
@@ -164,7 +115,7 @@ def _connect_to_ray(settings: ClusterSettings, verbose: bool) -> None:
         ):
             ray.init(**_ray_options(cluster, verbose))
             if cluster.is_local and not verbose:
-                _stop_log_monitor()
+                local_ray.stop_log_monitor()
     except ValueError as error:
         raise ConfigError(
             cluster.setting,
@@ -187,24 +138,6 @@ def _connect_to_ray(settings: ClusterSettings, verbose: bool) -> None:
         ):
             raise
         raise cluster.no_answer_error(f"{type(error).__name__}: {error}") from error
-
-
-def _stop_log_monitor() -> None:
-    """Stop the process that reads the workers' logs for the driver, which does not show them.
-
-    It looks at them ten times a second, and takes 0.7 % of a core.
-    """
-    from ray._private.worker import _global_node as node
-
-    node.kill_log_monitor(check_alive=False)
-
-
-def _make_token_folder_private() -> None:
-    """Make ~/.ray readable by this user only: Ray stores a local cluster's token there, readable by all."""
-    with contextlib.suppress(OSError):  # Ray cannot write its token there either
-        folder = Path.home() / ".ray"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        folder.chmod(0o700)
 
 
 @contextlib.contextmanager

@@ -77,6 +77,4 @@ def _await_progress(executor: Any) -> None:
     grows = any(pool.current_size() < pool.max_size() for pool in pools)
     running = [task.get_waitable() for operator in operators for task in operator.get_active_tasks()]
     if running:
-        ray.wait(
-            running, num_returns=1, timeout=_GROWING_STEP_S if grows else _STEP_S, fetch_local=False
-        )
+        ray.wait(running, num_returns=1, timeout=_GROWING_STEP_S if grows else _STEP_S, fetch_local=False)

@@ -18,7 +18,8 @@ from ray.experimental import internal_kv  # Ray's key-value store; there is no p
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.flows.workers.board import Board
-from pipeline.flows.workers.stall import CpuMeter, WorkerProcess
+from pipeline.flows.workers.processes import WorkerProcess
+from pipeline.flows.workers.stall import CpuMeter
 from pipeline.keep_alive import on_keep_alive
 
 PATIENCE_S = 900.0  # cloud nodes with a GPU take up to ten minutes to start

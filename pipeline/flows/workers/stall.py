@@ -3,13 +3,10 @@
 Heartbeats are not enough: a hanging worker sends them as long as one of its threads runs.
 """
 
-import os
-import signal
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
 
+from pipeline.flows.workers.processes import cpu_s
 from pipeline.log import duration
 
 # An item without progress for this many times the duration of the slowest finished item hangs.
@@ -18,27 +15,6 @@ _SLOWEST_FACTOR = 10
 _BUSY = 0.05
 # Limit of the time that one call of `advance` adds: nothing progresses while a machine is suspended.
 _MAX_STEP_S = 10.0
-
-
-@dataclass(frozen=True)
-class WorkerProcess:
-    """The process that works on an item.
-
-    Attributes:
-        node: id of its node.
-        pid: its process id.
-        start_ticks: its start in clock ticks since the boot of the node. It identifies the process, since
-            process ids are reused.
-    """
-
-    node: str
-    pid: int
-    start_ticks: int
-
-    @classmethod
-    def current(cls, node: str = "") -> "WorkerProcess":
-        """Return this process."""
-        return cls(node, os.getpid(), _read_stat(os.getpid()).start_ticks)
 
 
 @dataclass
@@ -106,40 +82,3 @@ def hang_message(item: str, stalled_s: float) -> str:
         f"{item} has shown no progress for {duration(stalled_s)}: its process is killed, and the item begins "
         "again"
     )
-
-
-def kill_process(pid: int, start_ticks: int) -> bool:
-    """Kill the process if it has this start, so that no later process with its id is killed.
-
-    Returns whether it was killed.
-    """
-    try:
-        if _read_stat(pid).start_ticks == start_ticks:
-            os.kill(pid, signal.SIGKILL)
-            return True
-    except OSError:  # it has ended meanwhile
-        pass
-    return False
-
-
-def cpu_s(pid: int) -> float:
-    """Return the CPU seconds that the process has used; 0 if it has ended."""
-    try:
-        return _read_stat(pid).cpu_ticks / os.sysconf("SC_CLK_TCK")
-    except OSError:
-        return 0.0
-
-
-class _ProcessStat(NamedTuple):
-    """CPU time of a process, and its start since the boot of the machine, in clock ticks."""
-
-    cpu_ticks: int
-    start_ticks: int
-
-
-def _read_stat(pid: int) -> _ProcessStat:
-    """Read /proc/PID/stat (proc_pid_stat(5)). Raises OSError if the process has ended."""
-    # the fields after the second one, the program's name in parentheses, which may contain spaces
-    from_third = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    user_ticks, system_ticks, start_ticks = (int(from_third[field - 3]) for field in (14, 15, 22))
-    return _ProcessStat(user_ticks + system_ticks, start_ticks)

@@ -21,7 +21,8 @@ from pipeline.flows.workers.nodes import (
     nodes_seen,
     take_lost,
 )
-from pipeline.flows.workers.stall import WorkerProcess, hang_message, kill_process, stall_limit_s
+from pipeline.flows.workers.processes import WorkerProcess, kill_process
+from pipeline.flows.workers.stall import hang_message, stall_limit_s
 from pipeline.log import RunningStage, counted, say
 
 _POLL_S = 1.0  # time between two requests of the call's status

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from pipeline.flows.workers.board import Board, SlowItem
-from pipeline.flows.workers.stall import StallTimer, WorkerProcess, stall_limit_s
+from pipeline.flows.workers.processes import WorkerProcess
+from pipeline.flows.workers.stall import StallTimer, stall_limit_s
 
 WORKER = WorkerProcess("node", 17, 4)
 

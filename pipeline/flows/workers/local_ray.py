@@ -1,0 +1,109 @@
+"""A Ray that this process starts on its machine, until it disconnects."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import TransientError
+from pipeline.flows.workers.processes import WorkerProcess, children_of, kill_process
+from pipeline.log import end_process
+
+_POLL_S = 0.5  # time between two checks of Ray's processes
+_EXIT_S = 5.0  # time that Ray's workers have to exit by themselves
+_EXIT_POLL_S = 0.05  # time between two checks whether they have
+
+OPTIONS: dict[str, Any] = {
+    "include_dashboard": False,
+    "object_store_memory": 256 << 20,  # enough, since only records and model settings pass through it
+    "_system_config": {
+        # with Ray's default of 1,000 ms every stage of a short night would wait for new processes
+        "idle_worker_killing_time_threshold_ms": 10_000,
+        # records for a dashboard, which there is not; every process would take CPU time for them
+        "event_stats": False,
+        "task_events_report_interval_ms": 0,
+    },
+}
+"""arguments of ray.init"""
+
+
+def make_token_folder_private() -> None:
+    """Make ~/.ray readable by this user only: Ray stores the token there, readable by all."""
+    with contextlib.suppress(OSError):  # Ray cannot write its token there either
+        folder = Path.home() / ".ray"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
+
+
+def stop_log_monitor() -> None:
+    """Stop the process that sends the workers' logs to a driver that shows them.
+
+    It looks for new lines ten times a second, and takes 0.7 % of a core.
+    """
+    _node().kill_log_monitor(check_alive=False)
+
+
+@contextlib.contextmanager
+def abort_if_it_dies() -> Iterator[None]:
+    """Abort this process with a message if the raylet or the GCS server that it started ends.
+
+    Ray itself would end the process 10 to 60 seconds later, with exit code 1 and without a message.
+    """
+    node, stop = _node(), threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(_POLL_S):
+            if ended := sorted({kind for kind, _ in node.dead_processes()} & {"raylet", "gcs_server"}):
+                node.kill_all_processes(check_alive=False, allow_graceful=False)
+                end_process(
+                    TransientError(
+                        "local Ray",
+                        "its processes to run",
+                        f"{' and '.join(ended)} ended",
+                        "make more memory available, or see what killed them; then run again: "
+                        "finished units are kept",
+                    )
+                )
+                return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def shut_down() -> None:
+    """Disconnect from Ray. A Ray that this process started ends, with all its workers.
+
+    Now and then a worker never exits, because one of Ray's exit handlers waits for a lock that it holds
+    itself. It would keep its memory, so it is killed.
+    """
+    import ray
+
+    workers = _workers()
+    ray.shutdown()
+    deadline = time.monotonic() + _EXIT_S
+    while workers := [worker for worker in workers if worker.runs()]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_EXIT_POLL_S)
+    for worker in workers:
+        kill_process(worker.pid, worker.start_ticks)
+
+
+def _workers() -> list[WorkerProcess]:
+    """Return the processes of the raylet that this process started; none of another cluster."""
+    node = _node()
+    raylets = node.all_processes.get("raylet", ()) if node is not None else ()
+    return [child for raylet in raylets for child in children_of(raylet.process.pid)]
+
+
+def _node() -> Any:
+    from ray._private.worker import _global_node
+
+    return _global_node

@@ -1,0 +1,86 @@
+"""Processes of this machine, identified by their start: find them, measure their CPU time, kill them."""
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class WorkerProcess:
+    """A process of a worker, which works on an item or waits for one.
+
+    Attributes:
+        node: id of its node; empty for this machine.
+        pid: its process id.
+        start_ticks: its start in clock ticks since the boot of the node. It identifies the process, since
+            process ids are reused.
+    """
+
+    node: str
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def current(cls, node: str = "") -> "WorkerProcess":
+        """Return this process."""
+        return cls(node, os.getpid(), _read_stat(os.getpid()).start_ticks)
+
+    def runs(self) -> bool:
+        """Return whether the process, which is one of this machine, has not ended."""
+        try:
+            stat = _read_stat(self.pid)
+        except OSError:
+            return False
+        return stat.start_ticks == self.start_ticks and stat.state != "Z"
+
+
+def kill_process(pid: int, start_ticks: int) -> bool:
+    """Kill the process if it has this start, so that no later process with its id is killed.
+
+    Returns whether it was killed.
+    """
+    try:
+        if _read_stat(pid).start_ticks == start_ticks:
+            os.kill(pid, signal.SIGKILL)
+            return True
+    except OSError:  # it has ended meanwhile
+        pass
+    return False
+
+
+def children_of(pid: int) -> list[WorkerProcess]:
+    """Return the child processes of a process of this machine."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if (stat := _read_stat(int(folder.name))).parent == pid:
+                found.append(WorkerProcess("", int(folder.name), stat.start_ticks))
+    return found
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds that the process has used; 0 if it has ended."""
+    try:
+        return _read_stat(pid).cpu_ticks / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        return 0.0
+
+
+class _ProcessStat(NamedTuple):
+    """State and parent of a process; CPU time, and start since the boot of the machine, in clock ticks."""
+
+    state: str
+    parent: int
+    cpu_ticks: int
+    start_ticks: int
+
+
+def _read_stat(pid: int) -> _ProcessStat:
+    """Read /proc/PID/stat (proc_pid_stat(5)). Raises OSError if the process has ended."""
+    # the fields after the second one, the program's name in parentheses, which may contain spaces
+    state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    parent, user_ticks, system_ticks, start_ticks = (int(numbers[field - 4]) for field in (4, 14, 15, 22))
+    return _ProcessStat(state, parent, user_ticks + system_ticks, start_ticks)
