@@ -95,7 +95,7 @@ def _ray_options(cluster: ClusterAddress, verbose: bool) -> dict[str, Any]:
         "log_to_driver": verbose,
         "logging_level": logging.INFO if verbose else logging.ERROR,
     }
-    return options | local_ray.OPTIONS if cluster.is_local else options
+    return options | local_ray.options() if cluster.is_local else options
 
 
 def _connect_to_ray(settings: ClusterSettings, verbose: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 _STEP_S = 1.0  # time between two steps if no item is done
-_GROWING_STEP_S = 0.1  # the same while a pool may get more actors, which are requested one a step
+_SHORT_STEP_S = 0.1  # the same while the next step may request an actor, or give an item to one
 _REST_S = 0.01  # time that a step itself waits for all running items
 
 
@@ -60,7 +60,7 @@ class Execution:
         self._executor = executor
 
     def abandon(self) -> None:
-        """End the execution and kill its actors, running and pending.
+        """End the execution and kill its actors, running and pending. Takes up to two seconds.
 
         Without that, Ray Data drops its handles, and an actor keeps its CPUs until Python has collected the
         last of them as garbage.
@@ -72,9 +72,21 @@ class Execution:
 
 def _await_progress(executor: Any) -> None:
     """Wait until an item is done or an actor is up, but not longer than the time between two steps."""
-    operators = list(executor._topology)
-    pools = [pool for operator in operators for pool in operator.get_autoscaling_actor_pools()]
-    grows = any(pool.current_size() < pool.max_size() for pool in pools)
-    running = [task.get_waitable() for operator in operators for task in operator.get_active_tasks()]
+    running = [task.get_waitable() for operator in executor._topology for task in operator.get_active_tasks()]
     if running:
-        ray.wait(running, num_returns=1, timeout=_GROWING_STEP_S if grows else _STEP_S, fetch_local=False)
+        ray.wait(running, num_returns=1, timeout=_step_s(executor), fetch_local=False)
+
+
+def _step_s(executor: Any) -> float:
+    """Return the time between two steps if no item is done.
+
+    It is short if items wait while a pool may grow, which takes a step for each actor, or has a free actor,
+    or one that Ray starts again, which no task announces.
+    """
+    for operator, state in executor._topology.items():
+        for pool in operator.get_autoscaling_actor_pools():
+            may_grow = pool.current_size() < pool.max_size()
+            may_begin = pool.can_schedule_task() or pool.num_restarting_actors()
+            if state.total_enqueued_input_blocks() and (may_grow or may_begin):
+                return _SHORT_STEP_S
+    return _STEP_S

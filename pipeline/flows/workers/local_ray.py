@@ -15,18 +15,21 @@ _POLL_S = 0.5  # time between two checks of Ray's processes
 _EXIT_S = 5.0  # time that Ray's workers have to exit by themselves
 _EXIT_POLL_S = 0.05  # time between two checks whether they have
 
-OPTIONS: dict[str, Any] = {
-    "include_dashboard": False,
-    "object_store_memory": 256 << 20,  # enough, since only records and model settings pass through it
-    "_system_config": {
-        # with Ray's default of 1,000 ms every stage of a short night would wait for new processes
-        "idle_worker_killing_time_threshold_ms": 10_000,
-        # records for a dashboard, which there is not; every process would take CPU time for them
-        "event_stats": False,
-        "task_events_report_interval_ms": 0,
-    },
-}
-"""arguments of ray.init"""
+
+def options() -> dict[str, Any]:
+    """Return arguments of ray.init, which writes into them."""
+    return {
+        "include_dashboard": False,
+        "object_store_memory": 256 << 20,  # enough, since only records and model settings pass through it
+        "_system_config": {
+            # with Ray's default of 1,000 ms every stage of a short night would wait for new processes
+            "idle_worker_killing_time_threshold_ms": 10_000,
+            # statistics for Ray's logs, and records for a dashboard, which there is not: every process would
+            # take CPU time for them
+            "event_stats": False,
+            "task_events_report_interval_ms": 0,
+        },
+    }
 
 
 def make_token_folder_private() -> None:
@@ -78,7 +81,7 @@ def abort_if_it_dies() -> Iterator[None]:
 
 
 def shut_down() -> None:
-    """Disconnect from Ray. A Ray that this process started ends, with all its workers.
+    """Disconnect from Ray. A Ray that this process started ends, with its workers.
 
     Now and then a worker never exits, because one of Ray's exit handlers waits for a lock that it holds
     itself. It would keep its memory, so it is killed.
@@ -86,14 +89,14 @@ def shut_down() -> None:
     import ray
 
     workers = _workers()
-    ray.shutdown()
-    deadline = time.monotonic() + _EXIT_S
-    while workers := [worker for worker in workers if worker.runs()]:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(_EXIT_POLL_S)
-    for worker in workers:
-        kill_process(worker.pid, worker.start_ticks)
+    try:
+        ray.shutdown()
+        deadline = time.monotonic() + _EXIT_S
+        while any(worker.runs() for worker in workers) and time.monotonic() < deadline:
+            time.sleep(_EXIT_POLL_S)
+    finally:
+        for worker in workers:
+            kill_process(worker.pid, worker.start_ticks)
 
 
 def _workers() -> list[WorkerProcess]:

@@ -3,9 +3,11 @@
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ray.data._internal.execution import streaming_executor_state
+from ray.data._internal.execution.streaming_executor import StreamingExecutor
 
 from pipeline.flows.workers import execution
 from pipeline.flows.workers.tasks import Pool
@@ -33,7 +35,34 @@ def test_few_steps_are_made_while_an_item_runs(
     assert len(steps) < 5 * seconds, "Ray Data by itself makes ten a second"
 
 
-def test_ray_data_reads_the_time_that_each_step_waits():
-    assert "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S" in (
-        streaming_executor_state.process_completed_tasks.__code__.co_names
-    )
+@pytest.mark.parametrize(
+    ("waiting", "size", "free", "restarting", "short"),
+    [
+        (5, 2, False, 0, False),
+        (5, 1, False, 0, True),
+        (5, 2, True, 0, True),
+        (5, 2, False, 1, True),
+        (0, 1, True, 1, False),
+    ],
+    ids=["all busy", "may grow", "an actor is free", "an actor restarts", "no item waits"],
+)
+def test_a_step_is_made_when_the_first_of_all_running_items_is_done(
+    monkeypatch: pytest.MonkeyPatch, waiting: int, size: int, free: bool, restarting: int, short: bool
+):
+    pool = Mock(**{"current_size.return_value": size, "max_size.return_value": 2})
+    pool.can_schedule_task.return_value, pool.num_restarting_actors.return_value = free, restarting
+    tasks = [Mock(**{"get_waitable.return_value": number}) for number in range(3)]
+    operator = Mock(**{"get_active_tasks.return_value": tasks})
+    operator.get_autoscaling_actor_pools.return_value = [pool]
+    state = Mock(**{"total_enqueued_input_blocks.return_value": waiting})
+    wait = Mock()
+    monkeypatch.setattr(execution.ray, "wait", wait)
+    execution._await_progress(Mock(_topology={operator: state}))
+    seconds = execution._SHORT_STEP_S if short else execution._STEP_S
+    wait.assert_called_once_with([0, 1, 2], num_returns=1, timeout=seconds, fetch_local=False)
+
+
+def test_ray_data_reads_what_is_set_here():
+    waits = streaming_executor_state.process_completed_tasks.__code__.co_names
+    assert "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S" in waits
+    assert "_metadata_fetcher" in StreamingExecutor._scheduling_loop_step.__code__.co_names

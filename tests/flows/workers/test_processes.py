@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +43,16 @@ def test_a_process_with_another_start_is_left_alone(child: "subprocess.Popen[byt
     assert not earlier.runs()
     assert not kill_process(earlier.pid, earlier.start_ticks)
     assert found.runs()
+
+
+def test_a_name_that_is_no_utf8_is_read(tmp_path: Path):
+    # the kernel cuts names after 15 bytes, here in the middle of a character
+    script = tmp_path / "fourteen-bytesé"
+    script.write_text("#!/bin/sh\necho begun\nread line\n")
+    script.chmod(0o755)
+    with subprocess.Popen([script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        name = Path(f"/proc/{process.pid}/comm").read_bytes()
+        assert name == "fourteen-bytesé".encode()[:15] + b"\n"
+        assert process.pid in [child.pid for child in children_of(os.getpid())]
