@@ -59,7 +59,8 @@ class ClusterSettings(Settings):
     """CPUs that Ray reserves for an encode worker; encode.threads is the number of threads that it uses, and
     its tokenizer uses all. A worker with a GPU needs several, as one CPU tokenizes less than a GPU encodes"""
     gpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
-    """GPUs of an encode worker: a whole number, or a fraction such as 0.5; 0 encodes on the CPU"""
+    """GPUs of an encode worker: a whole number, or a fraction; 0 encodes on the CPU. With 0.5, two workers
+    share a GPU, and one encodes while the other stores: faster, if the GPU's memory has room for both"""
     index_workers: Annotated[int, Field(ge=1)] | None = None
     """workers that fill index shards; null: one per CPU"""
     index_gpus: Annotated[float, Field(ge=0)] = 0.0

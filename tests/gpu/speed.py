@@ -1,6 +1,5 @@
 """Tokens per second of an encoder, beside sentence-transformers and beside the matrix rate of the device."""
 
-import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import transformers
 
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
@@ -139,12 +139,22 @@ def _peer_rate(peer: PeerEngine, texts: list[str], tokens: int, scale: Scale) ->
     return EngineSpeed(peer.name, tokens / taken, memory=peak_gib(scale))
 
 
+def _flash_attention() -> list[str]:
+    """Return the names that transformers gives to the installed versions of flash-attn."""
+    versions = {version: f"is_flash_attn_{version}_available" for version in (2, 3, 4)}
+    return [
+        f"flash_attention_{version}"
+        for version, check in versions.items()
+        if getattr(transformers.utils, check, lambda: False)()
+    ]
+
+
 def _peers(scale: Scale, folder: Path) -> list[PeerEngine]:
     """Return sentence-transformers with its own batch size and with a large one, and with flash-attn."""
     dtype = torch.float16 if scale.on_gpu else torch.float32
-    kinds = {"sdpa": (DEFAULT_BATCH, LARGE_BATCH)}
-    if scale.on_gpu and importlib.util.find_spec("flash_attn") is not None:
-        kinds["flash_attention_2"] = (LARGE_BATCH, LARGE_BATCH)
+    kinds: dict[str, tuple[int, ...]] = {"sdpa": (DEFAULT_BATCH, LARGE_BATCH)}
+    if scale.on_gpu:
+        kinds |= dict.fromkeys(_flash_attention(), (LARGE_BATCH,))
     peers = []
     for attention, sizes in kinds.items():
         model = peer_of(folder, "mean", scale.device, dtype=dtype, attn_implementation=attention)
@@ -153,6 +163,6 @@ def _peers(scale: Scale, folder: Path) -> list[PeerEngine]:
                 f"sentence-transformers {str(dtype)[6:]}, {attention}, batches of {size}",
                 partial(model.encode, batch_size=size),
             )
-            for size in dict.fromkeys(sizes)
+            for size in sizes
         ]
     return peers

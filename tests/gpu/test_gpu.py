@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.__main__ import LIMITS_S, TOGETHER, part_of, run_all
+import tests.gpu.__main__ as gpu
+from tests.gpu.__main__ import LIMITS_S, part_of, run_all
 from tests.gpu.scale import Scale
 
 ROOT = Path(__file__).parent.parent.parent
-MINUTES = 9
-RESERVE_S = 15  # to start processes and to print
 
 
 @pytest.mark.slow
@@ -31,9 +30,12 @@ def test_a_part_passes_on_the_gpu(name: str, tmp_path: Path):
     assert not part_of(name)(Scale("cuda", False, tmp_path)).problems
 
 
-def test_all_parts_together_end_in_time():
-    alone = sum(limit for name, limit in LIMITS_S.items() if name not in TOGETHER)
-    assert max(LIMITS_S[name] for name in TOGETHER) + alone <= 60 * MINUTES - RESERVE_S
+def test_every_part_is_stopped_when_the_time_of_all_is_over(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(gpu, "ALL_LIMIT_S", 0)
+    assert gpu.run_all(["parity", "speed"], "cpu", small=True) == 1
+    assert "failed: parity, speed" in capfd.readouterr().out
 
 
 @pytest.mark.slow
