@@ -31,12 +31,14 @@ class Plan:
         steps: number of steps of the training.
         counts: counts of each source: "rows" in the files, and rows that were left out, by reason.
         overlaps: mean lexical overlap of anchors with positives and negatives, by role, of each source.
+        sources: URIs of the rows.
     """
 
     order: Order
     steps: int
     counts: tuple[Mapping[str, int], ...]
     overlaps: tuple[Mapping[str, Metric], ...]
+    sources: tuple[str, ...]
 
 
 def check_settings(settings: TrainSettings) -> None:
@@ -115,6 +117,7 @@ def plan_of(settings: TrainSettings) -> Plan:
         min(steps, settings.max_steps or steps),
         tuple(source.counts for source in sources),
         tuple(map(measure_overlap, sources)),
+        tuple(source.settings.uri for source in sources),
     )
 
 

@@ -19,6 +19,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.text.rows.batches import RankSlice
+from pipeline.text.rows.training_rows import changed_file, stamps_of
 
 if TYPE_CHECKING:
     from pipeline.flows.train.resumable import ResumableTraining
@@ -67,7 +68,8 @@ class TrainRank:
             report: called after each step.
 
         Raises:
-            DataError: a value is not finite. The batch is stored in the folder refused/.
+            DataError: a value is not finite, and the batch is stored in the folder refused/; or a training
+                file was replaced.
         """
         from pipeline.flows.train.resumable import ResumableTraining
         from pipeline.train.checkpoint import Checkpoints, load_state
@@ -113,21 +115,45 @@ class TrainRank:
         """
         from pipeline.train.finite import NonFinite
 
+        # as this node sees the files; a copy on another node may have other stamps
+        stamps = {} if rank_slice.rank else stamps_of(self.plan.sources)
         try:
             dev = resumable.begin()
             same_rows = {} if resumable.number else self._measure_same_rows(resumable, rank_slice)
             if log is not None:
                 log.begin(dev, same_rows)
-            _save_if_due(resumable, log)
+            self._save_if_due(resumable, log, stamps)
             for step, dev in resumable.steps(batches):
                 same_rows = self._measure_same_rows(resumable, rank_slice) if resumable.ended else {}
                 if log is not None:
                     log.add(step, dev, same_rows)
-                _save_if_due(resumable, log)
+                self._save_if_due(resumable, log, stamps)
                 best = "" if resumable.best.score is None else f", best on dev {resumable.best.score:.2f}"
                 report(step.number - self.done_steps, f"loss {float(step.loss.total):.4g}{best}")
         except (NonFinite, ModelError) as error:
             raise self._store_refused_batch(error, resumable.number + 1) from None
+
+    def _save_if_due(
+        self, resumable: "ResumableTraining", log: "TrainingLog | None", stamps: Mapping[str, str]
+    ) -> None:
+        """Save a checkpoint if it is wanted, after the metrics of all steps before it.
+
+        Raises:
+            DataError: a training file no longer has its stamp. Steps since the last checkpoint are discarded.
+        """
+        if not resumable.wants_checkpoint():
+            return
+        if (changed := changed_file(stamps, self.plan.sources)) is not None:
+            raise DataError(
+                changed,
+                "the file with which training began",
+                "another one, or none",
+                "train on files that do not change; with other files it is another training, so change "
+                "train.name if it is set",
+            )
+        if log is not None:
+            log.checkpoint()
+        resumable.save()
 
     def _measure_same_rows(self, resumable: "ResumableTraining", rank_slice: RankSlice) -> dict[str, float]:
         """Measure metrics on the batches that would follow the last step; empty if there is a dev set.
@@ -234,11 +260,3 @@ class TrainRank:
             error.found,
             f"the batch is in {self.run.store.uri_of(path)}; {error.remedy}",
         )
-
-
-def _save_if_due(resumable: "ResumableTraining", log: "TrainingLog | None") -> None:
-    """Save a checkpoint if it is wanted, after the metrics of all steps before it."""
-    if resumable.wants_checkpoint():
-        if log is not None:
-            log.checkpoint()
-        resumable.save()

@@ -2,7 +2,7 @@
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -93,15 +93,16 @@ class TrainingRows:
 
     def check_unchanged(self) -> None:
         """Raise TransientError if a file has changed since the rows were opened."""
-        stamps = {file.uri: file.stamp for file in training_files(self.settings.uri)}
-        for file in (group.file for group in self.groups):
-            if stamps.get(file.uri) != file.stamp:
-                raise TransientError(
-                    file.uri,
-                    "a file that does not change",
-                    "one that changed while it was read",
-                    "run again when all its rows are written",
-                )
+        if _is_augmented(self.settings.uri):
+            return
+        stamps = {group.file.uri: group.file.stamp for group in self.groups}
+        if (uri := changed_file(stamps, [self.settings.uri])) is not None:
+            raise TransientError(
+                uri,
+                "a file that does not change",
+                "one that changed while it was read",
+                "run again when all its rows are written",
+            )
 
 
 def open_training_rows(
@@ -181,6 +182,31 @@ def training_files(uri: str) -> list[SourceFile]:
         remedy = "write its rows to Parquet files first"
         raise DataError(uri, "Parquet files of training rows", f"{files[0].table.snapshot}", remedy)
     return files
+
+
+def stamps_of(uris: Iterable[str]) -> dict[str, str]:
+    """Return the stamp of each training file at some URIs, by the file's URI.
+
+    Units of `manta augment` are left out, because they are named by their content and never change.
+    """
+    changeable = (uri for uri in uris if not _is_augmented(uri))
+    return {file.uri: file.stamp for uri in changeable for file in training_files(uri)}
+
+
+def changed_file(stamps: Mapping[str, str], uris: Iterable[str]) -> str | None:
+    """Return a file that has another stamp now, or is gone; None if there is none.
+
+    Args:
+        stamps: earlier result of `stamps_of`.
+        uris: the same URIs.
+    """
+    now = stamps_of(uris) if stamps else {}
+    return next((file for file, stamp in stamps.items() if now.get(file) != stamp), None)
+
+
+def _is_augmented(uri: str) -> bool:
+    """Return whether a URI names a manifest of `manta augment`, or a folder of them."""
+    return is_manifest(uri) or newest_manifest(uri) is not None
 
 
 def _read_footer(file: SourceFile) -> tuple[pa.Schema, list[pq.RowGroupMetaData]]:

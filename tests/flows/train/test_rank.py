@@ -17,6 +17,7 @@ from pipeline.errors import DataError
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.text.rows.batches import RankSlice
 from pipeline.train.metrics import read_metrics
 from tests.flows.conftest import sentences
 from tests.flows.train.training import (
@@ -53,6 +54,21 @@ def test_a_stopped_training_resumes_to_the_same_bits(tmp_path: Path, encoder: Pa
     whole, parts = rank_of(tmp_path, encoder), rank_of(tmp_path, encoder, "train.name=parts")
     assert_resumes_to_the_same_bits(whole, parts, 3, 6, 11)
     assert_equal_weights(Path(parts.run.encoder), Path(whole.run.encoder))
+
+
+def test_a_file_that_is_replaced_during_training_ends_it(tmp_path: Path, encoder: Path):
+    rank = rank_of(tmp_path, encoder)
+    file = tmp_path / "sentences.parquet"
+
+    def replace_file(step: int, _: str) -> None:
+        if step == 5:
+            write_sentences(file, seed=1)  # as many rows
+
+    with pytest.raises(DataError, match=rf"{file}: expected the file with which training began"):
+        rank(RankSlice(), "cpu", replace_file)
+    assert rank.run.result() is None
+    names = sorted(path.name for path in Path(tmp_path, "trainings/run/checkpoints").glob("*.json"))
+    assert [name[:13] for name in names] == ["step-00000004"]
 
 
 def test_a_deleted_encoder_is_saved_again(tmp_path: Path, encoder: Path):

@@ -10,7 +10,7 @@ from pipeline.errors import DataError
 from pipeline.settings.training import PairSettings
 from pipeline.store.store import open_store
 from pipeline.text.rows.augmented import manifest_units, newest_manifest
-from pipeline.text.rows.training_rows import open_training_rows, training_files
+from pipeline.text.rows.training_rows import open_training_rows, stamps_of, training_files
 from tests.text.rows.augmenting import write_manifest
 
 FIRST, SECOND, OTHER = (
@@ -44,6 +44,15 @@ def test_a_folder_is_read_by_its_newest_manifest_in_order(tmp_path: Path, s3: st
     assert texts(old) == FIRST["text"] + SECOND["text"]
     assert [file.stamp for file in training_files(old)] != [file.stamp for file in training_files(new)]
     assert training_files(old)[0] == training_files(new)[1]
+
+
+def test_rows_of_a_manifest_stay_as_they_are_if_a_newer_one_is_added(tmp_path: Path):
+    store = open_store(tmp_path)
+    write_manifest(store, "main", [FIRST, SECOND])
+    rows = open_training_rows(PairSettings(uri=f"{tmp_path}/augmented/main"), ["text"])
+    write_manifest(store, "main", [OTHER])
+    rows.check_unchanged()
+    assert stamps_of([f"{tmp_path}/augmented/main"]) == {}
 
 
 def test_a_folder_without_manifests_of_augmented_units_is_read_as_parquet_files(tmp_path: Path):
