@@ -10,6 +10,7 @@ from pipeline.log import say
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.settings.training import TrainSettings
 from pipeline.stats.geometry import Metric
+from pipeline.text.corpus.listing import local_path
 from pipeline.text.rows.adjacent import with_adjacent
 from pipeline.text.rows.batches import Order, RankSlice
 from pipeline.text.rows.mixture import AlternatingOrder, BlendedOrder, reduce_weights, rows_per_source
@@ -31,7 +32,7 @@ class Plan:
         steps: number of steps of the training.
         counts: counts of each source: "rows" in the files, and rows that were left out, by reason.
         overlaps: mean lexical overlap of anchors with positives and negatives, by role, of each source.
-        sources: URIs of the rows.
+        sources: URIs of the rows; local paths are absolute, because workers have another working directory.
     """
 
     order: Order
@@ -117,7 +118,7 @@ def plan_of(settings: TrainSettings) -> Plan:
         min(steps, settings.max_steps or steps),
         tuple(source.counts for source in sources),
         tuple(map(measure_overlap, sources)),
-        tuple(source.settings.uri for source in sources),
+        tuple(local_path(source.settings.uri) or source.settings.uri for source in sources),
     )
 
 

@@ -56,8 +56,12 @@ def test_a_stopped_training_resumes_to_the_same_bits(tmp_path: Path, encoder: Pa
     assert_equal_weights(Path(parts.run.encoder), Path(whole.run.encoder))
 
 
-def test_a_file_that_is_replaced_during_training_ends_it(tmp_path: Path, encoder: Path):
-    rank = rank_of(tmp_path, encoder)
+def test_a_file_that_is_replaced_during_training_ends_it(
+    tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    rank = rank_of(tmp_path, encoder, "train.data=sentences.parquet")
+    monkeypatch.chdir("/")  # a worker has another working directory
     file = tmp_path / "sentences.parquet"
 
     def replace_file(step: int, _: str) -> None:
