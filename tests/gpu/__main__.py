@@ -35,7 +35,7 @@ LIMITS_S = {
     "bits": 200,
     "gradients": 200,
     "memory": 200,
-    "speed": 85,
+    "speed": 110,
     "latency": 45,
     "files": 50,
     "training": 80,
