@@ -202,17 +202,31 @@ def compare(corpus: Corpus, by_name: dict[str, Encode], gflop: float, rounds: in
 
 def accuracy(root: Path, by_name: dict[str, Encode]) -> list[list[str]]:
     """Return Spearman on STS-B and the cosines with sentence-transformers' vectors, a row for each engine."""
-    table = pq.read_table(root / "sts" / "STSB-test.parquet")
-    left, right = (table[name].to_pylist() for name in ("sentence1", "sentence2"))
+    left, right, human = sts_pairs(root, "STSB-test")
     exact = by_name["sentence-transformers"](left + right, BATCH_SIZES[1])
     rows = []
     for name, encode in by_name.items():
         vectors = encode(left + right, BATCH_SIZES[1])
         cosines = (exact * vectors).sum(axis=1)
-        scores = (vectors[: len(left)] * vectors[len(left) :]).sum(axis=1)
-        spearman = 100 * float(spearmanr(scores, table["score"].to_numpy()).statistic)
+        spearman = sts_score(vectors, human)
         rows.append([name, f"{spearman:.3f}", f"{1 - cosines.min():.2e}", f"{1 - cosines.mean():.2e}"])
     return rows
+
+
+def sts_pairs(root: Path, name: str) -> tuple[list[str], list[str], np.ndarray]:
+    """Read the first and the second sentences of an STS set, and how similar people found them."""
+    table = pq.read_table(root / "sts" / f"{name}.parquet")
+    left, right = (table[column].to_pylist() for column in ("sentence1", "sentence2"))
+    return left, right, table["score"].to_numpy()
+
+
+def sts_score(vectors: np.ndarray, human: np.ndarray) -> float:
+    """Return Spearman x100 of cosines with human scores (n,).
+
+    vectors: (2n, dim), those of all first sentences, then of all second ones.
+    """
+    scores = (vectors[: len(human)] * vectors[len(human) :]).sum(axis=1)
+    return 100 * float(spearmanr(scores, human).statistic)
 
 
 def start_up(script: str, *arguments: str) -> float:
