@@ -131,7 +131,9 @@ def test_records_keep_every_key_and_value(rerun: Path):
 
 
 def test_manifests_keep_every_key_and_value(rerun: Path):
-    same = ("space_id", "rows", "parent", "next_ordinal", "transform_id", "corpus", "ids", "dead")
+    same = ["space_id", "rows", "parent", "next_ordinal", "corpus", "ids", "dead"]
+    if computes_alike(rerun):
+        same.append("transform_id")  # hashes numbers that are fitted to the vectors' bits
     for old, new in zip(manifests(rerun / "root"), manifests(rerun / "again"), strict=True):
         assert {path for path, _ in values(old.settings)} - REPLACED_SETTINGS <= {
             path for path, _ in values(new.settings)

@@ -111,6 +111,11 @@ def is_onednn(device: torch.device, dtype: torch.dtype) -> bool:
         or not hasattr(torch.ops.mkldnn, "_linear_pointwise")
     ):
         return False
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    match dtype:
+        case torch.float32:
+            return True
+        case torch.bfloat16:
+            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        case torch.float16:
+            return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return False  # oneDNN has no kernels for other types, float64 among them
