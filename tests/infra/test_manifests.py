@@ -110,7 +110,7 @@ def test_jobs_pass_the_validation_of_the_operator(name: str):
 
 @parametrize("name", jobs())
 def test_the_command_of_every_job_exists_with_valid_settings(name: str):
-    words = shlex.split(jobs()[name]["entrypoint"])
+    words = [word for each in shlex.split(jobs()[name]["entrypoint"]) for word in each.split()]
     modules = [words[row + 1] for row, word in enumerate(words) if word == "-m"]
     configs = [words[row + 1] for row, word in enumerate(words) if word == "--config"]
     assert modules

@@ -23,6 +23,8 @@ from pipeline.index.search import open_release
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from tests.flows.conftest import ROOT, encoded_units, unit_hashes, write_corpus
+from tests.infra.kuberay_line import kuberay_line
+from tests.infra.manifests import jobs
 from tests.jobs.ray_head import Head, environment_of, program, ray_head, wait_until
 from tests.models.folders import save_folder
 
@@ -90,6 +92,37 @@ def test_a_submitted_night_publishes_a_release(head: Head, undisturbed: Path):
     ]
     assert (answer["status"], answer["release"], answer["rows"]) == ("published", 1, 600)
     release = open_release(str(undisturbed))
+    assert (release.manifest.release, release.manifest.rows) == (1, 600)
+
+
+# The manifests that run one stage need the results of those before them; the last one measures the release.
+STAGES = ("encode", "whiten", "index", "nightly", "evaluate")
+
+
+def test_kuberays_line_runs_every_entrypoint_inside_the_submitted_job(head: Head, work: Path):
+    *_, config = night(work, "kuberay")
+    entrypoints = {
+        name.split()[0].removeprefix("rayjob-").removesuffix(".yaml"): spec["entrypoint"]
+        for name, spec in jobs().items()
+    }
+    assert entrypoints.pop("raycronjob") == entrypoints["nightly"]
+    assert entrypoints.keys() == set(STAGES)
+    for name in STAGES:
+        entrypoint = entrypoints[name].replace("/etc/manta/nightly.yaml", config)
+        done = subprocess.run(
+            kuberay_line(entrypoint, head.address, f"kuberay-{name}"),
+            env=head.environment(),
+            cwd=work,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+        )
+        job, logs = head.job(f"kuberay-{name}"), head.logs(f"kuberay-{name}")
+        assert (done.returncode, job["status"]) == (0, "SUCCEEDED"), (name, logs[-3000:], done.stderr[-3000:])
+        [answer] = [json.loads(line) for line in logs.splitlines() if line.startswith('{"')]
+        assert ("ok       cluster" in logs) == (name == "nightly")
+        assert (work / "kuberay" / "commits").exists() == (name in ("nightly", "evaluate")), answer
+    release = open_release(str(work / "kuberay"))
     assert (release.manifest.release, release.manifest.rows) == (1, 600)
 
 
