@@ -20,7 +20,8 @@ from pipeline.models.folder.weight_files import path_inside
 from pipeline.models.layers.pooling import POOLINGS
 from pipeline.store.cache import digest_of_file
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION
-from pipeline.text.tokens.tokenizer_files import added_tokens, replaced_options
+from pipeline.text.tokens.listed_tokens import listed_tokens
+from pipeline.text.tokens.tokenizer_files import added_tokens, replaced_options, splits_special_tokens
 
 TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
@@ -131,13 +132,13 @@ def _needed_files(folder: EncoderFolder, modules: list[ModuleEntry]) -> list[str
 def _space_id(folder: EncoderFolder) -> str:
     """Hash everything that must be equal for two vectors to be comparable.
 
-    If there is a tokenizer.json, it is the only tokenizer file that is read.
+    If there is a tokenizer.json, only what the other tokenizer files change in it counts.
     """
     tokenizer_files = [path_inside(folder.transformer, name) for name in _TOKENIZER_FILES]
     if tokenizer_files[0] in folder.files:  # tokenizer.json
         tokenizer_files = tokenizer_files[:1]
     added = added_tokens(folder.transformer_path)
-    replaced = {} if folder.family == "static" else replaced_options(folder.transformer_path)
+    changes = {} if folder.family == "static" else _tokenizer_changes(folder)
     return digest_of(
         {
             "weights": [folder.files[name] for name in folder.weights],
@@ -156,10 +157,21 @@ def _space_id(folder: EncoderFolder) -> str:
             **({"template": folder.template} if folder.template is not None else {}),
             **({"ends_sentences": True} if folder.ends_sentences else {}),
             **({"special_tokens": added} if added else {}),
-            **({"tokenizer_options": replaced} if replaced else {}),
+            **changes,
             **({"padding": False} if folder.sees_padding else {}),  # earlier vectors are of padded texts
         }
     )
+
+
+def _tokenizer_changes(folder: EncoderFolder) -> dict[str, Any]:
+    """Return what the files beside tokenizer.json change in it."""
+    path = folder.transformer_path
+    options, tokens = replaced_options(path), [list(token) for token in listed_tokens(path)]
+    return {
+        **({"tokenizer_options": options} if options else {}),
+        **({"listed_tokens": tokens} if tokens else {}),
+        **({"split_special_tokens": True} if splits_special_tokens(path) else {}),
+    }
 
 
 def module_identity(folder: EncoderFolder, module: Module) -> Any:

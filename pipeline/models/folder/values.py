@@ -3,17 +3,16 @@
 Imports neither torch nor transformers.
 """
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 from typing_extensions import TypedDict  # before Python 3.12, pydantic requires this one
 
 from pipeline.errors import ModelError
+from pipeline.text.tokens.value_rules import TOKENIZER_RULES, check_rules
+from pipeline.text.tokens.value_rules import Rule as _Rule
 
 _Count = Annotated[int, Field(ge=0)]
 _SIZES = (  # keys of config.json
@@ -31,23 +30,6 @@ class _ProcessingArguments(TypedDict, total=False):
 
     text: _TokenizerArguments | None
     common: _TokenizerArguments | None
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """Type that the values of some keys must have."""
-
-    pattern: str
-    """names of the files, as a shell pattern"""
-    keys: tuple[str, ...]
-    type: Any
-    expected: str
-    """the type in words, for errors"""
-
-    @functools.cached_property
-    def adapter(self) -> TypeAdapter[Any]:
-        """Validator of a value; it accepts null, too."""
-        return TypeAdapter(self.type | None)
 
 
 # some families have a list of values, one per layer, where others have a single value
@@ -115,10 +97,6 @@ _RULES = (
         "a mapping from names to texts",
     ),
     _Rule("config_sentence_transformers.json", ("default_prompt_name",), str, "a name"),
-    # tokenizers without a limit have 1e30 here, as a whole number or not
-    _Rule(
-        "tokenizer_config.json", ("model_max_length",), Annotated[float, Field(ge=0)], "a number, 0 or more,"
-    ),
 )
 
 
@@ -128,16 +106,7 @@ def check_values(file: Path, values: Mapping[str, Any]) -> None:
     Raises:
         ModelError: a value has another type; the message names file, key, expected and found.
     """
-    for rule in _RULES:
-        if not fnmatch(file.name, rule.pattern):
-            continue
-        for key in rule.keys:
-            try:
-                rule.adapter.validate_python(values.get(key), strict=True)
-            except ValidationError:
-                raise ModelError(
-                    str(file), f"{rule.expected} as {key}", repr(values[key])[:60], "restore the file"
-                ) from None
+    check_rules((*_RULES, *TOKENIZER_RULES), file, values)
 
 
 def check_numbers(file: Path, config: dict[str, Any]) -> None:

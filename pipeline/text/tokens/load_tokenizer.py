@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ModelError
-from pipeline.text.tokens.tokenizer_files import added_tokens, read_mapping, replaced_options
+from pipeline.text.tokens.listed_tokens import listed_tokens
+from pipeline.text.tokens.tokenizer_files import (
+    added_tokens,
+    read_mapping,
+    replaced_options,
+    splits_special_tokens,
+)
 from pipeline.text.tokens.tokens import Side, Tokenizer
 
 if TYPE_CHECKING:
@@ -61,7 +67,7 @@ def read_tokenizer(folder: Path, *, alone: bool = False) -> Any:
 
     Args:
         folder: the model folder.
-        alone: ignore what tokenizer_config.json says.
+        alone: ignore what the files beside tokenizer.json say.
 
     Returns:
         A tokenizer of the tokenizers library, or of transformers if that has one in Python only.
@@ -85,7 +91,10 @@ def read_tokenizer(folder: Path, *, alone: bool = False) -> Any:
             " ".join(str(error).split())[:200],
             "restore the file",
         ) from None
-    _replace_options(backend, {} if alone else replaced_options(folder))
+    if not alone:
+        _replace_options(backend, replaced_options(folder))
+        backend.add_tokens([tokenizers.AddedToken(**token._asdict()) for token in listed_tokens(folder)])
+        backend.encode_special_tokens = splits_special_tokens(folder)
     return backend
 
 

@@ -1,4 +1,4 @@
-"""Read the files beside tokenizer.json: tokens and options that they add to it, or replace."""
+"""Read the files beside tokenizer.json: options of it that they replace, and tokens with a role."""
 
 import json
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.errors import ModelError
+from pipeline.text.tokens.value_rules import TOKENIZER_RULES, check_rules
 
 
 class _ClassOptions(NamedTuple):
@@ -17,6 +18,8 @@ class _ClassOptions(NamedTuple):
     """type of that part; other types keep their options"""
     keys: Mapping[str, tuple[str, bool | None]]
     """key of tokenizer_config.json, and the value without that key, by the name of the option"""
+    tokens: tuple[str, ...]
+    """tokens with a role, if no file names them"""
 
 
 _BERT = _ClassOptions(
@@ -27,13 +30,20 @@ _BERT = _ClassOptions(
         "strip_accents": ("strip_accents", None),
         "handle_chinese_chars": ("tokenize_chinese_chars", True),
     },
+    ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"),
 )
-_ROBERTA = _ClassOptions("pre_tokenizer", "ByteLevel", {"add_prefix_space": ("add_prefix_space", False)})
+_MPNET = _BERT._replace(tokens=("<s>", "</s>", "[UNK]", "<pad>", "<mask>"))
+_ROBERTA = _ClassOptions(
+    "pre_tokenizer",
+    "ByteLevel",
+    {"add_prefix_space": ("add_prefix_space", False)},
+    ("<s>", "</s>", "<unk>", "<pad>", "<mask>"),
+)
 _OPTIONS = {
     "BertTokenizer": _BERT,
     "DistilBertTokenizer": _BERT,
     "ElectraTokenizer": _BERT,
-    "MPNetTokenizer": _BERT,
+    "MPNetTokenizer": _MPNET,
     "RobertaTokenizer": _ROBERTA,
 }
 """by name of the class, without Fast"""
@@ -51,7 +61,7 @@ def read_mapping(file: Path) -> dict[str, Any]:
     """Read a JSON object from a file of a model folder; {} if the file does not exist.
 
     Raises:
-        ModelError: the file is damaged.
+        ModelError: the file is damaged, or a value has a wrong type.
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -61,7 +71,19 @@ def read_mapping(file: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(value, dict):
         raise ModelError(str(file), "a JSON object", type(value).__name__, "restore the file")
+    check_rules(TOKENIZER_RULES, file, value)
     return value
+
+
+def token_settings(folder: Path) -> dict[str, Any]:
+    """Read tokenizer_config.json, with the tokens of special_tokens_map.json as transformers merges them.
+
+    Tokens in added_tokens_decoder make transformers ignore the tokens of the other files.
+    """
+    config = read_mapping(folder / "tokenizer_config.json")
+    if config.get("added_tokens_decoder") is not None:
+        return config
+    return config | read_mapping(folder / "special_tokens_map.json")
 
 
 def added_tokens(folder: Path) -> dict[str, str]:
@@ -70,9 +92,14 @@ def added_tokens(folder: Path) -> dict[str, str]:
     Returns:
         bos_token and eos_token, if the file adds them -> the token's text.
     """
-    config = read_mapping(folder / "tokenizer_config.json")
+    config = token_settings(folder)
     wanted = (name for name in ("bos_token", "eos_token") if config.get(f"add_{name}") is True)
     return {name: token_text(config[name]) for name in wanted if config.get(name) is not None}
+
+
+def splits_special_tokens(folder: Path) -> bool:
+    """Return whether special tokens in a text are split like other words."""
+    return bool(read_mapping(folder / "tokenizer_config.json").get("split_special_tokens"))
 
 
 def token_text(token: Any) -> str:
@@ -91,14 +118,26 @@ def replaced_options(folder: Path) -> dict[str, bool | None]:
     Raises:
         ModelError: a file is damaged.
     """
-    config, model = read_mapping(folder / "tokenizer_config.json"), read_mapping(folder / "config.json")
-    named = config.get("tokenizer_class") or model.get("tokenizer_class")
-    name = named or _CLASSES.get(str(model.get("model_type")))
-    options = _OPTIONS.get(str(name).removesuffix("Fast"))
+    options = _class_options(folder)
     if options is None:
         return {}
     part = read_mapping(folder / "tokenizer.json").get(options.part)
     if not isinstance(part, dict) or part.get("type") != options.type:
         return {}
+    config = read_mapping(folder / "tokenizer_config.json")
     wanted = {option: config.get(key, default) for option, (key, default) in options.keys.items()}
     return {option: value for option, value in wanted.items() if part.get(option) != value}
+
+
+def class_tokens(folder: Path) -> tuple[str, ...]:
+    """Return the tokens with a role that the class of a folder's tokenizer has, if no file names others."""
+    options = _class_options(folder)
+    return () if options is None else options.tokens
+
+
+def _class_options(folder: Path) -> _ClassOptions | None:
+    """Return the options that a folder's class of tokenizers sets; None for most classes."""
+    config, model = read_mapping(folder / "tokenizer_config.json"), read_mapping(folder / "config.json")
+    named = config.get("tokenizer_class") or model.get("tokenizer_class")
+    name = named or _CLASSES.get(str(model.get("model_type")))
+    return _OPTIONS.get(str(name).removesuffix("Fast"))
