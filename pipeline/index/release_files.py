@@ -120,7 +120,15 @@ class ReleaseFiles:
             raise ConfigError("search: query", "some text", found, "check the variable that holds it")
         if self._encoder is None:
             self._encoder = load_query_encoder(self._options.store, self.manifest, self._options.device)
-        return self._encoder.encode(cleaned, query=True)
+        vectors, failures = self._encoder.encode_each(cleaned, query=True)
+        for number, reason in failures.items():
+            raise QueryError(
+                f"search: query {number}",
+                "a text that the release's encoder can encode",
+                f"{cleaned[number][:80]!r} ({reason})",
+                "leave it out, or use other words",
+            )
+        return vectors
 
     def search(
         self,

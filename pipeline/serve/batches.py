@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.errors import ConfigError, QueryError, TransientError
+from pipeline.errors import TransientError
 from pipeline.index.search import OpenRelease
 from pipeline.serve.messages import MAX_QUERIES
 from pipeline.serve.metrics import ServiceMetrics
@@ -164,17 +164,20 @@ class Batches:
 
 
 def _answer_same(release: OpenRelease, searches: list[Search]) -> list[Found | Exception]:
-    """Answer searches of one key together; if a query is invalid, one by one, so that only that one fails."""
+    """Answer searches of one key together. If that fails, halve them, so that only the faulty ones fail.
+
+    A fault of the store is met once for all of them, as each attempt to read it may take long.
+    """
     try:
         return list(_answers(release, searches))
-    except (ConfigError, QueryError) as error:
-        if len(searches) == 1:
-            return [error]
-        return [result for search in searches for result in _answer_same(release, [search])]
-    except BaseException as error:  # any other error ends these requests, but not the service
-        if not isinstance(error, Exception):  # a panic in the Rust code of a tokenizer
-            error = RuntimeError(f"{type(error).__name__}: {error}")
+    except TransientError as error:
         return [error] * len(searches)
+    except BaseException as error:  # it ends these requests, but not the service
+        if len(searches) == 1:  # a panic in Rust code is not an Exception in Python
+            panicked = RuntimeError(f"{type(error).__name__}: {error}")
+            return [error if isinstance(error, Exception) else panicked]
+        middle = len(searches) // 2
+        return _answer_same(release, searches[:middle]) + _answer_same(release, searches[middle:])
 
 
 def _answers(release: OpenRelease, searches: list[Search]) -> Iterator[Found]:

@@ -9,10 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.device import resolve
 from pipeline.index.build import fill, remove, train, write_index
 from pipeline.index.ids import write_ids
 from pipeline.index.merge import FilledShard, merge_on_disk
 from pipeline.index.plan import plan_index
+from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
 from pipeline.store.base import Store, sha256_of
@@ -42,6 +44,24 @@ def texts(rows: int, seed: int = 0) -> list[str]:
 def open_encoder(folder: Path) -> Encoder:
     """Load an encoder, not compiled."""
     return load_encoder(EncoderSettings(path=str(folder)), EncodeSettings(compile=False), "cpu")
+
+
+class ChoosyEncoder(Encoder):
+    """An encoder that raises for texts with a snowman, and once `is_broken` is set for every text."""
+
+    is_broken = False
+
+    def encode(self, texts: str | Sequence[str], *, query: bool = False) -> np.ndarray:
+        if self.is_broken or any("\u2603" in text for text in texts):
+            raise IndexError("index out of range in self")
+        return super().encode(texts, query=query)
+
+
+def choosy_encoder(folder: Path) -> ChoosyEncoder:
+    """Load an encoder that cannot encode some texts."""
+    return ChoosyEncoder(
+        open_folder(EncoderSettings(path=str(folder))), EncodeSettings(compile=False), resolve("cpu")
+    )
 
 
 def addresses_of_rows(rows: int) -> np.ndarray:

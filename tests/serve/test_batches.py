@@ -2,28 +2,36 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.errors import ConfigError, QueryError, TransientError
+from pipeline.errors import ConfigError, ModelError, QueryError, TransientError
 from pipeline.index.search import OpenRelease, open_release
 from pipeline.serve.batches import Batches, ClientGone, Found, Overloaded, Search
 from pipeline.serve.messages import MAX_QUERIES
 from pipeline.serve.metrics import ServiceMetrics
+from pipeline.serve.problems import status_of
 from pipeline.store.store import open_store
-from tests.index.published import Publisher, texts
+from tests.index.published import Publisher, choosy_encoder, texts
 from tests.models.folders import save_folder
 
 CORPUS = texts(120)
 
 
 @pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> OpenRelease:
-    """An open release."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a root of one release, and its encoder."""
     folder = tmp_path_factory.mktemp("served")
     Publisher(open_store(folder / "root"), save_folder(folder / "bert", "bert"), folder)(CORPUS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def release(folder: Path) -> OpenRelease:
+    """An open release."""
     return open_release(folder / "root")
 
 
@@ -67,6 +75,43 @@ def test_a_faulty_search_fails_alone(batches: Batches, release: OpenRelease):
     kinds = [type(result) for result in results]
     assert kinds == [Found, ConfigError, Found, QueryError, ConfigError]
     assert ids(results[2]) == ids(batches.answer([searches[2]])[0])
+
+
+def test_a_text_that_cannot_be_encoded_fails_alone_and_is_named(folder: Path):
+    release = open_release(folder / "root")
+    release._files._encoder = choosy_encoder(folder / "bert")
+    batches = Batches(release, ServiceMetrics())
+    searches = [Search((text,)) for text in CORPUS[:40]]
+    searches[7] = searches[30] = Search(("two dogs", "a \u2603"))
+    results = batches.answer(searches)
+    assert [number for number, result in enumerate(results) if not isinstance(result, Found)] == [7, 30]
+    for bad in (results[7], results[30]):
+        assert isinstance(bad, QueryError)
+        assert status_of(bad) == 400
+        assert str(bad).startswith("search: query 1: expected a text that the release's encoder can encode")
+    assert ids(results[8]) == ids(batches.answer([searches[8]])[0])
+
+
+def test_an_encoder_that_encodes_nothing_is_a_fault_of_the_service(folder: Path):
+    release = open_release(folder / "root")
+    release._files._encoder = encoder = choosy_encoder(folder / "bert")
+    encoder.is_broken = True
+    [result] = Batches(release, ServiceMetrics()).answer([Search(("two dogs",))])
+    assert isinstance(result, ModelError)
+    assert status_of(result) == 503
+
+
+@pytest.mark.parametrize("error", [MemoryError(), Exception("odd"), BaseException("panicked")], ids=repr)
+def test_an_error_of_any_class_fails_only_the_search_that_causes_it(release: OpenRelease, error):
+    class FaultyRelease(_PanickingRelease):
+        def search(self, queries, *arguments, **options) -> pa.Table:
+            if "fault" in queries:
+                raise error
+            return self._release.search(queries, *arguments, **options)
+
+    searches = [Search((text,)) for text in (*CORPUS[:20], "fault", *CORPUS[20:35])]
+    results = Batches(FaultyRelease(release), ServiceMetrics()).answer(searches)
+    assert [number for number, result in enumerate(results) if not isinstance(result, Found)] == [20]
 
 
 def test_queries_beyond_the_limit_are_refused_and_the_others_answered(release: OpenRelease):

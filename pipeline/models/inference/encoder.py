@@ -105,6 +105,29 @@ class Encoder:
         vectors = self._encode_window(window, max_tokens, tokenizer).vectors
         return vectors[0] if isinstance(texts, str) else vectors
 
+    def encode_each(self, texts: Sequence[str], *, query: bool = False) -> tuple[np.ndarray, dict[int, str]]:
+        """Encode texts as `encode` does, without those for which the encoder raises.
+
+        Returns:
+            (n, dim) float32 in input order, with NaN for texts that cannot be encoded; and for each of
+            these, by its number, the reason.
+
+        Raises:
+            ModelError: the encoder cannot encode a plain sentence either.
+        """
+        try:
+            return self.encode(texts, query=query), {}
+        except (*MODEL_FAILURES, ModelError) as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if len(texts) == 1:
+            self.check()
+            return np.full((1, self.dim), np.nan, np.float32), {0: reason}
+        middle = len(texts) // 2
+        first, errors = self.encode_each(texts[:middle], query=query)
+        second, later = self.encode_each(texts[middle:], query=query)
+        errors |= {middle + number: reason for number, reason in later.items()}
+        return np.concatenate([first, second]), errors
+
     def check(self) -> None:
         """Encode two plain sentences, to find an unusable encoder before any text is read.
 
