@@ -13,9 +13,10 @@ import ssl
 import sys
 import time
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import yaml
@@ -24,6 +25,7 @@ _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _POLL_S = 30.0  # between two requests
 _PATIENCE_S = 1_800.0  # without an answer; an upgrade of the control plane takes less
 _RETRIED_CODES = (408, 429, 500, 502, 503, 504)
+_NO_ANSWER = (OSError, HTTPException, ValueError)  # no connection; a truncated answer; one that is not JSON
 
 
 class Refused(Exception):
@@ -72,7 +74,7 @@ class Api:
                     raise Refused(f"{method} {error.url}: {error.code} {reason}") from error
                 if time.monotonic() > deadline:
                     raise
-            except (URLError, TimeoutError, ConnectionError):
+            except _NO_ANSWER:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(self.poll_s)
@@ -121,7 +123,7 @@ def main(arguments: list[str]) -> int:
     except Refused as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except OSError as error:  # URLError and HTTPError are subclasses
+    except _NO_ANSWER as error:
         print(f"error: the API server does not answer: {error}", file=sys.stderr)
         return 75
 

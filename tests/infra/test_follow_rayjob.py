@@ -27,7 +27,7 @@ class Kubernetes(ThreadingHTTPServer):
     Attributes:
         jobs: RayJobs by name.
         statuses: statuses that successive GETs of a job return; the last one is repeated.
-        failures: HTTP codes with which the next requests are answered instead.
+        failures: HTTP codes with which the next requests are answered instead; 0 for half an answer.
     """
 
     def __init__(self) -> None:
@@ -71,9 +71,11 @@ class Answer(BaseHTTPRequestHandler):
         return True
 
     def _say(self, code: int, body: dict[str, Any]) -> None:
-        self.send_response(code)
+        content = json.dumps(body).encode()
+        self.send_response(code or 200)
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
+        self.wfile.write(content if code else content[:5])
 
     def log_message(self, *_: object) -> None: ...
 
@@ -140,7 +142,7 @@ def test_a_night_that_failed_ends_with_1(
 
 
 def test_an_unavailable_api_server_is_asked_again(program: ModuleType, api: Any, kubernetes: Kubernetes):
-    kubernetes.failures = [503, 429, 500]
+    kubernetes.failures = [503, 0, 429, 500, 0]
     assert program.follow(api, MANIFEST, "manta-nightly-1") == 0
     assert (kubernetes.failures, list(kubernetes.jobs)) == ([], ["manta-nightly-1"])
 

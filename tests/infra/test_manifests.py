@@ -273,6 +273,23 @@ def test_the_schedule_forbids_concurrent_nights_and_has_minimal_permissions():
     assert ROOT.joinpath("infra/kuberay/follow_rayjob.py").is_file()
 
 
+def test_the_submitter_of_a_scheduled_night_has_another_name_than_the_schedules_job():
+    """KubeRay looks for its submitter, a Job, under the name of the RayJob: it would take the schedule's Job
+    for the submitter, and never submit the night.
+    """
+    [cron] = of_kind("CronJob").values()
+    [container] = cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    environment = {each["name"]: each for each in container["env"]}
+    field = environment["JOB_NAME"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert field == "metadata.labels['batch.kubernetes.io/job-name']", "one RayJob for all pods of a Job"
+    job = f"{cron['metadata']['name']}-29384160"
+    night = environment["RAYJOB_NAME"]["value"].replace("$(JOB_NAME)", job)
+    assert night != job
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?", night)
+    by_hand = {found["metadata"]["name"] for found in of_kind("RayJob").values()}
+    assert not by_hand & {job, night}
+
+
 def test_nodes_of_the_launcher_have_the_token_and_require_it():
     cluster = yaml.safe_load((INFRA / "ray-cluster.yaml").read_text())
     assert "--env RAY_AUTH_MODE=token" in cluster["docker"]["run_options"]
