@@ -9,6 +9,8 @@ import yaml
 from pipeline.flows.workers.metrics import MetricSeries
 from tests.infra.manifests import INFRA
 
+RULES = ("prometheus/alerts.yaml", "prometheus/kubernetes.yaml")
+
 
 def dashboard() -> dict[str, Any]:
     found: dict[str, Any] = json.loads((INFRA / "grafana" / "dashboard.json").read_text())
@@ -16,8 +18,12 @@ def dashboard() -> dict[str, Any]:
 
 
 def alerts() -> list[dict[str, Any]]:
-    groups = yaml.safe_load((INFRA / "prometheus" / "alerts.yaml").read_text())["groups"]
-    return [rule for group in groups for rule in group["rules"]]
+    return [
+        rule
+        for name in RULES
+        for group in yaml.safe_load((INFRA / name).read_text())["groups"]
+        for rule in group["rules"]
+    ]
 
 
 def queries() -> list[str]:

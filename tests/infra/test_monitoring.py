@@ -9,12 +9,22 @@ import yaml
 
 from pipeline.flows.workers import metrics
 from tests.infra.manifests import INFRA, of_kind, pods
-from tests.infra.queries import alerts, dashboard, exported, names, names_used, queries
+from tests.infra.queries import RULES, alerts, dashboard, exported, names, names_used, queries
 
 SERIES = {
     exported(value): value for value in vars(metrics).values() if isinstance(value, metrics.MetricSeries)
 }
-RAYS_OWN = {"ray_node_mem_used", "ray_node_mem_total"}
+# Labels of the series that are not Manta's: those of Ray's nodes, and those of kube-state-metrics.
+_OF_JOBS = ("namespace", "job_name")
+OTHERS = {
+    "ray_node_mem_used": ("NodeAddress",),
+    "ray_node_mem_total": ("NodeAddress",),
+    "kube_job_failed": (*_OF_JOBS, "condition"),
+    "kube_job_owner": (*_OF_JOBS, "owner_kind", "owner_name"),
+    "kube_job_status_start_time": _OF_JOBS,
+    "kube_cronjob_created": ("namespace", "cronjob"),
+    "kube_cronjob_status_last_successful_time": ("namespace", "cronjob"),
+}
 PANELS = {"stat", "timeseries"}
 UNITS = {"s", "none", "short", "percentunit", "rowsps"}
 DURATION = re.compile(r"(\d+)([smhd])")
@@ -30,7 +40,7 @@ def test_names_are_found_in_a_query():
 
 
 def test_every_queried_metric_exists():
-    assert names_used() - RAYS_OWN <= SERIES.keys()
+    assert names_used() <= SERIES.keys() | OTHERS.keys()
 
 
 def test_every_exported_metric_is_in_a_chart_or_an_alert():
@@ -42,9 +52,7 @@ def test_queries_are_balanced_and_use_labels_of_their_metrics(query: str):
     assert all(query.count(left) == query.count(right) for left, right in ("()", "[]", "{}"))
     assert query.count('"') % 2 == 0
     known = {
-        label
-        for name in names(query)
-        for label in (SERIES[name].labels if name in SERIES else ("NodeAddress",))
+        label for name in names(query) for label in (SERIES[name].labels if name in SERIES else OTHERS[name])
     }
     grouped = {
         label
@@ -130,7 +138,15 @@ def test_the_scrape_interval_catches_gauges_of_ended_processes():
     assert len(intervals) >= 2
     assert all(0 < seconds(interval) <= 15 for interval in intervals)
     assert scrape["rule_files"] == ["alerts.yaml"]
-    assert (INFRA / "prometheus" / "alerts.yaml").is_file()
+    assert all((INFRA / name).is_file() for name in RULES)
+
+
+def test_the_alerts_of_the_schedule_name_the_cronjob():
+    [cron] = of_kind("CronJob").values()
+    text = (INFRA / "prometheus/kubernetes.yaml").read_text()
+    names = re.findall(r'(?:cronjob|owner_name)="([^"]*)"', text)
+    assert len(names) == 4
+    assert set(names) == {cron["metadata"]["name"]}
 
 
 def test_the_scraped_port_is_open_on_every_ray_pod():
