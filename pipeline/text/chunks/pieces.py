@@ -10,10 +10,12 @@ import numpy as np
 # between their words.
 _WIDE = "\u3001-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uffef\U00020000-\U0003ffff"
 _PIECE = re.compile(rf"[{_WIDE}]|[^\s{_WIDE}]+")
-# A full stop after a single letter ends an initial or an abbreviation such as "e.g.", not a sentence.
+# A full stop after a single letter ends an initial or an abbreviation such as "e.g.", not a sentence. A match
+# takes all marks in a row, also those inside a word: a search that began again at each would take time
+# in proportion to the square of their number.
 _SENTENCE_END = re.compile(
-    r"(?:[!?\u2026]|(?<!\b[^\W\d_])\.)[.!?\u2026]*[\"'\u201d\u2019\u00bb)\]]*(?=\s)"
-    r"|[\u3002\uff01\uff1f\uff61]+[\u300d\u300f\u201d\u2019\uff09]*"
+    r"(?:[.!?\u2026]{2,}+|[!?\u2026]|(?<!\b[^\W\d_])\.)[\"'\u201d\u2019\u00bb)\]]*+(?P<inside>(?!\s))?"
+    r"|[\u3002\uff01\uff1f\uff61]++[\u300d\u300f\u201d\u2019\uff09]*+"
 )
 _PARAGRAPH_END = re.compile(r"(?=\n[^\S\n]*\n)")
 _WORD_START = re.compile(r"\S")
@@ -92,6 +94,8 @@ def _sentence_ends(text: str) -> Iterator[int]:
     A sentence ends with punctuation, unless the next word begins with a lower-case letter.
     """
     for match in _SENTENCE_END.finditer(text):
+        if match["inside"] is not None:
+            continue
         following = _WORD_START.search(text, match.end())
         if following is None or not following[0].islower():
             yield match.end()

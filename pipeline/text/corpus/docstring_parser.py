@@ -13,8 +13,9 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _MIN_WORDS = 4  # docstrings with fewer words in their first paragraph are left out
 _MAX_SIGNATURE = 160  # characters
 # Start of a docstring: an indented string after a colon, as in `def f():`, that begins with a capital letter.
-_HAS_DOCSTRING = re.compile(rb':\s*\n\s+[rRuU]?(?:"""|\'\'\')\s*[A-Z]')
+_HAS_DOCSTRING = re.compile(rb':[^\S\n]*+\n\s++[rRuU]?(?:"""|\'\'\')\s*+[A-Z]')
 _IMPORTS_PRIVATE = re.compile(rb"from +(?:\.|[\w.]+\.)_\w")
+_BLANK_LINE = re.compile(r"\n\s*\n")
 _DIRECTIVE = re.compile(r"^(\.\.|:|>>>|[-=~*#]{3}|copyright\b)", re.IGNORECASE)
 
 
@@ -121,7 +122,7 @@ def _first_paragraph(node: Definition | ast.Module) -> str | None:
     docstring = ast.get_docstring(node, clean=False)
     if not docstring:
         return None
-    text = " ".join(re.split(r"\n\s*\n", inspect.cleandoc(docstring).strip(), maxsplit=1)[0].split())
+    text = " ".join(_BLANK_LINE.split(inspect.cleandoc(docstring).strip(), maxsplit=1)[0].split())
     text = text.encode(errors="replace").decode()  # a docstring may contain a lone surrogate
     return text if len(text.split()) >= _MIN_WORDS and not _DIRECTIVE.match(text) else None
 
