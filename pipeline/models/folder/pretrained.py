@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from pipeline.errors import ModelError
 from pipeline.models.folder.check_weights import check_finite, log_unused
 from pipeline.models.folder.modules import read_json
+from pipeline.text.tokens.tokenizer_errors import tokenizer_errors
 
 OFFLINE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """arguments of every `from_pretrained`; unless trust_remote_code is False, transformers asks on the terminal
@@ -208,13 +209,11 @@ def load_pretrained_tokenizer(folder: Path) -> Any:
 
     check_code(folder)
     try:
-        return AutoTokenizer.from_pretrained(str(folder), **OFFLINE)
+        with tokenizer_errors(folder, "a tokenizer that transformers loads"):
+            return AutoTokenizer.from_pretrained(str(folder), **OFFLINE)
     except ImportError:
         raise
-    except Exception as error:
-        # the tokenizers library raises Exception itself
-        if not isinstance(error, _LOADING_ERRORS) and type(error) is not Exception:
-            raise
+    except _LOADING_ERRORS as error:
         raise ModelError(
             str(folder), "a tokenizer that transformers loads", one_line(error), "fetch its files again"
         ) from None

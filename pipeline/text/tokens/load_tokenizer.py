@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ModelError
+from pipeline.errors import MODEL_FAILURES, ModelError
 from pipeline.text.tokens.listed_tokens import listed_tokens
+from pipeline.text.tokens.tokenizer_errors import tokenizer_errors
 from pipeline.text.tokens.tokenizer_files import (
     added_tokens,
     read_mapping,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _SPACE = re.compile(r"(?<=[0-9A-Za-z]) ")
 _SPACE_OR_CHINESE = re.compile(r"(?<=[0-9A-Za-z]) |(?<=[\u4e00-\u9fff])(?=[\u4e00-\u9fff])")
 _SPACES = ("\u0120", "\u2581")  # tokens of a space: byte-level BPE, SentencePiece
-_BUILDING_ERRORS = (OSError, ValueError, KeyError, ImportError)
+_BUILDING_ERRORS = (OSError, ImportError, *MODEL_FAILURES)
 _SPLITS_AT_SPACE = {"BertPreTokenizer", "WhitespaceSplit", "Whitespace"}
 _LOCAL_NORMALIZERS = {
     *("BertNormalizer", "Lowercase", "StripAccents", "Strip", "Nmt", "Precompiled", "Prepend"),
@@ -80,21 +81,12 @@ def read_tokenizer(folder: Path, *, alone: bool = False) -> Any:
         return _build_tokenizer(folder)
     import tokenizers
 
-    try:
+    with tokenizer_errors(file, "a tokenizer that the tokenizers library reads"):
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:
-        if type(error) is not Exception:  # the library raises the bare class for every unreadable file
-            raise
-        raise ModelError(
-            str(file),
-            "a tokenizer that the tokenizers library reads",
-            " ".join(str(error).split())[:200],
-            "restore the file",
-        ) from None
-    if not alone:
-        _replace_options(backend, replaced_options(folder))
-        backend.add_tokens([tokenizers.AddedToken(**token._asdict()) for token in listed_tokens(folder)])
-        backend.encode_special_tokens = splits_special_tokens(folder)
+        if not alone:
+            _replace_options(backend, replaced_options(folder))
+            backend.add_tokens([tokenizers.AddedToken(**token._asdict()) for token in listed_tokens(folder)])
+            backend.encode_special_tokens = splits_special_tokens(folder)
     return backend
 
 
@@ -113,15 +105,13 @@ def _build_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        built: Any = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
+        with tokenizer_errors(folder, "a vocabulary that the tokenizers library reads"):
+            built: Any = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
         if not set(built.get_vocab()).difference(built.all_special_tokens, _SPACES):
             raise ValueError("no file of a vocabulary")
-    except Exception as error:
-        # the tokenizers library raises Exception itself
-        if not isinstance(error, _BUILDING_ERRORS) and type(error) is not Exception:
-            raise
+    except _BUILDING_ERRORS as error:
         raise ModelError(
             str(folder),
             "tokenizer.json or a vocabulary",
@@ -144,9 +134,18 @@ def from_backend(
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *others])
     prefix, suffix = _special_tokens(backend, folder)
     description = json.loads(backend.to_str())
+    _check_unknown(description, folder)
+    if dropout := description["model"].get("dropout"):
+        raise ModelError(
+            str(folder / "tokenizer.json"),
+            "a model without dropout, which draws tokens at random",
+            f"dropout {dropout}",
+            "set it to null",
+        )
 
     def to_ids(texts: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+        with tokenizer_errors(folder, "a tokenizer that reads any text"):
+            return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     pad_id = read_mapping(folder / "config.json").get("pad_token_id")
     return Tokenizer(
@@ -176,6 +175,43 @@ def _unknown_ids(model: dict[str, Any], backend: "tokenizers.Tokenizer") -> tupl
     return bytes_ if unknown is None else (int(unknown), *bytes_)
 
 
+def _check_unknown(description: Mapping[str, Any], folder: Path) -> None:
+    """Check that characters outside the vocabulary can be tokenized, since any text may have some.
+
+    Raises:
+        ModelError: the tokenizers library would raise for such a text.
+    """
+    model, vocabulary = description["model"], description["model"]["vocab"]
+    name = model.get("unk_id" if model["type"] == "Unigram" else "unk_token")
+    if model["type"] == "BPE":
+        # without an unknown token, the library leaves such characters out
+        is_complete = name is None or name in vocabulary or _spells_bytes(description)
+    else:
+        is_complete = name is not None and (model["type"] == "Unigram" or name in vocabulary)
+    if not is_complete:
+        raise ModelError(
+            str(folder / "tokenizer.json"),
+            f"the unknown token {'(unk_id)' if name is None else repr(name)} in the vocabulary",
+            f"{len(vocabulary)} tokens without it",
+            "add it, or restore the file",
+        )
+
+
+def _spells_bytes(description: Mapping[str, Any]) -> bool:
+    """Return whether the vocabulary has a token for every byte, so that no character is unknown to it."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    vocabulary = description["model"]["vocab"]
+    if description["model"].get("byte_fallback"):
+        return all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+    steps = (
+        *_steps(description.get("normalizer"), "normalizers"),
+        *_steps(description.get("pre_tokenizer"), "pretokenizers"),
+    )
+    is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
+    return is_byte_level and all(letter in vocabulary for letter in ByteLevel.alphabet())
+
+
 def byte_ids(vocabulary: Mapping[str, int]) -> tuple[int, ...]:
     """Ids of the tokens <0x00> to <0xFF> that spell a character outside the vocabulary.
 
@@ -194,14 +230,8 @@ def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tupl
     Models that pool the last token, such as e5-mistral, need those of tokenizer_config.json. transformers 4
     added them; version 5 ignores them if the folder has a tokenizer.json.
     """
-    try:
+    with tokenizer_errors(folder, "a vocabulary with which a text is tokenized"):
         bare, full = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
-    except Exception as error:
-        if type(error) is not Exception:  # the library raises the bare class
-            raise
-        raise ModelError(
-            str(folder), "a vocabulary with which a text is tokenized", str(error), "restore it"
-        ) from None
     before, after = _split_special_tokens(bare, full, folder)
     added = {name: backend.token_to_id(token) for name, token in added_tokens(folder).items()}
     if (start := added.get("bos_token")) is not None and before[:1] != (start,):

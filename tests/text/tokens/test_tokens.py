@@ -83,8 +83,14 @@ def test_byte_level_and_metaspace_tokenizers_read_only_the_start_of_a_long_text(
         if kind == "byte_level"
         else pre_tokenizers.Metaspace()
     )
-    trainer = trainers.BpeTrainer if kind == "byte_level" else trainers.UnigramTrainer
-    backend.train_from_iterator([words] * 3, trainer(vocab_size=60, show_progress=False))
+    trainer = (
+        trainers.BpeTrainer(vocab_size=60, show_progress=False)
+        if kind == "byte_level"
+        else trainers.UnigramTrainer(
+            vocab_size=60, show_progress=False, unk_token="<unk>", special_tokens=["<unk>"]
+        )
+    )
+    backend.train_from_iterator([words] * 3, trainer)
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path, 16)
     assert tokenizer.split_pattern is not None
