@@ -51,12 +51,12 @@ FLOWS = (
     "encode",
     "transform",
     "index",
+    "export",
     "night",
     "augment",
     "evaluate",
     "train",
     "duplicates",
-    "export",
 )
 MODULES = sorted((ROOT / "pipeline").rglob("*.py"))
 

@@ -62,7 +62,7 @@ def iter_live_ids(files: Sequence[Path], dead: np.ndarray) -> Iterator[pa.Table]
     Args:
         dead: (n,) int64, addresses of the dead rows, ascending.
     """
-    for batch in _open_batches(files):
+    for _, batch in _open_batches(files):
         addresses = batch["address"].to_numpy()
         low, high = np.searchsorted(dead, [addresses[0], addresses[-1] + 1])
         table = pa.Table.from_batches([batch])
@@ -90,17 +90,18 @@ class Ids:
         batches = _open_batches(files)
         if not batches:
             raise DataError("ids", "at least one row", "none", "restore them, or build the index again")
-        self._batches = [batch.drop_columns(["address"]) for batch in batches]
-        self._addresses = [numpy_of(batch["address"]) for batch in batches]
+        self._files = [file for file, _ in batches]
+        self._batches = [batch.drop_columns(["address"]) for _, batch in batches]
+        self._addresses = [numpy_of(batch["address"]) for _, batch in batches]
         self._firsts = np.array([addresses[0] for addresses in self._addresses], dtype=np.int64)
 
     def __len__(self) -> int:
         return sum(map(len, self._addresses))
 
     def validate(self) -> None:
-        """Read every row. Raises DataError for offsets outside the file and for invalid UTF-8."""
-        with _as_data_error("ids"):
-            for batch in self._batches:
+        """Read every row. Raises DataError for offsets outside the file and for invalid values."""
+        for file, batch in zip(self._files, self._batches, strict=True):
+            with _as_data_error(str(file)):
                 batch.validate(full=True)
 
     @property
@@ -149,9 +150,9 @@ class Ids:
         return self._batches[number].take(arrow_of(rows))
 
 
-def _open_batches(files: Sequence[Path]) -> list[pa.RecordBatch]:
-    """Map the files and return their nonempty record batches in address order."""
-    batches: list[pa.RecordBatch] = []
+def _open_batches(files: Sequence[Path]) -> list[tuple[Path, pa.RecordBatch]]:
+    """Map the files and return their nonempty record batches in address order, each with its file."""
+    batches: list[tuple[Path, pa.RecordBatch]] = []
     for file in files:
         with _as_data_error(str(file)):
             reader = pa.ipc.open_file(pa.memory_map(str(file)))
@@ -169,8 +170,8 @@ def _open_batches(files: Sequence[Path]) -> list[pa.RecordBatch]:
                 if batch["address"].null_count:
                     raise pa.ArrowInvalid("a row without an address")
                 if batch.num_rows:
-                    batches.append(batch)
-    return sorted(batches, key=lambda batch: batch["address"][0].as_py())
+                    batches.append((file, batch))
+    return sorted(batches, key=lambda each: each[1]["address"][0].as_py())
 
 
 @contextlib.contextmanager

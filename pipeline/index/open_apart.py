@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import numpy as np
-
 from pipeline.errors import DataError, PipelineError
 from pipeline.index.search import open_release
+from pipeline.index.trial import try_release
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
@@ -25,7 +24,7 @@ _MAKE_AGAIN = "delete them and run `manta nightly`, which makes them again, or r
 
 
 def check_opens(releases: Releases, manifest: ReleaseManifest) -> None:
-    """Open a release, read every row of its ids, and search it once, in a child of limited memory and time.
+    """Open a release and use it as searchers do, in a child of limited memory and time.
 
     Raises:
         DataError: the release cannot be opened, or reading its files crashes the child or does not end.
@@ -76,9 +75,7 @@ def _open_and_search(sender: Connection, stores: Sequence[Store], number: int) -
     manifest = releases.get(number)
     _limit_memory(_MEMORY_PER_BYTE * _count_bytes(manifest) + _SEARCH_MEMORY)
     try:
-        release = open_release(releases, number, verify=False)
-        release.validate()
-        release.search(np.ones((1, manifest.index.dim), np.float32), 1)
+        try_release(open_release(releases, number, verify=False))
     except PipelineError as error:
         sender.send(error)
     except MemoryError:

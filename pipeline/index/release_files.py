@@ -88,14 +88,21 @@ class ReleaseFiles:
             encoder = load_query_encoder(self._options.store, manifest, self._options.device)
         return ReleaseFiles(manifest, self._options._replace(verify=verify), encoder)
 
+    @property
+    def has_whole_ids(self) -> bool:
+        """True if ids are whole numbers, not strings."""
+        return bool(pa.types.is_integer(self.ids.schema.field("id").type))
+
+    def where_id(self, row_id: str | int) -> str:
+        """Return the filter that the row with an id passes."""
+        return f"id = {row_id}" if self.has_whole_ids else "id = '" + str(row_id).replace("'", "''") + "'"
+
     def vector(self, row_id: str | int) -> np.ndarray:
         """Return the raw vector (d,) float32 of a live row; see `OpenRelease.vector`."""
-        is_number = pa.types.is_integer(self.ids.schema.field("id").type)
-        literal = str(row_id) if is_number else "'" + str(row_id).replace("'", "''") + "'"
         where = f"release {self.manifest.release}"
-        if is_number and not literal.removeprefix("-").isdecimal():
+        if self.has_whole_ids and not str(row_id).removeprefix("-").isdecimal():
             raise QueryError(where, "an id that is a whole number", repr(row_id), "check the id")
-        matching = self.ids.matching(parse_where(f"id = {literal}", self.ids.schema))
+        matching = self.ids.matching(parse_where(self.where_id(row_id), self.ids.schema))
         addresses = np.setdiff1d(np.concatenate(list(matching)), self._parts.tombstones)
         if not len(live := addresses[self._parts.holds(addresses)]):
             raise QueryError(where, f"a row with id {row_id!r}", "none", "check the id")
@@ -162,6 +169,14 @@ class ReleaseFiles:
         if not texts or "text" in rows.column_names:
             return rows
         return rows.add_column(1, "text", self._texts.take(addresses))
+
+    def newest_rows(self, count: int) -> np.ndarray:
+        """Return the highest addresses of live rows; see `OpenRelease.newest_rows`."""
+        newest = np.zeros(0, dtype=np.int64)
+        for block in self._parts.addresses():
+            live = np.setdiff1d(block, self._parts.tombstones)
+            newest = np.sort(np.concatenate([newest, live]))[-count:]
+        return newest
 
     def _nearest(self, vectors: np.ndarray, k: int, where: str | None) -> tuple[np.ndarray, np.ndarray]:
         """Return scores and addresses (q, k) of the nearest rows, NO_NEIGHBOUR after the last answer."""

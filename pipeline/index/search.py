@@ -203,6 +203,14 @@ class OpenRelease:
         """
         return self._files.vector(row_id)
 
+    def newest_rows(self, count: int) -> np.ndarray:
+        """Return the `count` highest addresses (n,) int64 of the live rows in the open parts, ascending."""
+        return self._files.newest_rows(count)
+
+    def where_id(self, row_id: str | int) -> str:
+        """Return the filter that only the row with an id passes."""
+        return self._files.where_id(row_id)
+
     def snapshot(self) -> "OpenRelease":
         """Return the release that is open now, with the same files, as an object that is never swapped."""
         return OpenRelease(self._releases, self._files, follows=False)

@@ -55,6 +55,7 @@ def gate_value(value: float | None) -> str:
 
 
 _GATE_NAMES = {
+    "readable": "files that a searcher cannot use",
     "row_conservation": "rows indexed, quarantined or skipped",
     "indexed_rows": "rows in the index",
     "finite_vectors": "non-finite vectors",

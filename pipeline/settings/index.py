@@ -78,7 +78,7 @@ class RelevanceSettings(Settings):
 class GateSettings(Settings):
     """Quality gates that a candidate must pass to be published; null switches a gate off.
 
-    Row conservation, unique ids and finite vectors are always checked.
+    Row conservation, unique ids, finite vectors, and that a searcher can use all files, are always checked.
     """
 
     recall_at_10: Annotated[float, Field(ge=0, le=1)] | None = 0.95

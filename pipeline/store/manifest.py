@@ -12,6 +12,8 @@ from pipeline.store.stored import SCHEMA_VERSION, FileRef, Stored
 
 # Name of the gate for the recall on the user's own queries (gates.queries); it never refuses a release.
 USER_QUERY_RECALL = "recall_at_10_queries"
+# Name of the gate for the files that a searcher opens; earlier versions did not have it.
+READABLE = "readable"
 # Names of the gates of gates.relevance: its value, and its difference from the previous release.
 RELEVANCE, RELEVANCE_CHANGE = "relevance", "relevance_change"
 

@@ -12,7 +12,7 @@ from pipeline.store.base import Store, in_threads
 from pipeline.store.listed import ListedFiles, file_hash
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.stored import FileRef
-from pipeline.store.units import Corpus
+from pipeline.store.units import Corpus, UnitRecord
 
 _READERS = 4  # files hashed concurrently
 
@@ -154,16 +154,59 @@ def content_faults(
         on_read: called with the size of each file after all its bytes were read.
     """
 
+    return faults_of(store, _files_to_read(store, manifest), on_read)
+
+
+def faults_of(
+    store: Store, files: Iterable[FileRef], on_read: Callable[[int], None] = lambda size: None
+) -> list[Fault]:
+    """Return the files among these that are missing or differ in size or content, in path order.
+
+    Files without sha256 are records of units, which have a seal.
+
+    Args:
+        on_read: called with the size of each file after all its bytes were read.
+    """
+
     def fault_of(file: FileRef) -> Fault | None:
-        if (fault := _size_fault(file.path, file.bytes, store.size(file.path))) or not file.sha256:
+        if fault := _size_fault(file.path, file.bytes, store.size(file.path)):
             return fault
+        if not file.sha256:
+            return _record_fault(store, file.path)
         found = _sha256(store, file.path)
         on_read(file.bytes)
         if found == file.sha256:
             return None
         return Fault(file.path, f"sha256 {file.sha256[:16]}...", f"{found[:16]}...")
 
-    return sorted(filter(None, in_threads(fault_of, _files_to_read(store, manifest), _READERS)))
+    return sorted(filter(None, in_threads(fault_of, files, _READERS)))
+
+
+def _record_fault(store: Store, path: str) -> Fault | None:
+    try:
+        UnitRecord.load(store, path)
+    except DataError as error:
+        return Fault(path, "sha256 of its seal", error.found)
+    return None
+
+
+def new_files(store: Store, manifest: ReleaseManifest, before: ReleaseManifest | None) -> list[FileRef]:
+    """Return the files that a release needs and an earlier one does not, in path order.
+
+    If the record of the earlier release's corpus, or the table of its units, is damaged, these are all files.
+
+    Raises:
+        DataError: as `needed_files`, for the later release.
+    """
+    known, files = np.zeros(0, np.int64), files_of(store, manifest)
+    with contextlib.suppress(DataError):
+        known = _content_hashes(needed_files(store, before)) if before is not None else known
+    is_new = ~np.isin(_content_hashes(files), known)
+    return sorted((files[number] for number in np.flatnonzero(is_new)), key=lambda file: file.path)
+
+
+def _content_hashes(files: Iterable[FileRef]) -> np.ndarray:
+    return np.fromiter((hash((file.path, file.sha256)) for file in files), np.int64)
 
 
 def _size_fault(path: str, size: int, found: int | None) -> Fault | None:

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from pipeline.flows.encode.probe import encode_texts
+from pipeline.flows.night.as_searcher import check_written, try_as_searcher
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.fixed_queries import answer_queries, fixed_queries
 from pipeline.flows.night.overview import load_summary
@@ -21,7 +22,7 @@ from pipeline.index.metrics import RowCounts
 from pipeline.log import say
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store, in_threads
-from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.manifest import READABLE, Gate, ReleaseManifest
 from pipeline.store.stored import FileRef
 from pipeline.store.summary import Summary
 from pipeline.store.units import Corpus, TableBucket
@@ -84,12 +85,13 @@ def count_repeated_ids(run: Run, corpus: Corpus) -> int:
 
 
 def judge_candidate(
-    run: Run, previous: ReleaseManifest | None, candidate: Candidate
+    run: Run, previous: ReleaseManifest | None, candidate: Candidate, *, repairs: bool = False
 ) -> tuple[Candidate, ReleaseComparison]:
     """Run the gates and search the fixed queries.
 
     Args:
         previous: the previous release; None for the first.
+        repairs: whether files of the previous release were made again.
 
     Returns:
         The candidate with its gates and canary vectors, and its comparison with the previous release.
@@ -97,6 +99,9 @@ def judge_candidate(
     job, store, manifest = run.job, run.store, candidate.manifest
     with run.stages("gates"):
         summary = (load_summary(store, previous.release) or Summary.of(previous)) if previous else None
+        readable = try_as_searcher(run, None if repairs else previous, manifest)
+        if not readable.passed:  # other gates would fail at the same files
+            return _with_gates(candidate, {READABLE: readable}), ReleaseComparison(previous, summary, ())
         queries = fixed_queries(store, candidate, summary.answers if summary else ())
         repeated = count_repeated_ids(run, candidate.corpus)
         encoded = encode_texts(run, (*CANARIES, *queries))
@@ -119,16 +124,23 @@ def judge_candidate(
         measured, dtype = candidate.built.measured, job.encode.dtype
         gates = judge(measured, counts, job.gates, canary=canary_cosine, dtype=dtype)
         gates |= user_query_gates(run, manifest)
-        update: dict[str, object] = {"gates": gates, "canary": _store_canary_vectors(store, canaries)}
+        written = {"canary": _store_canary_vectors(store, canaries)}
         if relevance := measure_relevance(run, candidate.corpus, manifest, previous):
             gates |= relevance.gates
-            update["relevance"] = relevance.store_scores(store)
+            written["relevance"] = relevance.store_scores(store)
+        gates[READABLE] = check_written(store, readable, written.values())
         answers = answer_queries(run, candidate, queries, query_vectors)
+    judged = _with_gates(candidate, gates, **written)
+    return judged, ReleaseComparison(previous, summary, answers, relevance)
+
+
+def _with_gates(candidate: Candidate, gates: dict[str, Gate], **files: FileRef) -> Candidate:
+    """Return the candidate with its gates, and with files that were written while it was judged."""
+    manifest = candidate.manifest
     metrics.count_quarantined(manifest.counts)
     metrics.record_gates(gates)
     metrics.record_changes(manifest.counts, manifest.choices)
-    judged = replace(candidate, manifest=manifest.model_copy(update=update))
-    return judged, ReleaseComparison(previous, summary, answers, relevance)
+    return replace(candidate, manifest=manifest.model_copy(update={"gates": gates, **files}))
 
 
 def load_canary_vectors(release: ReleaseManifest, store: Store) -> np.ndarray | None:

@@ -78,7 +78,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
             run = workers.for_corpus(corpus)
             check_judged_ids(run, corpus)
             candidate = build_candidate(run, previous, corpus)
-            comparison = judge_candidate(run, previous.release, candidate)
+            comparison = judge_candidate(run, previous.release, candidate, repairs=damage is not None)
             night.outcome = publish_or_refuse(run, releases, *comparison)
             metrics.count_night(night.outcome.status)  # Ray's agent takes metrics only while it is connected
             return night.outcome

@@ -36,7 +36,7 @@ from pipeline.stats.spectrum import spectrum_of
 from pipeline.stats.tensors import unpack
 from pipeline.store.answers import Answers
 from pipeline.store.base import Store
-from pipeline.store.manifest import ReleaseManifest, report_path
+from pipeline.store.manifest import READABLE, ReleaseManifest, report_path
 from pipeline.store.summary import Summary
 from pipeline.store.units import counts_under
 from pipeline.text.tokens.coverage import ScriptCoverage, token_warnings
@@ -77,7 +77,7 @@ def summarize(run: Run, candidate: Candidate, comparison: ReleaseComparison) -> 
     """Return the report of a candidate, without release number and status, which are known later."""
     manifest, decision, store = candidate.manifest, candidate.decision, run.store
     finished = run.stages.finished
-    return NightReport(
+    report = NightReport(
         root=store.uri,
         commits_root=manifest.settings["release"]["commits_root"],
         status="published",
@@ -97,20 +97,30 @@ def summarize(run: Run, candidate: Candidate, comparison: ReleaseComparison) -> 
         throughput=_encode_throughput(candidate.encode_stats, finished),
         lengths=_lengths(candidate),
         max_length=candidate.folder.max_length,
-        geometry=_geometry(candidate, store),
         curves=decision.curves,
-        examples=search_examples(store, candidate),
         gates=manifest.gates,
         token_coverage=ScriptCoverage.of(manifest.counts),
         warnings=warnings_of(manifest),
         settings=to_yaml(Job.model_validate(manifest.settings)),
         packages=manifest.packages,
         previous=comparison.summary,
-        changed_rows=tuple(changed_rows(store, candidate, comparison.previous)),
-        quarantined=quarantined_rows(store, candidate),
         answers=comparison.changes,
         relevance=_relevance_section(comparison.relevance),
-        change=_release_change(store, comparison.previous, manifest),
+    )
+    return _with_rows(report, store, candidate, comparison) if manifest.gates[READABLE].passed else report
+
+
+def _with_rows(
+    report: NightReport, store: Store, candidate: Candidate, comparison: ReleaseComparison
+) -> NightReport:
+    """Return the report with the sections that are read from files of the candidate."""
+    return replace(
+        report,
+        geometry=_geometry(candidate, store),
+        examples=search_examples(store, candidate),
+        changed_rows=tuple(changed_rows(store, candidate, comparison.previous)),
+        quarantined=quarantined_rows(store, candidate),
+        change=_release_change(store, comparison.previous, candidate.manifest),
     )
 
 

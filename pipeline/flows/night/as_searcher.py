@@ -1,0 +1,176 @@
+"""Open a candidate as a searcher does, from its files as they are stored, before it is published.
+
+Tasks on the workers get the candidate's manifest and nothing else of the night. Files of the previous release
+were opened before it was published, and are not read again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import NamedTuple
+
+from pipeline.errors import MODEL_FAILURES, ConfigError, DataError, ModelError
+from pipeline.flows.export.changes import RowChanges, UnitUpserts
+from pipeline.flows.rows import PlacedUnit, is_live, placed_units
+from pipeline.flows.run import Run, map_in_order
+from pipeline.index.release_files import OpenOptions, ReleaseFiles
+from pipeline.index.search import OpenRelease
+from pipeline.index.trial import try_release
+from pipeline.log import counted
+from pipeline.post import load_transform
+from pipeline.store.base import Store
+from pipeline.store.dead import DeadRows
+from pipeline.store.manifest import READABLE, Gate, ReleaseManifest
+from pipeline.store.release import Releases
+from pipeline.store.stored import FileRef
+from pipeline.store.verify import Fault, faults_of, new_files
+from pipeline.targets.parquet import ParquetTarget
+from pipeline.targets.values import json_rows
+
+_GROUP_BYTES = 1 << 30  # of files whose content one item compares
+_SHOWN = 3  # faults that the sentence names
+_EXPORTED_ROWS = 1_000
+
+
+class Trial(NamedTuple):
+    """Files of a candidate to compare with their sha256, and what to try with them afterwards.
+
+    Attributes:
+        files: files that no earlier release has.
+        part: number of a part of the index to open and search; None: none.
+        encoder: also encode texts with the stored copy of the encoder.
+        head_of: unit whose first rows are exported; None: none.
+    """
+
+    files: tuple[FileRef, ...]
+    part: int | None = None
+    encoder: bool = False
+    head_of: PlacedUnit | None = None
+
+
+@dataclass(frozen=True)
+class TryCandidate:
+    """Do trials of a candidate. Returns for each trial a sentence per fault.
+
+    Attributes:
+        manifest: content of the candidate's manifest.
+    """
+
+    store: Store
+    manifest: bytes
+
+    def start(self) -> Callable[[Trial], tuple[str, ...]]:
+        """Read the manifest."""
+        manifest = ReleaseManifest.from_json(self.manifest, "the candidate's manifest", self.store)
+        return lambda trial: self._try(manifest, trial)
+
+    def _try(self, manifest: ReleaseManifest, trial: Trial) -> tuple[str, ...]:
+        if faults := faults_of(self.store, trial.files):  # a changed file may crash its reader
+            return _sentences(self.store, faults)
+        try:
+            self._use(manifest, trial)
+        except (ConfigError, DataError, ModelError) as error:
+            return (str(error),)
+        except (*MODEL_FAILURES, FileNotFoundError) as error:
+            part = "" if trial.part is None else f"part {trial.part} of the index: "
+            return (f"{part}{type(error).__name__}: {error}",)
+        return ()
+
+    def _use(self, manifest: ReleaseManifest, trial: Trial) -> None:
+        """Use the files as a search and an export do. Raises whatever these raise."""
+        if trial.part is not None:
+            parts = None if manifest.index.parts == 1 else frozenset([trial.part])
+            # files on a disk were compared with their sha256 just now; remote ones are fetched
+            options = OpenOptions(self.store, parts, verify=self.store.shared, device="cpu")
+            files = ReleaseFiles(manifest, options)
+            try_release(OpenRelease(Releases(self.store), files, follows=False), encoder=trial.encoder)
+            if manifest.transform:
+                load_transform(manifest.transform.read(self.store))
+        if trial.head_of is not None:
+            self._export_head(manifest, trial.head_of)
+
+    def _export_head(self, manifest: ReleaseManifest, placed: PlacedUnit) -> None:
+        """Export the first rows of a unit to Parquet, and convert them as for databases that take JSON."""
+        changes = RowChanges(self.store, (), True, manifest)
+        upserts = UnitUpserts(placed, is_live(placed, DeadRows(self.store, manifest.dead)))
+        with self.store.scratch() as scratch, closing(ParquetTarget(str(scratch), "head")) as target:
+            for rows in islice(changes.upserts(upserts), 1):
+                head = rows.slice(0, _EXPORTED_ROWS)
+                json_rows(head)
+                target.upsert(head)
+
+
+def try_as_searcher(run: Run, previous: ReleaseManifest | None, manifest: ReleaseManifest) -> Gate:
+    """Open a candidate as searchers do, and return the gate that passes if all of its files can be used.
+
+    Args:
+        previous: the previous release, whose files are not read again if they were opened in this way.
+    """
+    opened = previous if previous is not None and READABLE in previous.gates else None
+    try:
+        files = new_files(run.store, manifest, opened)
+    except DataError as error:  # the record of the corpus or the table of the units
+        return _gate(0, [str(error)])
+    trials = tuple(_plan(manifest, files))
+    faults = chain.from_iterable(map_in_order(run, TryCandidate(run.store, manifest.to_json()), trials))
+    return _gate(len(files), faults)
+
+
+def check_written(store: Store, gate: Gate, files: Iterable[FileRef]) -> Gate:
+    """Return the gate of `try_as_searcher` if files that were written since then are as they were written."""
+    faults = faults_of(store, files)
+    return _gate(len(faults), _sentences(store, faults)) if faults else gate
+
+
+def _gate(files: int, faults: Iterable[str]) -> Gate:
+    """Return the gate for so many new files with these faults, as sentences."""
+    found = tuple(dict.fromkeys(faults))
+    sentence = f"{len(found):,} of {counted(files, 'new file')} cannot be used as a searcher does, 0 expected"
+    if found:
+        more = f"; and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
+        sentence += f": {'; '.join(found[:_SHOWN])}{more}; delete damaged files and run again"
+    return Gate(value=len(found), threshold=0, passed=not found, relation="exactly", sentence=sentence)
+
+
+def _sentences(store: Store, faults: Iterable[Fault]) -> tuple[str, ...]:
+    return tuple(str(fault._replace(path=store.uri_of(fault.path))) for fault in faults)
+
+
+def _plan(manifest: ReleaseManifest, files: Sequence[FileRef]) -> Iterator[Trial]:
+    """Divide the new files of a candidate: a trial for each part of the index, and for groups of others."""
+    paths = {file.path for file in files}
+    parts = manifest.index_parts()
+    own = [{file.path for file in (*part.files, *part.ids)} & paths for part in parts]
+    new_parts = [number for number, names in enumerate(own) if names]
+    encoder = any(file.path in paths for file in manifest.encoder.references())
+    if not new_parts and (encoder or (manifest.tombstones and manifest.tombstones.path in paths)):
+        new_parts = [len(parts) - 1]  # the smallest: dead rows are left out of it, too
+    for number in new_parts:
+        needed = tuple(file for file in files if file.path in own[number])
+        yield Trial(needed, number, encoder and number == new_parts[0], None)
+    in_parts = set().union(*own)
+    group: list[FileRef] = []
+    head = _newest_unit(manifest, paths)
+    for file in files:
+        if file.path in in_parts:
+            continue
+        group.append(file)
+        if sum(each.bytes for each in group) >= _GROUP_BYTES:
+            yield Trial(tuple(group), head_of=head)
+            group, head = [], None
+    if group:
+        yield Trial(tuple(group), head_of=head)
+
+
+def _newest_unit(manifest: ReleaseManifest, paths: set[str]) -> PlacedUnit | None:
+    """Return the newest unit whose file is among `paths` and has rows; None without one."""
+    newest = max(
+        (unit for unit in manifest.units if unit.path in paths and unit.rows),
+        key=lambda unit: unit.ordinal,
+        default=None,
+    )
+    if newest is None:
+        return None
+    (placed,) = placed_units(manifest.model_copy(update={"units": (newest,)}))
+    return placed
