@@ -4,11 +4,16 @@ They do not import pandas, as `pa.array` and `to_numpy` do if it is installed: t
 time of `manta search`.
 """
 
+import functools
 from collections.abc import Sequence
+from datetime import UTC
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.store.nested import map_type, map_values
 
 
 def arrow_of(values: np.ndarray) -> pa.Array:
@@ -30,34 +35,69 @@ def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def plain_type(encoded: pa.DataType) -> pa.DataType:
-    """Return the type without its encoding: a dictionary's type of values, string for a string view.
+    """Return the type without encodings, at all levels, so that Arrow can select, join and store rows.
 
-    Of nested types, views are replaced at all levels, since Arrow cannot select their rows.
+    Dictionaries and runs become their values, views become strings, binaries and lists, and extensions of
+    such types become what they extend. Times in a zone that this machine does not know are in UTC: they are
+    the same instants.
     """
-    plain = encoded.value_type if pa.types.is_dictionary(encoded) else encoded
-    if pa.types.is_string_view(plain):
-        return pa.string()
-    if pa.types.is_binary_view(plain):
-        return pa.binary()
-    return _without_views(plain) if pa.types.is_nested(plain) else plain
+    return map_type(encoded, _plain_leaf)
 
 
-def _without_views(nested: pa.DataType) -> pa.DataType:
-    """Return a nested type with plain types of its values; a list view stays one."""
+def _plain_leaf(kind: pa.DataType) -> pa.DataType:
     types = pa.types
-    if types.is_struct(nested):
-        return pa.struct([_plain_field(field) for field in nested])
-    if types.is_map(nested):
-        return pa.map_(_plain_field(nested.key_field), _plain_field(nested.item_field))
-    if types.is_fixed_size_list(nested):
-        return pa.list_(_plain_field(nested.value_field), nested.list_size)
-    if types.is_list(nested):
-        return pa.list_(_plain_field(nested.value_field))
-    return pa.large_list(_plain_field(nested.value_field)) if types.is_large_list(nested) else nested
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return plain_type(kind.value_type)
+    if types.is_string_view(kind):
+        return pa.string()
+    if types.is_binary_view(kind):
+        return pa.binary()
+    if types.is_timestamp(kind) and kind.tz and not _is_known_zone(kind.tz):
+        return pa.timestamp(kind.unit, "UTC")
+    if isinstance(kind, pa.BaseExtensionType):
+        storage = plain_type(kind.storage_type)
+        return kind if storage == kind.storage_type else storage
+    return kind
 
 
-def _plain_field(field: pa.Field) -> pa.Field:
-    return field if pa.types.is_dictionary(field.type) else field.with_type(plain_type(field.type))
+@functools.lru_cache
+def _is_known_zone(name: str) -> bool:
+    """Return whether Arrow and Python know a time zone."""
+    time = pa.scalar(0, pa.timestamp("s", name))
+    try:
+        return time.as_py() is not None and time.cast(pa.string()).is_valid
+    except (pa.ArrowInvalid, LookupError):
+        return False
+
+
+def plain_values(array: pa.Array) -> pa.Array:
+    """Return an array of `plain_type`."""
+    return array if plain_type(array.type) == array.type else map_values(array, _plain_leaves)
+
+
+def _plain_leaves(leaf: pa.Array) -> pa.Array:
+    kind = plain_type(leaf.type)
+    if kind == leaf.type:
+        return leaf
+    if pa.types.is_dictionary(leaf.type):
+        return plain_values(leaf.dictionary_decode())
+    if pa.types.is_run_end_encoded(leaf.type):
+        return plain_values(pc.run_end_decode(leaf))
+    return plain_values(leaf.storage) if isinstance(leaf, pa.ExtensionArray) else leaf.cast(kind)
+
+
+def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return Python values as an array; `pa.array` fails for lists and structs of extensions."""
+    storage = map_type(kind, lambda leaf: getattr(leaf, "storage_type", leaf))
+    return pa.array(values, storage).cast(kind)
+
+
+def plain_table(table: pa.Table) -> pa.Table:
+    """Return a table whose columns have their `plain_type`."""
+    columns = [
+        pa.chunked_array(map(plain_values, each.chunks), plain_type(each.type)) for each in table.columns
+    ]
+    return pa.table(columns, names=table.column_names)
 
 
 def is_text(encoded: pa.DataType) -> bool:
@@ -66,8 +106,16 @@ def is_text(encoded: pa.DataType) -> bool:
     return bool(pa.types.is_string(plain) or pa.types.is_large_string(plain))
 
 
-def python_values(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a column; times outside Python's years 1 to 9999 as the text of Arrow."""
+def empty_table(schema: pa.Schema) -> pa.Table:
+    """Return a table without rows; `schema.empty_table()` fails for lists and structs of extensions."""
+    return pa.Table.from_batches([], schema)
+
+
+def python_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
+    """Return the values of a column; times outside Python's years 1 to 9999 as the text of Arrow.
+
+    Times in a zone that this machine does not know are in UTC.
+    """
     try:
         return list(column.to_pylist())
     except (OverflowError, ValueError):
@@ -78,10 +126,15 @@ def _python_value(scalar: pa.Scalar) -> Any:
     try:
         return scalar.as_py()
     except (OverflowError, ValueError):
+        if isinstance(scalar, pa.MapScalar):
+            return [tuple(map(_python_value, entry.values())) for entry in scalar.values]
         if isinstance(scalar, pa.ListScalar):
             return [_python_value(each) for each in scalar.values]
         if isinstance(scalar, pa.StructScalar):
             return {name: _python_value(each) for name, each in scalar.items()}
+        if pa.types.is_timestamp(scalar.type) and scalar.type.tz:
+            instant = _python_value(scalar.cast(pa.timestamp(scalar.type.unit)))
+            return f"{instant}Z" if isinstance(instant, str) else instant.replace(tzinfo=UTC)
         return scalar.cast(pa.string()).as_py().replace(" ", "T")
 
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pipeline.flows.key_tables import live_rows_by_bucket
 from pipeline.flows.rows import LiveRows, PlacedUnit, is_live, placed_units
 from pipeline.store.address import to_addresses
-from pipeline.store.arrays import one_chunk
+from pipeline.store.arrays import empty_table, one_chunk
 from pipeline.store.base import Store
 from pipeline.store.dead import DeadRows
 from pipeline.store.manifest import ReleaseManifest
@@ -84,7 +84,7 @@ class RowChanges:
         placed = placed_units(self.after)[0]
         file = LiveRows(self.store, self.after.space_id, "id").open(placed)
         names = [name for name in file.schema_arrow.names if name not in ("text_key", "vector")]
-        return _export_columns(file.schema_arrow.empty_table(), names).schema
+        return _export_columns(empty_table(file.schema_arrow), names).schema
 
     def ids(self) -> Iterator[pa.Array]:
         """Yield the ids of all rows of `after`.

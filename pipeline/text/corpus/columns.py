@@ -11,6 +11,7 @@ import pyarrow as pa
 from pipeline.errors import DataError
 from pipeline.settings import CHUNK_COLUMNS, CorpusSettings
 from pipeline.store.arrays import is_text, plain_type
+from pipeline.store.nested import leaf_types, map_type
 from pipeline.store.schema import corpus_schema
 from pipeline.text.corpus.sources import SourceFile
 
@@ -27,7 +28,7 @@ class Columns:
     """string, int64 or uint64"""
     kept: tuple[pa.Field, ...] = ()
     leaves_out_keys: bool = False
-    """whether a nested type lacks keys of the files, because there are too many"""
+    """whether a nested type lacks keys of the files, because there are too many or their types differ"""
     chunked: bool = False
     """whether the rows of units are chunks"""
 
@@ -78,7 +79,7 @@ class FileColumns:
     absent: frozenset[str] = frozenset()
     """columns named in the settings that no row has"""
     incomplete: frozenset[str] = frozenset()
-    """nested columns whose type lacks keys of the file, because there are too many"""
+    """columns with an object or list of the file that does not fit their type"""
     divisions: tuple[RowGroups, ...] = ()
     """all row groups of a Parquet file, divided so that several workers can read a large file"""
 
@@ -133,30 +134,33 @@ def agree_on_columns(
         DataError: no file has one of the kept columns.
     """
     id_column_type, refused = _agree_on_id(files, corpus)
-    kept, leaves_out_keys = [], any(file_columns.incomplete for file_columns in files)
+    kept, leaves_out_keys = [], False
     for name in corpus.keep:
         if name == corpus.id:
             kept.append(pa.field(name, id_column_type))
             continue
         if files and all(name in file_columns.absent for file_columns in files):
             raise missing_column(files[0].file, "corpus.keep", name, files[0].names)
-        kind = pa.null()
+        kind, lacks_keys = pa.null(), any(name in file_columns.incomplete for file_columns in files)
         for file_columns in files:
             is_parquet = file_columns.file.format == "parquet"
             try:
                 wider = common_type(kind, plain_type(file_columns.types[name]))
-            except pa.ArrowTypeError:
+            except pa.ArrowException:
                 if is_parquet:
                     expected = f"{kind}, as in earlier files"
                     found = file_columns.types[name]
                     error = wrong_column_type(file_columns.file, "corpus.keep", name, expected, found)
                     refused.setdefault(file_columns.file.name, error)
+                else:
+                    lacks_keys = True
                 continue
             if is_parquet or count_leaves(wider) <= MAX_LEAVES:
                 kind = wider
             else:
-                leaves_out_keys = True
-        kept.append(pa.field(name, pa.string() if pa.types.is_null(kind) else kind))
+                lacks_keys = True
+        leaves_out_keys |= lacks_keys and pa.types.is_nested(kind)
+        kept.append(pa.field(name, map_type(kind, _string_for_null)))
     chunked = corpus.chunk.by is not None
     return Columns(id_column_type, tuple(kept), leaves_out_keys, chunked), refused
 
@@ -197,18 +201,43 @@ def _agree_on_id(
     return (pa.uint64() if has_large_ids and not has_negative_ids else pa.int64()), refused
 
 
+def _string_for_null(leaf: pa.DataType) -> pa.DataType:
+    """Return a type for values of which there are none yet."""
+    return pa.string() if pa.types.is_null(leaf) else leaf
+
+
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Return the type that holds the values of both types; raise ArrowTypeError if there is none."""
-    schemas = [pa.schema([("value", kind)]) for kind in (one, other)]
+    """Return the type that holds the values of both types; raise an error of Arrow if there is none.
+
+    Times in different zones are the same instants: they get the zone of `one`, or UTC if it has several.
+    """
+    try:
+        return _unify(one, other)
+    except pa.ArrowTypeError:
+        zones = {leaf.tz for leaf in leaf_types(one) if _has_zone(leaf)}
+        if not zones:
+            raise
+        zone = zones.pop() if len(zones) == 1 else "UTC"
+        return _unify(*(map_type(kind, functools.partial(_in_zone, zone)) for kind in (one, other)))
+
+
+def _unify(*kinds: pa.DataType) -> pa.DataType:
+    schemas = [pa.schema([("value", kind)]) for kind in kinds]
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+
+
+def _in_zone(zone: str, leaf: pa.DataType) -> pa.DataType:
+    return pa.timestamp(leaf.unit, zone) if _has_zone(leaf) else leaf
+
+
+def _has_zone(leaf: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(leaf) and leaf.tz)
 
 
 @functools.lru_cache(maxsize=64)
 def count_leaves(kind: pa.DataType) -> int:
     """Count the leaves of a type: the arrays without children that a column of the type has in memory."""
-    if not kind.num_fields:
-        return 1
-    return sum(count_leaves(kind.field(index).type) for index in range(kind.num_fields))
+    return sum(1 for _ in leaf_types(kind))
 
 
 def cast_column(
@@ -217,5 +246,5 @@ def cast_column(
     """Cast a column to the type that the files agree on; raise DataError if a value does not fit."""
     try:
         return column.cast(kind)
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         raise wrong_column_type(file, setting, name, str(kind), f"{column.type} ({error})") from None

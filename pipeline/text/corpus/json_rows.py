@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.settings import CorpusSettings
+from pipeline.store.arrays import array_of
 from pipeline.text.corpus.json_values import convert_value, is_id, parse_line, show_value
 from pipeline.text.corpus.normalize import has_surrogates, replace_surrogates
 from pipeline.text.corpus.quarantine import RejectedRow
@@ -102,6 +103,6 @@ class LineParser:
         schema = self.schema.append(pa.field("row", pa.int64()))
         columns = zip(*self.rows, strict=True) if self.rows else ((),) * len(schema)
         return pa.table(
-            [pa.array(values, kind) for values, kind in zip(columns, schema.types, strict=True)],
+            [array_of(values, kind) for values, kind in zip(columns, schema.types, strict=True)],
             schema=schema,
         )

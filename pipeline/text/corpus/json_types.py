@@ -33,7 +33,7 @@ class TypeInspection:
     present: set[str] = field(default_factory=set)
     """columns that at least one object has"""
     incomplete: set[str] = field(default_factory=set)
-    """nested columns whose type lacks keys of the file, because there are too many"""
+    """columns with an object or list that does not fit their type"""
     has_mixed_ids: bool = False
     """whether some ids are strings and others integers"""
     has_negative_id: bool = False
@@ -67,7 +67,7 @@ class TypeInspection:
             self.present |= self.types.keys() & value.keys()
             for name in self.types.keys() - {self.corpus.id}:
                 self.types[name], fits = widen_type(self.types[name], value.get(name))
-                if not fits and pa.types.is_nested(self.types[name]):
+                if not fits and isinstance(value[name], dict | list):
                     self.incomplete.add(name)
 
     def columns(self) -> FileColumns:

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from pipeline.store.arrays import is_text
+from pipeline.store.nested import map_type
 from pipeline.text.corpus.columns import MAX_LEAVES, common_type, count_leaves
-from pipeline.text.corpus.normalize import replace_surrogates
+from pipeline.text.corpus.normalize import has_surrogates, replace_surrogates
 
 MAX_DEPTH = 32  # levels of a nested value: Arrow and Parquet recurse at each level
 
@@ -90,29 +91,32 @@ def convert_value(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
     3 is a valid double, but 3.0 is not a valid integer, and true is neither.
 
     Returns:
-        (converted value, True), or (None, False) if the value does not fit.
+        (converted value, True), or (None, False) if the value does not fit. If only objects without keys do
+        not fit inside of it, they become null: (rest of the value, False).
     """
     if value is None:
         return None, True
     if is_text(kind):
         return (replace_surrogates(value), True) if isinstance(value, str) else (None, False)
     if pa.types.is_boolean(kind):
-        return value, isinstance(value, bool)
+        return (value, True) if isinstance(value, bool) else (None, False)
     if pa.types.is_floating(kind) and (is_integer(value) or isinstance(value, float)):
         return _try_convert(lambda: float(value))
     if pa.types.is_integer(kind) and is_integer(value):
         return _try_convert(lambda: pa.scalar(value, kind).as_py())
     if not is_bounded(value) or not _has_fields(kind, value):
         return None, False
-    line = json.dumps({"value": value}).encode()  # Arrow parses nested values and dates
-    return _try_convert(lambda: parse_block(line, {"value": kind})["value"][0].as_py())
+    fitting = _without_empty_objects(kind, value)
+    line = json.dumps({"value": fitting}).encode()  # Arrow parses nested values and dates
+    converted, fits = _try_convert(lambda: parse_block(line, {"value": kind})["value"][0].as_py())
+    return converted, fits and fitting == value
 
 
 def _try_convert(convert: Callable[[], Any]) -> tuple[Any, bool]:
     """Return (result, True), or (None, False) if Arrow cannot convert the value."""
     try:
         return convert(), True
-    except (pa.ArrowException, OverflowError):
+    except (pa.ArrowException, OverflowError, ValueError):
         return None, False
 
 
@@ -127,15 +131,23 @@ def widen_type(kind: pa.DataType, value: Any) -> tuple[pa.DataType, bool]:
     is_full = pa.types.is_nested(kind) and count_leaves(kind) >= MAX_LEAVES
     if is_bounded(value) and (not is_full or _has_fields(kind, value)):
         with contextlib.suppress(pa.ArrowException, OverflowError):
-            value_type = pa.infer_type([value])
+            value_type = map_type(pa.infer_type([value]), _null_for_empty)
             wider = kind if value_type == kind else common_type(kind, value_type)
             if count_leaves(wider) <= MAX_LEAVES:
                 return wider, True
     return kind, False
 
 
+def _null_for_empty(leaf: pa.DataType) -> pa.DataType:
+    """Return the type of null for objects without keys, for which Parquet has no type."""
+    return pa.null() if pa.types.is_struct(leaf) else leaf
+
+
 def is_bounded(value: Any) -> bool:
-    """Return whether a JSON value has at most MAX_LEAVES paths to leaves, none longer than MAX_DEPTH."""
+    """Return whether a JSON value has at most MAX_LEAVES paths to leaves, none longer than MAX_DEPTH.
+
+    No key of a path may have a lone surrogate, which Arrow cannot store.
+    """
     paths: set[tuple[str | None, ...]] = set()
     remaining: list[tuple[Any, tuple[str | None, ...]]] = [(value, ())]
     while remaining:
@@ -143,6 +155,8 @@ def is_bounded(value: Any) -> bool:
         if len(path) > MAX_DEPTH or len(paths) > MAX_LEAVES:
             return False
         if isinstance(node, dict) and node:
+            if any(map(has_surrogates, node)):
+                return False
             remaining += [(child, (*path, key)) for key, child in node.items()]
         elif isinstance(node, list) and node:
             remaining += [(child, (*path, None)) for child in node]
@@ -158,6 +172,20 @@ def _has_fields(kind: pa.DataType, value: Any) -> bool:
             (index := kind.get_field_index(key)) >= 0 and _has_fields(kind.field(index).type, child)
             for key, child in value.items()
         )
-    if isinstance(value, list) and pa.types.is_list(kind):
+    if isinstance(value, list) and _is_list(kind):
         return all(_has_fields(kind.value_type, child) for child in value)
     return True
+
+
+def _without_empty_objects(kind: pa.DataType, value: Any) -> Any:
+    """Replace objects without keys by null wherever the type has no struct; it has a field for every key."""
+    if isinstance(value, dict) and pa.types.is_struct(kind):
+        return {key: _without_empty_objects(kind.field(key).type, child) for key, child in value.items()}
+    if isinstance(value, list) and _is_list(kind):
+        return [_without_empty_objects(kind.value_type, child) for child in value]
+    return None if value == {} else value
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return any(check(kind) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))

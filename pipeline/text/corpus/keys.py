@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from pipeline.store.arrays import one_chunk, python_values
 from pipeline.store.base import Store, sha256_of
+from pipeline.store.nested import map_values
 from pipeline.store.schema import KEY, writer_options
 from pipeline.store.stored import FileRef
 from pipeline.text.corpus.line_numbers import parents_of
@@ -107,17 +108,36 @@ def store_table(store: Store, scratch: Path, table: pa.Table, path: str) -> File
 def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Convert values to strings: by Arrow, or by `repr` if Arrow cannot.
 
-    The string of a value does not depend on the other values of the column.
+    The string of a value depends neither on other values of the column nor on its time zone, which may be
+    unknown to this machine.
     """
+    if pa.types.is_timestamp(column.type) and column.type.tz:
+        instants = column.cast(pa.timestamp(column.type.unit)).cast(pa.large_string())
+        return pc.binary_join_element_wise(
+            instants, *(pa.scalar(each, pa.large_string()) for each in ("Z", ""))
+        )
     convert: Callable[[object], str] = repr
     try:
-        return column.cast(pa.large_string())
+        if not isinstance(column.type, pa.UuidType):  # its bytes would be a string, if all are UTF-8
+            return column.cast(pa.large_string())
     except pa.ArrowNotImplementedError:  # nested values
         pass
     except pa.ArrowInvalid:  # bytes, some of which are not UTF-8
         convert = _utf8_or_repr
-    texts = [None if value is None else convert(value) for value in python_values(column)]
+    chunks = [map_values(chunk, _represented_leaf) for chunk in column.chunks]
+    values = (value for chunk in chunks for value in python_values(chunk))
+    texts = [None if value is None else convert(value) for value in values]
     return pa.chunked_array([pa.array(texts, pa.large_string())])
+
+
+def _represented_leaf(leaf: pa.Array) -> pa.Array:
+    """Return an array of a type for which Python has one representation, with or without pandas."""
+    kind = leaf.type
+    if isinstance(leaf, pa.ExtensionArray) and not isinstance(kind, pa.UuidType):
+        return map_values(leaf.storage, _represented_leaf)
+    if pa.types.is_timestamp(kind) and kind.tz:
+        return _represented_leaf(leaf.cast(pa.timestamp(kind.unit)))
+    return leaf.cast(pa.int64()) if pa.types.is_temporal(kind) and getattr(kind, "unit", "") == "ns" else leaf
 
 
 def _utf8_or_repr(value: object) -> str:

@@ -1,6 +1,7 @@
 """Read the rows of a Parquet file: only the columns that the settings name, in batches of bounded size."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.settings import CorpusSettings
+from pipeline.store.arrays import one_chunk, plain_table, plain_type
 from pipeline.store.schema import stored_name
 from pipeline.text.corpus.columns import (
     Columns,
@@ -16,11 +18,11 @@ from pipeline.text.corpus.columns import (
     cast_column,
     id_type,
     missing_column,
-    plain_type,
     wrong_column_type,
 )
 from pipeline.text.corpus.file_view import FileView, other_fields, view_of
 from pipeline.text.corpus.int96 import check_int96
+from pipeline.text.corpus.kept_values import check_values
 from pipeline.text.corpus.parquet_tables import column_indices, has_offsets, read_tables
 from pipeline.text.corpus.sift import RawBatch
 from pipeline.text.corpus.sources import LARGE_BYTES, SourceFile, open_file, open_ranges, reading
@@ -112,13 +114,14 @@ def read(
         if file.table is None:
             check_int96(file, stream, metadata, corpus.keep, range(groups.first, groups.stop))
         done = 0
-        for table in read_tables(reader, dictionary_reader, wanted, range(groups.first, groups.stop)):
+        for encoded in read_tables(reader, dictionary_reader, wanted, range(groups.first, groups.stop)):
+            table = plain_table(encoded)
             rows, position = view.live_rows(table, position), position + len(table)
             start, done = groups.first_row + done, done + len(rows)
             if len(rows):
                 size = groups.size * done // max(groups.rows, 1)
                 named = view.select(rows, (corpus.id, corpus.text, *corpus.keep))
-                yield RawBatch(_raw_table(named, start, file, corpus, columns), size)
+                yield replace(_raw_batch(named, start, file, corpus, columns), position=size)
     if done != groups.rows:
         raise file.error(
             f"{groups.rows} rows, as its footer says", f"{done}", "the file is damaged: write it again"
@@ -153,18 +156,18 @@ def _footer_of_divided(uri: str, size: int, stamp: str) -> pq.FileMetaData:
         return pq.read_metadata(stream)
 
 
-def _raw_table(
+def _raw_batch(
     table: pa.Table, start: int, file: SourceFile, corpus: CorpusSettings, columns: Columns
-) -> pa.Table:
-    """Return the rows as `RawBatch.rows` has them; `start` is the number of the first row."""
-
-    def column(name: str) -> pa.ChunkedArray:
-        return table[name].cast(plain_type(table[name].type))
-
-    kept = {
-        stored_name(field.name): cast_column(column(field.name), field.type, file, "corpus.keep", field.name)
-        for field in columns.kept
-    }
-    ids = cast_column(column(corpus.id), columns.id, file, "corpus.id", corpus.id)
-    rows = pa.array(np.arange(start, start + len(table), dtype=np.int64))
-    return pa.table({"id": ids, "text": column(corpus.text), **kept, "row": rows})
+) -> RawBatch:
+    """Return rows without encodings as a batch; `start` is the number of the first row."""
+    kept, not_utf8, nulled = dict[str, pa.ChunkedArray](), dict[str, np.ndarray](), list[int]()
+    for field in columns.kept:
+        name, checked = stored_name(field.name), check_values(one_chunk(table[field.name]))
+        values = pa.chunked_array([checked.values])
+        kept[name] = cast_column(values, field.type, file, "corpus.keep", field.name)
+        not_utf8[name] = start + checked.not_utf8
+        nulled += (start + checked.nulled).tolist()
+    ids = cast_column(table[corpus.id], columns.id, file, "corpus.id", corpus.id)
+    numbers = pa.array(np.arange(start, start + len(table), dtype=np.int64))
+    rows = pa.table({"id": ids, "text": table[corpus.text], **kept, "row": numbers})
+    return RawBatch(rows, 0, nulled=nulled, not_utf8=not_utf8)

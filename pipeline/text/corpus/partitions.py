@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from pipeline.store.arrays import empty_table
 from pipeline.store.base import Store, in_threads
 from pipeline.store.stored import FileRef
 
@@ -93,7 +94,7 @@ def read_from_all(
 
 def _concatenate(tables_by_file: Sequence[Sequence[pa.Table]], schema: pa.Schema) -> pa.Table:
     tables = [table for tables_of_file in tables_by_file for table in tables_of_file]
-    return pa.concat_tables(tables) if tables else schema.empty_table()
+    return pa.concat_tables(tables) if tables else empty_table(schema)
 
 
 class PartitionReader:

@@ -1,7 +1,7 @@
 """Separate the rows of a batch into good rows and rows to quarantine, each with its reason."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,8 @@ class RawBatch:
     """numbers of the rows whose text had lone surrogates"""
     nulled: Sequence[int] = ()
     """numbers of the rows with a kept value that did not fit and became null, once for each such value"""
+    not_utf8: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """by kept column, the numbers of the rows with text in it that is not valid UTF-8"""
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,9 @@ def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
     A rejected row has the first reason that applies: invalid_utf8, null_id, empty.
     """
     table = raw.rows.combine_chunks()
-    valid_by_column = {
-        name: valid_utf8(one_chunk(table[name]))
-        for name in table.column_names
-        if name == "text" or is_text(table[name].type)
+    checked = ["id", "text"] if is_text(table["id"].type) else ["text"]
+    valid_by_column = {name: valid_utf8(one_chunk(table[name])) for name in checked} | {
+        name: ~np.isin(table["row"].to_numpy(), rows) for name, rows in raw.not_utf8.items() if len(rows)
     }
     is_valid, text = np.logical_and.reduce(list(valid_by_column.values())), one_chunk(table["text"])
     if not is_valid.all():  # null instead of bytes that cannot be cast to a string

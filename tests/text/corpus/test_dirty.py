@@ -2,6 +2,7 @@
 
 import gzip
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -159,3 +160,50 @@ def test_max_quarantined_holds_on_every_run(corpus, store):
         found = r"found 2 of 3 rows \(duplicate_id 1, empty 1\); see .*parquet"
         with pytest.raises(DataError, match=rf"at most 50% bad rows \(corpus.max_quarantined\), {found}"):
             ingest(corpus, 100, store)
+
+
+ONE_EACH = pa.array([0, 1, 2, 3], pa.int32())
+SHAPES = {
+    "flat": lambda values: values,
+    "list": lambda values: pa.ListArray.from_arrays(ONE_EACH, values),
+    "struct": lambda values: pa.StructArray.from_arrays([values], ["name"]),
+    "map": lambda values: pa.MapArray.from_arrays(ONE_EACH, pa.array(["x", "y", "z"]), values),
+    "list of structs": lambda values: SHAPES["list"](SHAPES["struct"](values)),
+    "dictionary in a list": lambda values: SHAPES["list"](
+        pa.DictionaryArray.from_arrays(ONE_EACH[:3], values)
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_row_with_invalid_utf8_inside_of_a_kept_value_is_quarantined(corpus, store, shape):
+    kept = SHAPES[shape](invalid_string_array([b"fine", b"caf\xe9", b"good"]))
+    write_parquet(corpus, id=["a", "b", "c"], text=["x", "y", "z"], kept=kept)
+    live, bad, counts = outcome(corpus, store, keep=("kept",))
+    assert (live, bad) == ([("a", "x"), ("c", "z")], [("a.parquet", 1, "invalid_utf8")])
+    assert "kept_values_dropped" not in counts
+
+
+def numbers(kind, dtype, values):
+    """An array of values that Arrow does not check."""
+    return pa.Array.from_buffers(kind, 3, [None, pa.py_buffer(np.array(values, dtype).tobytes())])
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "dictionary in a list"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        numbers(pa.time64("us"), "<i8", [0, 86_400_000_000, 5]),
+        numbers(pa.time32("ms"), "<i4", [0, -13_899_000, 5]),
+        numbers(pa.decimal128(5, 2), "<i8", [1, 0, 100_000, 0, 3, 0]),
+    ],
+    ids=["24:00", "negative time", "decimal of too many digits"],
+)
+def test_invalid_kept_values_become_null_and_are_counted(corpus, store, shape, values):
+    write_parquet(corpus, id=["a", "b", "c"], text=["x", "y", "z"], kept=SHAPES[shape](values))
+    ingested = ingest(corpus.model_copy(update={"keep": ("kept",)}), 100, store)
+    kept = pq.read_table(store.open(ingested.units[0].path))["kept"].combine_chunks()
+    kept.validate(full=True)
+    assert kept.is_null().to_pylist() == [False, True, False]
+    assert kept.drop_null().equals(SHAPES[shape](values).take(pa.array([0, 2])).cast(kept.type))
+    assert (ingested.counts["good"], ingested.counts["kept_values_dropped"]) == (3, 1)

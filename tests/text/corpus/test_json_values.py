@@ -1,5 +1,7 @@
 """Values of kept columns and ids of JSON lines keep their type, are widened, or become null."""
 
+import json
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -158,3 +160,63 @@ def test_a_kept_key_may_be_missing_in_some_files_but_not_in_all(tmp_path):
     pq.write_table(pa.table({"id": [3], "text": ["c"]}), tmp_path / "c.parquet")
     with pytest.raises(DataError, match=r"c\.parquet.*'note' \(corpus.keep\)"):
         ingest(CorpusSettings(uri=str(tmp_path), keep=("note",)), 10, open_store(tmp_path / "_out"))
+
+
+@pytest.mark.parametrize("other", [1, 0.5, "yes", {}, {"a": 1}, [True], {"\ud800": 1}, {"a": {"\udc00": 1}}])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_boolean_and_any_other_value_in_one_column(tmp_path, other, is_first):
+    """The type of the first value wins; the other one is null and counted."""
+    values = [True, other] if is_first else [other, True]
+    lines = [{"id": number, "text": "t", "kept": value} for number, value in enumerate([*values, None])]
+    corpus = CorpusSettings(uri=str(write_json_lines(tmp_path, *lines)), keep=("kept",))
+    store = open_store(tmp_path / "_out")
+    ingested = ingest(corpus, 10, store)
+    kept = pq.read_table(store.local(ingested.units[0].path))["kept"].to_pylist()
+    is_storable = json.dumps(other).isascii() and "\\u" not in json.dumps(other) and other != {}
+    expected = [True, None] if is_first or not is_storable else [other, None]
+    assert kept == [*(expected if is_first or is_storable else reversed(expected)), None]
+    assert ingested.counts["kept_values_dropped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "kept", "dropped"),
+    [
+        ([{}, None], [None, None], 1),
+        ([[{}], [], None], [[None], [], None], 1),
+        ([{"a": {}}, {"a": None}], [{"a": None}, {"a": None}], 1),
+        (
+            [{"a": {}, "b": 1}, {"a": {"c": 2}, "b": 3}],
+            [{"a": {"c": None}, "b": 1}, {"a": {"c": 2}, "b": 3}],
+            0,
+        ),
+        ([{"a": {}, "b": 1}, {"b": 2}], [{"a": None, "b": 1}, {"a": None, "b": 2}], 1),
+        ([[None], []], [[None], []], 0),
+    ],
+)
+def test_objects_without_keys_become_null_where_nothing_else_is_known_of_them(
+    tmp_path, values, kept, dropped
+):
+    lines = [{"id": number, "text": "t", "kept": value} for number, value in enumerate(values)]
+    store, folder = open_store(tmp_path / "_out"), write_json_lines(tmp_path, *lines)
+    ingested = ingest(CorpusSettings(uri=str(folder), keep=("kept",)), 10, store)
+    assert pq.read_table(store.local(ingested.units[0].path))["kept"].to_pylist() == kept
+    assert ingested.counts.get("kept_values_dropped", 0) == dropped
+
+
+@pytest.mark.parametrize(
+    "values", [({"a": 1}, {"a": "x", "b": 1}, {"b": 2}), ({f"k{n}": n for n in range(300)}, {"k1": 2})]
+)
+@pytest.mark.parametrize("apart", [True, False])
+def test_no_key_of_an_object_is_left_out_without_being_counted(tmp_path, values, apart):
+    """Types in one file, or in several, do not fit: an object with a key that the type lacks is null."""
+    for number, value in enumerate(values):
+        line = {"id": number, "text": "t", "kept": value}
+        file = tmp_path / f"{number if apart else 0}.jsonl"
+        file.write_text((file.read_text() if file.exists() else "") + json.dumps(line) + "\n")
+    store = open_store(tmp_path / "_out")
+    ingested = ingest(CorpusSettings(uri=str(tmp_path), keep=("kept",)), 10, store)
+    kept = pq.read_table(store.local(ingested.units[0].path))["kept"].to_pylist()
+    nulls = sum(value is None for value in kept)
+    assert nulls == ingested.counts["kept_values_dropped"] > 0
+    for value, stored in zip(values, kept, strict=True):
+        assert stored is None or value == {key: each for key, each in stored.items() if each is not None}
