@@ -30,9 +30,14 @@ class ObjectStore(Store):
     Credentials and endpoint come from the environment of each process; they are never pickled or stored.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, any_keys: bool = False) -> None:
+        """Open the store; with `any_keys`, objects of other writers can be read: a//b, a/./b and the like."""
         super().__init__(uri)
+        self._any_keys = any_keys
         self._prefix = uri.split("://", 1)[1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.uri, self._any_keys)
 
     @property
     def _fs(self) -> Any:
@@ -123,7 +128,7 @@ class ObjectStore(Store):
 
     def entry(self, path: str) -> Entry | None:
         try:
-            return _entry(normal_path(path), self._status(path))
+            return _entry(self._checked(path), self._status(path))
         except FileNotFoundError:
             return None
 
@@ -138,6 +143,9 @@ class ObjectStore(Store):
                 if key.startswith(root) and key.endswith(suffix)
             ]
         )
+
+    def uri_of(self, path: str) -> str:
+        return f"{self.uri}/{self._checked(path)}"
 
     def delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -161,7 +169,10 @@ class ObjectStore(Store):
         return dict(retrying(lambda: self._fs.info(self._key(path)), self.uri_of(path)))
 
     def _key(self, path: str) -> str:
-        return f"{self._prefix}/{normal_path(path)}"
+        return f"{self._prefix}/{self._checked(path)}"
+
+    def _checked(self, path: str) -> str:
+        return path if self._any_keys else normal_path(path)
 
 
 def _keep_alive_callback() -> Any:
@@ -171,12 +182,16 @@ def _keep_alive_callback() -> Any:
     return Callback(hooks={"keep_alive": lambda size, value, **_: keep_alive()})
 
 
-def entries_of(objects: Sequence[tuple[str, dict[str, Any]]]) -> list[Entry]:
+def entries_of(objects: Sequence[tuple[str, dict[str, Any]]], any_keys: bool = False) -> list[Entry]:
     """Convert (path, status) pairs to entries in path order.
 
-    Keys that no store writes (a//b, a/../b, a/) are left out.
+    Keys that no store writes (a//b, a/../b, a/) are left out, unless `any_keys` is set.
     """
-    return [_entry(path, status) for path, status in sorted(objects, key=itemgetter(0)) if _is_path(path)]
+    return [
+        _entry(path, status)
+        for path, status in sorted(objects, key=itemgetter(0))
+        if any_keys or _is_path(path)
+    ]
 
 
 def _entry(path: str, status: dict[str, Any]) -> Entry:

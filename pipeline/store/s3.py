@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.errors import ConfigError, PipelineError, TransientError
-from pipeline.store.base import Entry, in_threads, normal_path
+from pipeline.store.base import Entry, in_threads
 from pipeline.store.range_reader import RangeReader
 from pipeline.store.remote import ObjectStore, entries_of
 from pipeline.store.retry import retrying, s3_error
@@ -50,13 +50,12 @@ class S3Store(ObjectStore):
     and commits must then be in another store.
     """
 
-    def __init__(self, uri: str) -> None:
-        super().__init__(uri)
-        match = _BUCKET.fullmatch(self._prefix)
+    def __init__(self, uri: str, any_keys: bool = False) -> None:
+        super().__init__(uri, any_keys)
+        match = _BUCKET.fullmatch(f"{self._prefix}/")
         if match is None:
             raise ConfigError(uri, "s3://bucket or s3://bucket/prefix", "no bucket", "correct the URI")
-        self._bucket = match[1]
-        self._key_prefix = f"{match[2]}/" if match[2] else ""
+        self._bucket, self._key_prefix = match.groups()
 
     @property
     def _fs(self) -> Any:
@@ -83,7 +82,9 @@ class S3Store(ObjectStore):
 
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
         objects = chain.from_iterable(self._list_objects(prefix))
-        return entries_of([(path, status) for path, status in objects if path.endswith(suffix)])
+        return entries_of(
+            [(path, status) for path, status in objects if path.endswith(suffix)], self._any_keys
+        )
 
     def pages(self, prefix: str) -> Iterator[Sequence[Entry]]:
         yield from map(entries_of, self._list_objects(prefix))
@@ -240,7 +241,7 @@ class S3Store(ObjectStore):
         return dict(retrying(lambda: run_call(call_api, call), where))
 
     def _key(self, path: str) -> str:
-        return self._key_prefix + normal_path(path)
+        return self._key_prefix + self._checked(path)
 
 
 def _ranges(size: int, step: int) -> list[tuple[int, int]]:

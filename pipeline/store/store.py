@@ -39,10 +39,15 @@ def open_store(uri: str | Path) -> Store:
 
 
 def store_of(file: str) -> tuple[Store, str]:
-    """Open the store of the folder that holds `file`, a path or URI, and return it with the file's name.
+    """Open the store of the folder that holds `file`, a path or URI to read. Returns it with the file's name.
 
-    Symbolic links on this machine's disk are resolved first: a store refuses links that lead out of its root.
+    Objects may have any keys. Symbolic links on this machine's disk are resolved first: a store refuses links
+    that lead out of its root.
     """
     resolved = file if "://" in file else str(Path(file).expanduser().resolve())
     parent, _, name = resolved.rpartition("/")
-    return open_store(parent or "/"), name
+    scheme, _, rest = parent.partition("://")
+    if not rest or scheme == "file":
+        return open_store(parent or "/"), name
+    refuse_credentials(parent)
+    return (S3Store if scheme in ("s3", "s3a") else ObjectStore)(parent, any_keys=True), name

@@ -14,6 +14,10 @@ from pipeline.store.stored import FileRef, Stored
 
 CHUNKS_READ = "chunks_read"
 """Name of the count of chunks into which the good rows of a file are cut."""
+EMPTIED = "emptied_files"
+"""Name of the count of files that had rows on an earlier night, and have none."""
+LEFT_OUT = "left_out_files"
+"""Name of the count of files below the corpus's URI that are not read, by their names."""
 
 
 class UnitRecord(Stored):

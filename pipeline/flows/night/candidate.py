@@ -22,7 +22,7 @@ from pipeline.store.dead import DeadRows
 from pipeline.store.manifest import Choice, EncoderFiles, ReleaseManifest
 from pipeline.store.release_units import ReleaseUnit, store_units
 from pipeline.store.stored import FileRef
-from pipeline.store.units import Corpus, Manifest, UnitRecord, sum_counts
+from pipeline.store.units import EMPTIED, LEFT_OUT, Corpus, Manifest, UnitRecord, sum_counts
 from pipeline.text.corpus.corpus_record import record_path as corpus_path
 from pipeline.text.tokens.coverage import token_counts
 
@@ -46,6 +46,8 @@ _CORPUS_COUNTS = (
     "kept_values_dropped",
     "bad_files",
     "skipped_files",
+    EMPTIED,
+    LEFT_OUT,
 )
 
 

@@ -24,7 +24,7 @@ from pipeline.store.store import open_store
 from pipeline.text.corpus.chunking import row_cutter
 from pipeline.text.corpus.keys import id_hashes
 from pipeline.text.corpus.reader import CorpusSurvey, survey_files
-from pipeline.text.corpus.sources import SourceFile, list_files
+from pipeline.text.corpus.sources import SourceFile, list_corpus
 from pipeline.text.tokens.coverage import CoverageCounter, ScriptCoverage
 
 _SAMPLED_FILES, _SAMPLED_BATCHES = 4, 4
@@ -136,12 +136,13 @@ class _Checks:
         check_index_and_transform(self.job)
         return f"{self.job.index.kind}: can be made of this encoder's vectors"
 
-    def corpus(self) -> str:
+    def corpus(self) -> Check:
         """Sample rows of a few files, and check their columns and ids. Later checks use some of the texts."""
         check_root(self.job)
         corpus = corpus_of(self.job)
         rows, drawn_rows, cut_rows, hash_batches = 0, 0, row_cutter(corpus), [np.zeros(0, np.uint64)]
-        self.files = list_files(corpus)
+        listed = list_corpus(corpus)
+        self.files = listed.files
         self.survey = survey_files(self.files, corpus)
         for batches in sample_files(self.files, self.survey, corpus, _SAMPLED_FILES, _SAMPLED_BATCHES):
             file_rows = read_bytes = 0
@@ -171,7 +172,8 @@ class _Checks:
         files = counted(len(self.files), "file")
         if refused := len(self.survey.refused):
             files += f", {counted(refused, 'unusable file')}"
-        return f"{files}; of {counted(rows, 'sampled row')} {rows - valid:,} would be quarantined, {unique}"
+        found = f"{files}; of {counted(rows, 'sampled row')} {rows - valid:,} would be quarantined, {unique}"
+        return Check("corpus", found, warnings=(listed.warning,) if listed.warning else ())
 
     def tokens(self) -> Check:
         """Check that the tokenizer knows the texts, and that the encoder's limit leaves enough of them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import DataError
 from pipeline.flows.corpus import corpus_of
-from pipeline.log import Stages
+from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, Job
 from pipeline.store.base import Store
@@ -17,7 +17,7 @@ from pipeline.store.release import Releases
 from pipeline.store.units import Corpus
 from pipeline.store.verify import Fault, bytes_to_read, content_faults, size_faults
 from pipeline.text.corpus.corpus_record import corpus_digest
-from pipeline.text.corpus.sources import SourceFile, list_files
+from pipeline.text.corpus.sources import SourceFile, list_corpus
 from pipeline.text.corpus.tonights_files import ParentCorpus
 
 
@@ -143,8 +143,13 @@ def same_release(job: Job, previous: PreviousRelease, encoder_path: str) -> Rele
 
 def has_same_files(job: Job, previous: PreviousRelease) -> bool:
     """Return whether the listing of the corpus is that of the current release. Opens no file."""
-    corpus = previous.corpus
-    return corpus is not None and corpus.digest == corpus_digest(corpus_of(job), list_files(job.corpus))
+    if previous.corpus is None:
+        return False
+    listed = list_corpus(job.corpus)
+    is_same = previous.corpus.digest == corpus_digest(corpus_of(job), listed.files)
+    if is_same and listed.warning:  # otherwise the ingestion says it
+        say(f"warning: {listed.warning}")
+    return is_same
 
 
 def changed_files(files: Iterable[SourceFile], corpus: Corpus | None) -> list[SourceFile]:

@@ -1,6 +1,6 @@
 """Collect the values of a night's report, which its page shows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -16,7 +16,7 @@ from pipeline.flows.night.example_rows import changed_rows, quarantined_rows, se
 from pipeline.flows.night.release_changes import differing_settings, measure_drift
 from pipeline.flows.night.relevance import MeasuredRelevance
 from pipeline.flows.run import Run
-from pipeline.log import Stage
+from pipeline.log import Stage, counted
 from pipeline.post import Transform
 from pipeline.post.chain import name_of
 from pipeline.post.compare import noun
@@ -38,7 +38,7 @@ from pipeline.store.answers import Answers
 from pipeline.store.base import Store
 from pipeline.store.manifest import READABLE, ReleaseManifest, report_path
 from pipeline.store.summary import Summary
-from pipeline.store.units import counts_under
+from pipeline.store.units import EMPTIED, LEFT_OUT, counts_under
 from pipeline.text.tokens.coverage import ScriptCoverage, token_warnings
 
 _CHANGED_QUERIES = 5  # shown of those with lower scores, and of those with higher ones
@@ -125,12 +125,21 @@ def _with_rows(
 
 
 def warnings_of(release: ReleaseManifest) -> tuple[str, ...]:
-    """Return warnings about tokens, rejected texts and queries near dead rows, as sentences."""
+    """Return warnings about files, tokens, rejected texts and queries near dead rows, as sentences."""
     return (
+        *_file_warnings(release.counts),
         *token_warnings(release.counts),
         *rejected_warnings(release.counts, release.counts["total"]),
         *near_dead_warnings(release.choices),
     )
+
+
+def _file_warnings(counts: Mapping[str, int]) -> Iterator[str]:
+    """Yield warnings about files of the corpus without rows; the log of the night names them."""
+    if left_out := counts.get(LEFT_OUT):
+        yield f"{counted(left_out, 'file')} below corpus.uri not read, by the names of the files"
+    if emptied := counts.get(EMPTIED):
+        yield f"{counted(emptied, 'file')} of the corpus had rows before this release, and now none"
 
 
 def _release_change(

@@ -1,6 +1,6 @@
 """Parts of a corpus's record that are gathered from the records of all tasks."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -16,7 +16,16 @@ from pipeline.store.address import ordinal_of
 from pipeline.store.base import Store
 from pipeline.store.changes import ChangedRow
 from pipeline.store.stored import FileRef
-from pipeline.store.units import Changes, Corpus, CorpusUnit, InputFile, TableBucket, sum_counts
+from pipeline.store.units import (
+    EMPTIED,
+    LEFT_OUT,
+    Changes,
+    Corpus,
+    CorpusUnit,
+    InputFile,
+    TableBucket,
+    sum_counts,
+)
 from pipeline.text.corpus.corpus_record import reading_digest
 from pipeline.text.corpus.partitions import read_partitions
 from pipeline.text.corpus.quarantine import QuarantineFile
@@ -118,7 +127,17 @@ def input_files(tonight: TonightsFiles, read: Sequence[ReadRecord]) -> tuple[Inp
     inputs = dict(tonight.unchanged)
     for file in (file for record in read for file in record.inputs):
         inputs[file.name] = _add_counts(inputs[file.name], file) if file.name in inputs else file
-    return tuple(inputs[name] for name in tonight.names)
+    parent_files = tonight.parent.files if tonight.parent else ()
+    had_rows = {file.name for file in parent_files if file.good or EMPTIED in file.notes}
+    return tuple(_marked(inputs[name], had_rows) for name in tonight.names)
+
+
+def _marked(file: InputFile, had_rows: Container[str]) -> InputFile:
+    """Return a file with a note if it had rows on an earlier night and has none."""
+    is_known = not file.skipped and not {"skipped_files", "bad_files"} & set(file.notes)
+    if file.rows or not is_known or file.name not in had_rows:
+        return file
+    return file.model_copy(update={"notes": file.notes | {EMPTIED: 1}})
 
 
 def _add_counts(one: InputFile, other: InputFile) -> InputFile:
@@ -163,6 +182,8 @@ def _count_rows(
     """Sum the counts of the files, and check that every row is good or quarantined."""
     names = ("rows", "skipped", "quarantined")
     counts = sum_counts({name: getattr(file, name) for name in names} | file.notes for file in files)
+    if tonight.left_out:
+        counts[LEFT_OUT] = tonight.left_out
     counts["good"] = sum(unit.rows - unit.dead for unit in outcome.units)
     if tonight.is_chunked:
         _check_chunks(tonight, outcome, counts["good"])

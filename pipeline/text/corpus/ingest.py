@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from pipeline.config import digest_of
 from pipeline.errors import TransientError
+from pipeline.log import counted, say
 from pipeline.settings import CorpusSettings
 from pipeline.store.base import Store
 from pipeline.store.local import ScratchStore
-from pipeline.store.units import Corpus
+from pipeline.store.units import EMPTIED, Corpus
 from pipeline.text.corpus.corpus_parts import TABLES_VERSION
 from pipeline.text.corpus.corpus_record import (
     check_good_rows,
@@ -20,7 +21,7 @@ from pipeline.text.corpus.corpus_record import (
     work_folder,
 )
 from pipeline.text.corpus.ingestion import Ingestion
-from pipeline.text.corpus.sources import list_files
+from pipeline.text.corpus.sources import list_corpus
 from pipeline.text.corpus.task_map import TaskRunner, WorkFolder, map_here
 from pipeline.text.corpus.tonights_files import ParentCorpus, inspect_files
 
@@ -31,6 +32,7 @@ _MAX_DEAD = 0.3
 # units would be: every night adds small units, and each is a file to open.
 _MAX_UNITS = 2
 _SMALL_UNITS = 200
+_SHOWN = 3  # names of files in a warning
 
 
 def ingest(
@@ -57,8 +59,8 @@ def ingest(
             corpus.max_quarantined of the rows are quarantined.
         TransientError: a file changed while it was read.
     """
-    files = list_files(corpus)
-    digest, parent = corpus_digest(corpus, files), _usable_parent(parent or ParentCorpus(), store)
+    listed = list_corpus(corpus)
+    digest, parent = corpus_digest(corpus, listed.files), _usable_parent(parent or ParentCorpus(), store)
     parent_facts = [parent.corpus and parent.corpus.id, parent.next_ordinal, parent.rebuild_reason or ""]
     corpus_id = digest_of([TABLES_VERSION, digest, *parent_facts, unit_rows])
     record = load_complete_corpus(store, corpus_id)
@@ -66,7 +68,7 @@ def ingest(
         with store.scratch() as scratch:
             work = ScratchStore(str(scratch)) if runner.map_tasks is map_here else store
             ingestion = Ingestion(
-                tonight=inspect_files(corpus, files, parent, store, runner.map_tasks),
+                tonight=inspect_files(corpus, listed, parent, store, runner.map_tasks),
                 unit_rows=unit_rows,
                 store=store,
                 work=WorkFolder(work, work_folder(corpus_id)),
@@ -79,7 +81,18 @@ def ingest(
             )
             record = _run(ingestion)
     check_good_rows(record, corpus, store)
+    for sentence in filter(None, (listed.warning, _emptied(record))):
+        say(f"warning: {sentence}")
     return record
+
+
+def _emptied(record: Corpus) -> str | None:
+    """Return a sentence about the files that have no rows any more; None if there are none."""
+    names = [file.name for file in record.files if EMPTIED in file.notes]
+    more = ", ..." if len(names) > _SHOWN else ""
+    if not names:
+        return None
+    return f"{counted(len(names), 'file')} had rows, and now none: {', '.join(names[:_SHOWN])}{more}"
 
 
 def _run(ingestion: Ingestion) -> Corpus:

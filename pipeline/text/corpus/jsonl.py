@@ -69,7 +69,10 @@ def read_blocks(file: SourceFile) -> Iterator[JsonBlock]:
     """Yield the file's lines in blocks of about _BLOCK_BYTES bytes."""
     pending, lines = b"", 0  # bytes that no block has yet, and the number of lines before them
     with storage_errors(file.uri), open_file(file) as stream:
-        source: Any = gzip.GzipFile(fileobj=stream) if file.name.lower().endswith(".gz") else stream
+        is_gzip = file.name.lower().endswith(".gz")
+        if is_gzip and not file.size:  # for gzip.GzipFile it would be a file without rows
+            raise file.error("a gzip file", "0 bytes", "it is damaged or truncated: write it again")
+        source: Any = gzip.GzipFile(fileobj=stream) if is_gzip else stream
         while piece := _read_piece(source, file):
             pending = pending + piece if pending or lines else piece.removeprefix(_BOM)
             end = pending.rfind(b"\n") + 1

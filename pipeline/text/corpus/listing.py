@@ -117,13 +117,15 @@ def _list_s3(uri: str) -> Listing:
     pattern = re.compile(glob_translate(path)) if is_glob else None
     files = [
         FoundFile(f"{base}/{entry.path}", f"{scheme}://{base}/{entry.path}", entry.size, entry.stamp)
-        for entry in S3Store(f"{scheme}://{base}").list()
-        if not pattern or pattern.fullmatch(f"{base}/{entry.path}")
+        for entry in S3Store(f"{scheme}://{base}", any_keys=True).list()
+        if entry.path
+        and not entry.path.endswith("/")
+        and not (pattern and not pattern.fullmatch(f"{base}/{entry.path}"))
     ]
     if files or is_glob or "/" not in path:
         return Listing(base, files)
     parent, _, name = path.rpartition("/")
-    single = S3Store(f"{scheme}://{parent}").entry(name)
+    single = S3Store(f"{scheme}://{parent}", any_keys=True).entry(name)
     if single is None:
         return Listing(path, [])
     return Listing(parent, [FoundFile(path, uri, single.size, single.stamp)], single=True)

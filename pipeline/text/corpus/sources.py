@@ -3,19 +3,21 @@
 import contextlib
 import glob
 import hashlib
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
 
 from pipeline.errors import DataError
+from pipeline.log import counted
 from pipeline.settings import CorpusSettings
 from pipeline.store.base import in_threads
 from pipeline.store.range_reader import RangeReader
-from pipeline.store.store import open_store
+from pipeline.store.store import store_of
 from pipeline.text.corpus.lakes import LOG_FOLDERS, list_table, possible_table_roots, refuse_tables
 from pipeline.text.corpus.listing import (
     Listing,
@@ -35,6 +37,8 @@ _SUFFIXES: dict[Format, tuple[str, ...]] = {
     "jsonl": (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz"),
 }
 LARGE_BYTES = 256 << 20  # larger files are read by ranges, smaller ones as a whole
+_COMMIT = re.compile(r"(?P<root>.+/)commits/\d{8}\.json")  # a file of releases whose root is below the corpus
+_SHOWN = 3  # names of files that are left out
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _PIECE_BYTES = 8 << 20  # bytes of a file that are hashed at once
 # Limits of the small objects that are read in advance, several at once: a request alone takes as long as the
@@ -69,8 +73,32 @@ class SourceFile:
         return DataError(self.uri, expected, found, remedy)
 
 
+class CorpusFiles(NamedTuple):
+    """The files of a corpus, and those below its URI that are not read."""
+
+    files: list[SourceFile]
+    """sorted by name"""
+    left_out: dict[str, int]
+    """number of files that are not read, by their name, or by the folder whose name begins with . or _"""
+
+    @property
+    def warning(self) -> str | None:
+        """Sentence that names files that are left out; None if there are none."""
+        names, count = list(self.left_out), sum(self.left_out.values())
+        if not names:
+            return None
+        more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+        files, shown = counted(count, "file"), ", ".join(names[:_SHOWN])
+        return f"{files} below corpus.uri not read, by the names: {shown}{more}"
+
+
 def list_files(corpus: CorpusSettings) -> list[SourceFile]:
-    """List the files of a corpus, sorted by name.
+    """List the files of a corpus, sorted by name; see `list_corpus`."""
+    return list_corpus(corpus).files
+
+
+def list_corpus(corpus: CorpusSettings) -> CorpusFiles:
+    """List the files of a corpus, and those below its URI that are left out.
 
     Names that begin with . or _ and files with other suffixes are left out. The stamp is the etag or the
     modification time in ns; with `corpus.fingerprint: full` it is the sha256 of the content. If the URI is
@@ -84,14 +112,12 @@ def list_files(corpus: CorpusSettings) -> list[SourceFile]:
     """
     table = list_table(corpus)
     if table is not None:
-        return _files_of_table(corpus, table)
+        return CorpusFiles(_files_of_table(corpus, table), {})
     path = local_path(corpus.uri)
     with storage_errors(corpus.uri):
         listing = list_remote(corpus.uri) if path is None else list_local(path)
-    by_name = {
-        Path(entry.path).relative_to(listing.base).as_posix() if listing.base else entry.path: entry
-        for entry in listing.files
-    }
+    base = f"{listing.base.rstrip('/')}/" if listing.base else ""
+    by_name = {entry.path.removeprefix(base): entry for entry in listing.files}
     if invalid := next((name for name in by_name if has_surrogates(name)), None):
         raise DataError(corpus.uri, "file names in UTF-8", ascii(invalid), "rename the file")
     files = [
@@ -105,7 +131,29 @@ def list_files(corpus: CorpusSettings) -> list[SourceFile]:
     if parquet := [file.name for file in files if file.format == "parquet"]:
         _refuse_lake_tables(corpus.uri, listing, by_name, parquet)
     hash_all = corpus.fingerprint == "full"
-    return [_with_content_stamp(file) if hash_all or not file.stamp else file for file in files]
+    left_out = {} if listing.single else _left_out(by_name, {file.name for file in files})
+    return CorpusFiles(
+        [_with_content_stamp(file) if hash_all or not file.stamp else file for file in files], left_out
+    )
+
+
+def _left_out(names: Iterable[str], read: set[str]) -> dict[str, int]:
+    """Count files that may hold rows but are not read, by name, or by the folder that hides them.
+
+    Hidden files of other formats are those of writers (_SUCCESS, .a.parquet.crc), and a release root below
+    the corpus has files of its own.
+    """
+    others = sorted(name for name in names if name not in read)
+    roots = tuple({match["root"] for name in others if (match := _COMMIT.fullmatch(name))})
+    counts = Counter[str]()
+    for name in others:
+        parts = name.split("/")
+        hidden = next((index for index, part in enumerate(parts, 1) if _is_hidden(part)), None)
+        if hidden is None:
+            counts[name] += 1
+        elif _file_format(name, "auto", single=False) and not name.startswith(roots):
+            counts["/".join(parts[:hidden]) + ("/" if hidden < len(parts) else "")] += 1
+    return dict(counts)
 
 
 def _files_of_table(corpus: CorpusSettings, listing: Listing) -> list[SourceFile]:
@@ -145,8 +193,7 @@ def open_file(file: SourceFile) -> pa.NativeFile:
     path = local_path(file.uri)
     if path is not None:
         return pa.OSFile(path)
-    parent, name = file.uri.rsplit("/", 1)
-    store = open_store(parent)
+    store, name = store_of(file.uri)
     return pa.BufferReader(store.read(name)) if file.size <= LARGE_BYTES else store.open(name)
 
 
@@ -155,8 +202,7 @@ def open_ranges(file: SourceFile) -> pa.NativeFile:
     path = local_path(file.uri)
     if path is not None:
         return pa.OSFile(path)
-    parent, name = file.uri.rsplit("/", 1)
-    store = open_store(parent)
+    store, name = store_of(file.uri)
     reader = RangeReader(lambda start, stop: store.read_range(name, start, stop).to_pybytes(), file.size)
     return pa.PythonFile(reader, mode="r")
 
@@ -204,7 +250,7 @@ def is_unchanged(files: list[SourceFile], corpus: CorpusSettings) -> bool:
 
 
 def _is_hidden(name: str) -> bool:
-    return any(part.startswith((".", "_")) for part in name.split("/"))
+    return any(part.startswith((".", "_")) and part not in (".", "..") for part in name.split("/"))
 
 
 def _file_format(name: str, setting: str, single: bool) -> Format | None:

@@ -13,7 +13,7 @@ from pipeline.text.corpus.corpus_record import reading_digest
 from pipeline.text.corpus.keys import bucket_count
 from pipeline.text.corpus.read_files import FileToRead, files_to_read
 from pipeline.text.corpus.reader import CorpusSurvey, survey_files
-from pipeline.text.corpus.sources import SourceFile
+from pipeline.text.corpus.sources import CorpusFiles, SourceFile
 from pipeline.text.corpus.task_map import TaskMap
 
 # Bytes of a compressed file for a chunk, for an estimate that decides the number of partitions only.
@@ -45,6 +45,8 @@ class TonightsFiles:
     """files that need not be read tonight, by name"""
     survey: CorpusSurvey
     """the columns and the unusable files"""
+    left_out: int = 0
+    """number of files below the corpus's URI that are not read"""
 
     @property
     def reuse(self) -> bool:
@@ -110,7 +112,7 @@ class TonightsFiles:
 
 
 def inspect_files(
-    corpus: CorpusSettings, files: list[SourceFile], parent: ParentCorpus, store: Store, map_tasks: TaskMap
+    corpus: CorpusSettings, listed: CorpusFiles, parent: ParentCorpus, store: Store, map_tasks: TaskMap
 ) -> TonightsFiles:
     """Find the files that have to be read, and inspect them.
 
@@ -119,7 +121,7 @@ def inspect_files(
     Raises:
         DataError: a file is unusable and corpus.bad_files is error.
     """
-    before, rebuild_reason = None, parent.rebuild_reason
+    files, before, rebuild_reason = listed.files, None, parent.rebuild_reason
     if parent.corpus is not None and parent.corpus.is_chunked != (corpus.chunk.by is not None):
         rebuild_reason = rebuild_reason or "corpus.chunk was set or removed"
     if parent.corpus is not None and not rebuild_reason:
@@ -141,7 +143,8 @@ def inspect_files(
             unchanged = reusable
         else:
             rebuild_reason = "id or kept columns, or their types, have changed"
-    return TonightsFiles(corpus, files, parent.corpus, rebuild_reason, unchanged, result)
+    left_out = sum(listed.left_out.values())
+    return TonightsFiles(corpus, files, parent.corpus, rebuild_reason, unchanged, result, left_out)
 
 
 def _unchanged_files(

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.store.units import Changes, Corpus
+from pipeline.store.units import EMPTIED, Changes, Corpus
 from pipeline.text.corpus import ingest as ingest_module
 from pipeline.text.corpus import keys
 from tests.text.corpus.editing import Nights, addresses, check
@@ -163,3 +163,21 @@ def test_result_does_not_depend_on_the_number_of_buckets(tmp_path, monkeypatch):
         ingested = nights.night()
         live_rows.append(sorted(check(nights, ingested, before).values()))
     assert live_rows[0] == live_rows[1] == live_rows[2]
+
+
+def test_files_that_have_no_rows_any_more_are_named_and_counted(tmp_path, capsys):
+    nights = Nights(tmp_path)
+    for name in ("a", "b", "c"):
+        nights.put(f"{name}.parquet", [(name, "text", "en")])
+    line = b'{"id": "d", "text": "text", "lang": "en"}\n'
+    for name, content in (("d.jsonl", line), ("always.jsonl", b"")):
+        (nights.input / name).write_bytes(content)
+    assert EMPTIED not in nights.night().counts
+    assert "warning" not in capsys.readouterr().err
+    nights.put("b.parquet", [])
+    (nights.input / "d.jsonl").write_bytes(b"")
+    ingested = nights.night()
+    assert ingested.counts[EMPTIED] == ingested.changes.deleted == 2
+    assert "warning: 2 files had rows, and now none: b.parquet, d.jsonl\n" in capsys.readouterr().err
+    nights.put("b.parquet", [("b", "text", "en")])
+    assert nights.night().counts[EMPTIED] == 1

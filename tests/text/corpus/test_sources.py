@@ -13,9 +13,10 @@ import pytest
 from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.settings import CorpusSettings
 from pipeline.store.s3 import S3Store
+from pipeline.store.s3_client import client
 from pipeline.store.store import open_store
 from pipeline.text.corpus.reader import read_batches
-from pipeline.text.corpus.sources import is_unchanged, list_files, open_file
+from pipeline.text.corpus.sources import is_unchanged, list_corpus, list_files, open_file, open_ranges
 
 
 def write_files(root, *names):
@@ -302,3 +303,59 @@ def test_only_names_directly_in_a_log_folder_are_listed(s3: str):
         store.write(name, b"content")
     assert store.names("metadata") == ("1.json", "2.json")
     assert store.names("nothing") == ()
+
+
+def test_files_that_may_hold_rows_and_are_not_read_are_named_and_counted(tmp_path):
+    write_files(tmp_path, "a.parquet", "_SUCCESS", ".a.parquet.crc", "_delta/x", "b.csv", "c.jsonl.zst")
+    write_files(tmp_path, "_day=1/x.parquet", "_day=1/y/z.jsonl", "k=1/.hidden.json")
+    write_files(tmp_path, "_out/commits/00000001.json", "_out/corpus/a.parquet")  # a release root
+    listed = list_corpus(CorpusSettings(uri=str(tmp_path)))
+    assert [file.name for file in listed.files] == ["a.parquet"]
+    assert listed.left_out == {"_day=1/": 2, "b.csv": 1, "c.jsonl.zst": 1, "k=1/.hidden.json": 1}
+    assert listed.warning == (
+        "5 files below corpus.uri not read, by the names: _day=1/, b.csv, c.jsonl.zst and 1 more"
+    )
+    assert list_corpus(CorpusSettings(uri=str(tmp_path / "*.parquet"))).warning is None
+    assert list_corpus(CorpusSettings(uri=str(tmp_path / "a.parquet"))).warning is None
+
+
+KEYS = ["a.jsonl", "/a.jsonl", "//a.jsonl", "x/./a.jsonl", "x/a.jsonl", "x/../a.jsonl", "b\\c.jsonl"]
+
+
+def test_objects_in_s3_of_any_key_are_read_by_their_own_names(s3):
+    bucket, prefix = s3.removeprefix("s3://").partition("/")[0], uuid.uuid4().hex
+    for key in [*KEYS, "x/"]:
+        client().call_s3("put_object", Bucket=bucket, Key=f"{prefix}/{key}", Body=key.encode())
+    check_keys(f"s3://{bucket}/{prefix}")
+    (single,) = list_files(CorpusSettings(uri=f"s3://{bucket}/{prefix}//a.jsonl"))
+    with open_file(single) as stream:
+        assert stream.read() == b"/a.jsonl"
+
+
+def check_keys(uri):
+    files = list_files(CorpusSettings(uri=uri))
+    assert {file.name for file in files} == {*KEYS}
+    for file in files:
+        with open_file(file) as whole, open_ranges(file) as ranges:
+            assert whole.read() == ranges.read() == file.name.encode()
+
+
+def test_objects_of_other_systems_are_read_by_their_own_names():
+    class Objects(fsspec.AbstractFileSystem):
+        protocol = "anykeys"
+        content = {f"bucket/docs/{key}": key.encode() for key in KEYS}
+
+        def find(self, path, **_):
+            return {
+                key: {"name": key, "size": len(content), "type": "file", "etag": "1"}
+                for key, content in self.content.items()
+            }
+
+        def ls(self, path, **_):
+            return []
+
+        def cat_file(self, path, start=None, end=None, **_):
+            return self.content[path][start:end]
+
+    fsspec.register_implementation("anykeys", Objects, clobber=True)
+    check_keys("anykeys://bucket/docs")

@@ -64,6 +64,11 @@ UNUSABLE = {
         ["a readable file", "Parquet file size is 0 bytes"],
         UNREADABLE,
     ),
+    "zero bytes of gzip": (
+        lambda corpus: write_bytes(corpus, "z.jsonl.gz", b""),
+        ["a gzip file", "0 bytes"],
+        "it is damaged or truncated: write it again",
+    ),
     "not Parquet": (
         lambda corpus: write_bytes(corpus, "z.parquet", b"id,text\n1,one\n"),
         ["a readable file", "Parquet magic bytes not found"],
