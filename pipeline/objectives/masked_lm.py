@@ -80,7 +80,7 @@ class MaskedLanguageModelling(Objective):
             rng=rng,
             rate=self.rate,
         )
-        return Tokens(ids, tokens.offsets, tokens.truncated, kept=chosen)
+        return Tokens(ids, tokens.offsets, tokens.truncated, kept=chosen, types=tokens.types)
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         """Count the chosen tokens of all ranks; the loss itself is a row term."""

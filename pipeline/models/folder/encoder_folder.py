@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import ModelError
 from pipeline.models.folder.averaging import TokenAveraging
 from pipeline.models.folder.frequencies import FREQUENCIES
 from pipeline.models.folder.modules import Module, Normalization
@@ -94,10 +95,25 @@ class EncoderFolder:
             ends_sentences=self.ends_sentences,
             keyed=self.family == "paragraph",
         )
+        self._check_types(tokenizer)
         is_masked = self.pooling == MASKED
         if not is_masked and self.template is None:
             return tokenizer
         return apply_template(tokenizer, folder, self.template, masked=is_masked)
+
+    def _check_types(self, tokenizer: Tokenizer) -> None:
+        """Check that the model has the token types of its tokenizer. Raises ModelError if it has fewer."""
+        rows = self.config.get("type_vocab_size")
+        if tokenizer.types is None or not isinstance(rows, int):
+            return
+        largest = max(*tokenizer.types.prefix, tokenizer.types.text, *tokenizer.types.suffix)
+        if largest >= max(rows, 1):
+            raise ModelError(
+                str(self.transformer_path / "tokenizer.json"),
+                f"token types below {max(rows, 1)}, the type_vocab_size of config.json",
+                f"type {largest} in its post_processor",
+                "restore the file",
+            )
 
     @property
     def whole_words(self) -> bool:

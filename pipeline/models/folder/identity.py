@@ -21,7 +21,12 @@ from pipeline.models.layers.pooling import POOLINGS
 from pipeline.store.cache import digest_of_file
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION
 from pipeline.text.tokens.listed_tokens import listed_tokens
-from pipeline.text.tokens.tokenizer_files import added_tokens, replaced_options, splits_special_tokens
+from pipeline.text.tokens.tokenizer_files import (
+    added_tokens,
+    has_token_types,
+    replaced_options,
+    splits_special_tokens,
+)
 
 TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
@@ -171,6 +176,7 @@ def _tokenizer_changes(folder: EncoderFolder) -> dict[str, Any]:
         **({"tokenizer_options": options} if options else {}),
         **({"listed_tokens": tokens} if tokens else {}),
         **({"split_special_tokens": True} if splits_special_tokens(path) else {}),
+        **({"token_types": True} if has_token_types(path) else {}),
     }
 
 

@@ -50,6 +50,7 @@ class PackedModel(Model):
         checkpoint.log_unused(used)
         loader = LayerLoader(self.shape, names, checkpoint, arithmetic)
         self._tables = self._embeddings(loader, names)
+        self._types = self._type_differences(loader, names)
         self._norm = loader.norm(names.embedding_norm)
         self._stack = [loader.layer(number) for number in range(self.layers)]
         self._final_norm = loader.norm(names.final_norm)
@@ -75,7 +76,7 @@ class PackedModel(Model):
         positions = np.full(size, self.shape.pad_id if self.shape.counts_from_pad else 0, np.int64)
         positions[: len(tokens.ids)] = self.shape.position_ids(tokens)
         words, at = F.embedding(self.put(ids), self._tables[0]), self.put(positions)
-        x = self._embed(words, at)
+        x = self._embed(words, at, tokens.types)
         states = {0: x} | ({TABLE_STATE: words} if TABLE_STATE in wanted else {})
         angles = {base: angles_of(at, base, self.shape.head_width) for base in self.shape.bases}
         attend = self._attention(tokens, size)
@@ -89,12 +90,16 @@ class PackedModel(Model):
                 del states[number - 1]
         return states, tokens.offsets[:-1]
 
-    def _embed(self, words: Tensor, positions: Tensor) -> Tensor:
-        """Return the output of the embedding layer for (T, d) rows of the word table and (T,) positions."""
+    def _embed(self, words: Tensor, positions: Tensor, types: np.ndarray | None) -> Tensor:
+        """Return the output of the embedding layer for (T, d) words, (T,) positions and token types."""
         x = words if self.shape.word_scale == 1 else words * self.shape.word_scale
         if self._tables[1] is not None:
             at_positions = self.shape.positions > 0
             x = x + (F.embedding(positions, self._tables[1]) if at_positions else self._tables[1])
+        if types is not None and self._types is not None:
+            all_types = np.zeros(len(x), np.int64)
+            all_types[: len(types)] = types
+            x = x + F.embedding(self.put(all_types), self._types)
         return x if self._norm is None else self._norm(x)
 
     def _attention(self, tokens: Tokens, size: int) -> Callable[[LayerAttention], Attend]:
@@ -136,6 +141,13 @@ class PackedModel(Model):
             first = loader.table(names.token_types, self.shape.token_types)[0]
             added = first if added is None else added + first
         return words, None if added is None else loader.for_sums(added)
+
+    def _type_differences(self, loader: LayerLoader, names: Names) -> Tensor | None:
+        """Load what each token type adds beyond type 0, (types, d); None for a model without types."""
+        if not (names.token_types and self.shape.token_types):
+            return None
+        table = loader.table(names.token_types, self.shape.token_types)
+        return loader.for_sums(table - table[0])
 
     def _relative_bias(
         self, checkpoint: Checkpoint, folder: EncoderFolder, name: str | None

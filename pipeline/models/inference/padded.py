@@ -1,5 +1,6 @@
 """Padded forward pass through transformers, for architectures without a packed forward pass."""
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ class PaddedModel(Model):
         self._model = (
             encoder_of(load_model(folder, arithmetic.torch_dtype)).to(arithmetic.torch_device).eval()
         )
+        self._has_types = "token_type_ids" in inspect.signature(self._model.forward).parameters
         config = self._model.config.get_text_config()
         if config.model_type in _POOLED_DECODERS:
             say(
@@ -73,6 +75,10 @@ class PaddedModel(Model):
         mask[:, 0] = 1  # a dummy row attends to one token: attention over no token gives NaN
         mask[: len(is_token)] = is_token
         inputs = {"input_ids": self.put(ids), "attention_mask": self.put(mask)}
+        if tokens.types is not None and self._has_types:
+            types = np.zeros_like(ids)
+            types[: len(is_token)][is_token] = tokens.types
+            inputs["token_type_ids"] = self.put(types)
         return hidden_states(self._model, inputs, wanted), np.arange(len(lengths)) * width
 
     def _padded_lengths(self, lengths: np.ndarray) -> np.ndarray:

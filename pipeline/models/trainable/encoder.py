@@ -120,7 +120,7 @@ class TrainableEncoder(nn.Module):
         """Compute the last hidden states of all tokens, in their order: (tokens, width) float32."""
         last = self.backbone.depth  # the number of layers is also that of the last hidden state
         # `kept` is not copied: it would leave out the tokens that are not pooled
-        all_tokens = Tokens(tokens.ids, tokens.offsets, tokens.truncated)
+        all_tokens = Tokens(tokens.ids, tokens.offsets, tokens.truncated, types=tokens.types)
         states, segments = self.backbone(ForwardRequest(all_tokens, {last}))
         return at_least_float32(states[last][segments.indices])
 

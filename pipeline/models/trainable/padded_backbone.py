@@ -24,6 +24,7 @@ class PaddedBackbone(Backbone):
         super().__init__()
         self.model = load_model(folder, torch.float32, dropout)
         self._path, self._first_position = str(folder.path), first_position(folder.config)
+        self._has_types = "token_type_ids" in inspect.signature(self.model.forward).parameters
         config = self.model.config.get_text_config()
         self.width, self.depth = int(config.hidden_size), int(config.num_hidden_layers)
         self._pad_id = int(getattr(config, "pad_token_id", None) or 0)
@@ -55,7 +56,7 @@ class PaddedBackbone(Backbone):
             "input_ids": self._pad(tokens.ids, is_token, self._pad_id),
             "attention_mask": self._put(is_token.astype(np.int64)),
         }
-        if tokens.types is not None:
+        if tokens.types is not None and self._has_types:
             inputs["token_type_ids"] = self._pad(tokens.types, is_token, 0)
         if request.positions is not None:
             inputs["position_ids"] = self._position_ids(request.positions, is_token)

@@ -12,11 +12,12 @@ from pipeline.text.tokens.listed_tokens import listed_tokens
 from pipeline.text.tokens.tokenizer_errors import tokenizer_errors
 from pipeline.text.tokens.tokenizer_files import (
     added_tokens,
+    passes_token_types,
     read_mapping,
     replaced_options,
     splits_special_tokens,
 )
-from pipeline.text.tokens.tokens import Side, Tokenizer
+from pipeline.text.tokens.tokens import Side, Tokenizer, TokenTypes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -132,7 +133,7 @@ def from_backend(
     if lower and not _lowers(backend.normalizer):
         others = [backend.normalizer] if backend.normalizer is not None else []
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *others])
-    prefix, suffix = _special_tokens(backend, folder)
+    prefix, suffix, types = _special_tokens(backend, folder)
     description = json.loads(backend.to_str())
     _check_unknown(description, folder)
     if dropout := description["model"].get("dropout"):
@@ -158,6 +159,7 @@ def from_backend(
         split_pattern=_split_pattern(description),
         vocabulary=backend.get_vocab,
         unknown=_unknown_ids(description["model"], backend),
+        types=types,
     )
 
 
@@ -224,21 +226,37 @@ def byte_ids(vocabulary: Mapping[str, int]) -> tuple[int, ...]:
     )
 
 
-def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(ids before every text, ids after it): added by the post-processor, and by tokenizer_config.json.
+def _special_tokens(
+    backend: "tokenizers.Tokenizer", folder: Path
+) -> tuple[tuple[int, ...], tuple[int, ...], TokenTypes | None]:
+    """(ids before every text, ids after it, token types): of the post-processor, and tokenizer_config.json.
 
-    Models that pool the last token, such as e5-mistral, need those of tokenizer_config.json. transformers 4
-    added them; version 5 ignores them if the folder has a tokenizer.json.
+    Models that pool the last token, such as e5-mistral, need the tokens of tokenizer_config.json.
+    transformers 4 added them; version 5 ignores them if the folder has a tokenizer.json.
     """
     with tokenizer_errors(folder, "a vocabulary with which a text is tokenized"):
-        bare, full = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
-    before, after = _split_special_tokens(bare, full, folder)
+        bare, full = (backend.encode("a", add_special_tokens=special) for special in (False, True))
+    before, after = _split_special_tokens(bare.ids, full.ids, folder)
+    types = _token_types(full.type_ids, len(before), len(after), folder)
     added = {name: backend.token_to_id(token) for name, token in added_tokens(folder).items()}
     if (start := added.get("bos_token")) is not None and before[:1] != (start,):
         before = (start, *before)
+        types = types and types._replace(prefix=(0, *types.prefix))
     if (end := added.get("eos_token")) is not None and after[-1:] != (end,):
         after = (*after, end)
-    return before, after
+        types = types and types._replace(suffix=(*types.suffix, 0))
+    return before, after, types
+
+
+def _token_types(types: list[int], before: int, after: int, folder: Path) -> TokenTypes | None:
+    """Return the types of a text's tokens, of which `before` and `after` are special.
+
+    None if all are 0, or if model_input_names leaves them out, so that no library passes them to a model.
+    """
+    if not any(types) or not passes_token_types(folder):
+        return None
+    end = len(types) - after
+    return TokenTypes(tuple(types[:before]), types[before], tuple(types[end:]))
 
 
 def _split_special_tokens(
@@ -260,8 +278,9 @@ def _split_special_tokens(
 
 def _from_slow(loaded: Any, folder: Path, max_length: int, *, prompt: str, lower: bool) -> Tokenizer:
     """Use a tokenizer of transformers that is written in Python."""
-    bare, full = (loaded("a", add_special_tokens=special)["input_ids"] for special in (False, True))
-    prefix, suffix = _split_special_tokens(bare, full, folder)
+    bare, full = (loaded("a", add_special_tokens=special) for special in (False, True))
+    prefix, suffix = _split_special_tokens(bare["input_ids"], full["input_ids"], folder)
+    types = list(full.get("token_type_ids", ()))
 
     def to_ids(texts: list[str]) -> list[list[int]]:
         cased = [text.lower() for text in texts] if lower else texts
@@ -279,6 +298,7 @@ def _from_slow(loaded: Any, folder: Path, max_length: int, *, prompt: str, lower
         prompt=prompt,
         vocabulary=vocabulary,
         unknown=(*unknown, *byte_ids(vocabulary())),
+        types=_token_types(types, len(prefix), len(suffix), folder),
     )
 
 

@@ -44,7 +44,7 @@ def load_static(
         ModelError: tokenizer.json is damaged.
     """
     tokenizer = from_backend(_read_plain(folder), folder, max_length, prompt=prompt, lower=lower)
-    return replace(tokenizer, prefix=(), suffix=(), truncation_side=truncation_side)
+    return replace(tokenizer, prefix=(), suffix=(), types=None, truncation_side=truncation_side)
 
 
 def load_model2vec(

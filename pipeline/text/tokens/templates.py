@@ -91,6 +91,13 @@ def apply_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, 
         ModelError: the tokenizer has no mask token, the template has none or several, or it leaves no room
             for a text.
     """
+    if tokenizer.types is not None:
+        raise ModelError(
+            str(folder),
+            "a tokenizer whose tokens all have token type 0, for a template or the pooling mask",
+            f"types {tokenizer.types}",
+            "use another encoder, or another pooling",
+        )
     name = mask_token(folder, tokenizer.vocabulary())
     if name is None:
         raise ModelError(

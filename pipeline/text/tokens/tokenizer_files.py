@@ -102,6 +102,27 @@ def splits_special_tokens(folder: Path) -> bool:
     return bool(read_mapping(folder / "tokenizer_config.json").get("split_special_tokens"))
 
 
+def passes_token_types(folder: Path) -> bool:
+    """Return whether the token types of a tokenizer reach the model; they do if no file says otherwise."""
+    names = read_mapping(folder / "tokenizer_config.json").get("model_input_names")
+    return names is None or "token_type_ids" in names
+
+
+def has_token_types(folder: Path) -> bool:
+    """Return whether a tokenizer gives a text or its special tokens another token type than 0.
+
+    Without tokenizer.json, transformers builds tokenizers with such types for XLNet and Funnel.
+    """
+    if not passes_token_types(folder):
+        return False
+    if not (folder / "tokenizer.json").is_file():
+        return read_mapping(folder / "config.json").get("model_type") in ("funnel", "xlnet")
+    processor = read_mapping(folder / "tokenizer.json").get("post_processor") or {}
+    steps = processor["processors"] if processor.get("type") == "Sequence" else [processor]
+    pieces = [piece for step in steps for piece in step.get("single") or ()]
+    return any(part.get("type_id") for piece in pieces for part in piece.values())
+
+
 def token_text(token: Any) -> str:
     """The text of a token as tokenizer files write it: a string, or an object with its content."""
     return str(token.get("content", "") if isinstance(token, dict) else token)

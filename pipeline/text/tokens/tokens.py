@@ -51,7 +51,7 @@ class Tokens:
     keys: np.ndarray | None = None
     """(n, 2) uint64: text_key of each text, without the prompt; None: not computed"""
     types: np.ndarray | None = None
-    """(tokens,) int64: token types, 1 for the second text of a pair; None: all 0"""
+    """(tokens,) int64: token types, such as 1 for the second text of a pair; None: all 0"""
 
     def __len__(self) -> int:
         return len(self.truncated)
@@ -141,6 +141,21 @@ class TokenCounts(NamedTuple):
         return cls(*(np.zeros(count, bool if name == "truncated" else np.int64) for name in cls._fields))
 
 
+class TokenTypes(NamedTuple):
+    """Token types that a tokenizer gives to a text and the special tokens around it."""
+
+    prefix: tuple[int, ...]
+    text: int
+    suffix: tuple[int, ...]
+
+    def of_rows(self, offsets: np.ndarray) -> np.ndarray:
+        """(tokens,) int64: the type of each token of the rows from `offsets`, as in `Tokens`."""
+        types = np.full(offsets[-1], self.text, np.int64)
+        around = surroundings(offsets, len(self.prefix), len(self.suffix))
+        types[around] = np.tile((*self.prefix, *self.suffix), len(offsets) - 1)
+        return types
+
+
 TextsToIds = Callable[[list[str]], list[list[int]]]
 """A function from texts to their token ids, without special tokens."""
 
@@ -182,6 +197,8 @@ class Tokenizer:
     """whether `to_ids` returns SKIPPED_WORD for words without any token"""
     keyed: bool = False
     """whether to compute the text_key of each text, for encoders that draw random numbers by it"""
+    types: TokenTypes | None = None
+    """token types of the tokens; None: all 0"""
 
     @property
     def max_text_tokens(self) -> int:
@@ -239,7 +256,8 @@ class Tokenizer:
             ids[start:end] = [*self.prefix, *content, *self.suffix]
         keys = key_numbers(texts) if self.keyed else None
         if self.mask is None:
-            return Tokens(ids, offsets, truncated, absent=absent, keys=keys)
+            types = None if self.types is None else self.types.of_rows(offsets)
+            return Tokens(ids, offsets, truncated, absent=absent, keys=keys, types=types)
         kept = tokens_at(offsets, self.mask)
         in_template = surroundings(offsets, len(self.prefix), len(self.suffix))
         return Tokens(ids, offsets, truncated, kept, in_template, absent, keys)
