@@ -97,6 +97,16 @@ class GateSettings(Settings):
     canary_cosine: Annotated[float, Field(ge=-1, le=1)] | None = None
     """lowest cosine of a canary text's vector with its vector in the previous release, if both are in the
     same space; null: 0.9999 in float32, 0.999 in half precision"""
+    max_deleted: Annotated[float, Field(ge=0, le=1)] | None = 0.2
+    """largest proportion of the previous release's rows (with corpus.chunk, documents) whose ids may be gone
+    from the corpus. A corpus that is a window of n nights loses 1 / n of them every night. This and the next
+    three gates are judged before anything is encoded, from ten rows in the previous release on"""
+    max_empty_texts: Annotated[float, Field(ge=0, le=1)] | None = 0.1
+    """largest increase of the proportion of rows without a text since the previous release"""
+    max_shorter_texts: Annotated[float, Field(ge=0, le=1)] | None = 0.5
+    """largest decrease of the mean length of the texts, as a proportion of that of the previous release"""
+    max_repeated_texts: Annotated[float, Field(ge=0, le=1)] | None = 0.2
+    """largest increase of the proportion of texts that repeat another row's, since the previous release"""
     unknown_tokens: Annotated[float, Field(ge=0, le=1)] | None = 0.2
     """largest proportion of the texts' tokens that are unknown to the encoder's tokenizer ([UNK], or the
     bytes that stand for an unknown character), over all units of the release. With word vectors, missing

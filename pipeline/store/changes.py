@@ -1,4 +1,4 @@
-"""Examples of the rows that a night changed, for its report."""
+"""Examples of the rows that a night changed, for its report, and the number of deleted documents."""
 
 from pipeline.config import Settings
 from pipeline.store.stored import Stored
@@ -16,10 +16,13 @@ class ChangedRow(Settings):
 class ChangedRows(Stored):
     """Examples of new, changed and deleted rows of a corpus, sampled by the hash of their texts.
 
-    Only the report of the night needs the file, so prune may remove it.
+    Only the gates and the report of the night need the file, so prune may remove it.
     """
 
     rows: tuple[ChangedRow, ...] = ()
+    deleted_documents: int | None = None
+    """number of input rows that the previous corpus had; a row that was cut into chunks counts once. None in
+    files of earlier versions"""
 
     @staticmethod
     def path(corpus_id: str) -> str:

@@ -22,7 +22,7 @@ from tests.chaos.corpus import ChangingCorpus
 from tests.chaos.nights import HOOKS, Fire, NightUnderFire, Tally
 from tests.chaos.points import Shot
 from tests.faults import Faults, FaultyProxy
-from tests.flows.conftest import ROOT, part_size
+from tests.flows.conftest import ANY_CORPUS, ROOT, part_size
 from tests.models.folders import save_folder
 from tests.server import s3_server
 
@@ -260,6 +260,7 @@ class Campaign:
             f"corpus.uri={self.work / 'corpus'}",
             "corpus.keep=[text]",
             "corpus.max_quarantined=0.9",
+            *ANY_CORPUS,
             f"encoder.path={self.work / 'encoder'}",
             "encode.unit_rows=32",
             f"index.kind={self.plans.index}",

@@ -25,6 +25,13 @@ from pipeline.store.store import open_store
 
 ROOT = Path(__file__).parent.parent.parent
 ON_RAY = "cluster.small_rows=0"  # even a small night starts Ray
+ANY_CORPUS = (
+    "gates.max_deleted=",
+    "gates.max_empty_texts=",
+    "gates.max_shorter_texts=",
+    "gates.max_repeated_texts=",
+)
+"""Settings of nights over corpora that may lose most of their rows and texts from one night to the next."""
 _JOB_TIMEOUT_S = 300.0
 WORDS = (
     *(

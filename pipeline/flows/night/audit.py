@@ -9,7 +9,7 @@ from pipeline.errors import DataError
 from pipeline.flows.corpus import open_releases
 from pipeline.flows.index.records import store_queries
 from pipeline.flows.index.released import StoredTruth, scan_release, use_index
-from pipeline.flows.night.gates import count_repeated_ids
+from pipeline.flows.night.key_facts import read_keys
 from pipeline.flows.night.previous import load_previous
 from pipeline.flows.night.relevance import measure_relevance
 from pipeline.flows.night.user_queries import user_query_gates
@@ -64,7 +64,7 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
     with connect(job.cluster, stages, verbose=verbose) as workers, stages("evaluate", manifest.rows) as bar:
         run = Run(job, releases.store, workers, stages)
         measured, bad = _measure_release(run, manifest)
-        repeated, reported = count_repeated_ids(run, corpus), user_query_gates(run, manifest)
+        repeated, reported = read_keys(run, corpus).repeated_ids, user_query_gates(run, manifest)
         if relevance := measure_relevance(run, corpus, manifest, _parent(releases, manifest)):
             reported |= relevance.gates
         bar.add(manifest.rows)

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from pipeline.flows.encode.unit import record_path
 from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.flows.index.records import BuiltIndex
+from pipeline.flows.night.corpus_gates import DISTINCT_TEXTS
 from pipeline.flows.night.previous import PreviousRelease
 from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.run import Run
@@ -123,6 +124,7 @@ class CandidateParts(NamedTuple):
     """The parts of a candidate that its manifest describes."""
 
     corpus: Corpus
+    distinct_texts: int
     live: LiveUnits
     decision: Decision
     built: BuiltIndex
@@ -160,7 +162,7 @@ def make_manifest(run: Run, previous: PreviousRelease, parts: CandidateParts) ->
         encoder=parts.encoder,
         corpus=FileRef.of(corpus_path(corpus.id), content, corpus.rows),
         choices=parts.choices,
-        counts=count_rows(corpus, parts.live, previous, run.store),
+        counts=count_rows(corpus, parts.live, previous, run.store) | {DISTINCT_TEXTS: parts.distinct_texts},
         settings=run.job.model_dump(mode="json"),
         packages=packages(*PACKAGES),
     )

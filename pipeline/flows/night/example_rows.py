@@ -1,7 +1,9 @@
 """Choose example rows for the report of a night: changed rows, quarantined rows and search results."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
+
+import pyarrow as pa
 
 from pipeline.errors import DataError
 from pipeline.flows.night.candidate import Candidate
@@ -12,6 +14,7 @@ from pipeline.store.answers import Answers, Hit
 from pipeline.store.base import Store
 from pipeline.store.changes import ChangedRow, ChangedRows
 from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.units import Corpus
 from pipeline.text.corpus.quarantine import corpus_rows, unit_rows
 
 _PER_REASON = 3  # quarantined rows shown for each reason
@@ -19,6 +22,13 @@ _PER_REASON = 3  # quarantined rows shown for each reason
 _MAX_CORPUS_TABLES = 2
 _MAX_UNITS = 20  # units whose quarantined rows are read
 _MAX_TABLE_ROWS = 16_384
+
+
+def deleted_rows(store: Store, corpus_id: str, previous: ReleaseManifest) -> Iterator[RowChange]:
+    """Yield examples of the rows that a corpus has no longer."""
+    addresses = [row.before for row in _chosen_rows(store, corpus_id) if row.now is None]
+    texts = texts_at(store, previous.units, [address for address in addresses if address is not None])
+    yield from (RowChange(row.id, row.text, None) for row in texts.values())
 
 
 def changed_rows(store: Store, candidate: Candidate, previous: ReleaseManifest | None) -> Iterator[RowChange]:
@@ -47,9 +57,20 @@ def _chosen_rows(store: Store, corpus_id: str) -> tuple[ChangedRow, ...]:
 
 def quarantined_rows(store: Store, candidate: Candidate) -> tuple[QuarantinedRow, ...]:
     """Return the first rows of each reason for quarantine, at most three, in the order of the files."""
-    found: dict[str, list[QuarantinedRow]] = {}
     unit_tables = (table for _, table in islice(unit_rows(store, candidate.manifest), _MAX_UNITS))
-    for table in (*islice(corpus_rows(store, candidate.corpus), _MAX_CORPUS_TABLES), *unit_tables):
+    return _first_of_each_reason(store, candidate.corpus, unit_tables)
+
+
+def rejected_rows(store: Store, corpus: Corpus) -> tuple[QuarantinedRow, ...]:
+    """Return `quarantined_rows` of a corpus that is not encoded."""
+    return _first_of_each_reason(store, corpus, ())
+
+
+def _first_of_each_reason(
+    store: Store, corpus: Corpus, unit_tables: Iterable[pa.Table]
+) -> tuple[QuarantinedRow, ...]:
+    found: dict[str, list[QuarantinedRow]] = {}
+    for table in (*islice(corpus_rows(store, corpus), _MAX_CORPUS_TABLES), *unit_tables):
         for row in table.slice(0, _MAX_TABLE_ROWS).to_pylist():
             rows = found.setdefault(row["reason"], [])
             if len(rows) < _PER_REASON:

@@ -1,35 +1,31 @@
 """The gates that a candidate must pass before it is published."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
-import pyarrow.compute as pc
 
 from pipeline.flows.encode.probe import encode_texts
 from pipeline.flows.night.as_searcher import check_written, try_as_searcher
 from pipeline.flows.night.candidate import Candidate
+from pipeline.flows.night.corpus_gates import JudgedCorpus
 from pipeline.flows.night.fixed_queries import answer_queries, fixed_queries
 from pipeline.flows.night.overview import load_summary
 from pipeline.flows.night.relevance import measure_relevance
 from pipeline.flows.night.report import ReleaseComparison
 from pipeline.flows.night.user_queries import user_query_gates
-from pipeline.flows.run import Run, map_in_order
+from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
-from pipeline.flows.workers.tasks import PlainTask
 from pipeline.index.gates import judge, lowest_cosine
 from pipeline.index.metrics import RowCounts
 from pipeline.log import say
 from pipeline.stats.tensors import pack, unpack
-from pipeline.store.base import Store, in_threads
+from pipeline.store.base import Store
 from pipeline.store.manifest import READABLE, Gate, ReleaseManifest
 from pipeline.store.stored import FileRef
 from pipeline.store.summary import Summary
-from pipeline.store.units import Corpus, TableBucket
-from pipeline.text.corpus.table_buckets import read_key_bucket
 from pipeline.text.tokens.coverage import ScriptCoverage
 
-_BUCKETS_PER_ITEM = 16  # a worker starts in about the time that it reads as many
 # Texts that must never change: their vectors are compared with those of the previous release.
 CANARIES = (
     "A",
@@ -61,36 +57,19 @@ CANARIES = (
 )
 
 
-@dataclass(frozen=True)
-class RepeatedIds(PlainTask[tuple[TableBucket, ...], int]):
-    """Count repeated live ids in buckets of a corpus's key table, which have no id in common."""
-
-    store: Store
-
-    def work(self, buckets: tuple[TableBucket, ...]) -> int:
-        return sum(in_threads(self._count, buckets))
-
-    def _count(self, bucket: TableBucket) -> int:
-        table = read_key_bucket(self.store, (bucket,), 0, 1, ("id", "address"))
-        assert table is not None
-        live = table.filter(table["address"].is_valid())
-        return int(live.num_rows - pc.count_distinct(live["id"]).as_py())
-
-
-def count_repeated_ids(run: Run, corpus: Corpus) -> int:
-    """Count repeated live ids in a corpus's key table."""
-    size, keys = _BUCKETS_PER_ITEM, corpus.keys
-    groups = [tuple(keys[start : start + size]) for start in range(0, len(keys), size)]
-    return sum(map_in_order(run, RepeatedIds(run.store), groups))
-
-
 def judge_candidate(
-    run: Run, previous: ReleaseManifest | None, candidate: Candidate, *, repairs: bool = False
+    run: Run,
+    previous: ReleaseManifest | None,
+    candidate: Candidate,
+    corpus: JudgedCorpus,
+    *,
+    repairs: bool = False,
 ) -> tuple[Candidate, ReleaseComparison]:
     """Run the gates and search the fixed queries.
 
     Args:
         previous: the previous release; None for the first.
+        corpus: the gates of its corpus, which passed.
         repairs: whether files of the previous release were made again.
 
     Returns:
@@ -101,9 +80,9 @@ def judge_candidate(
         summary = (load_summary(store, previous.release) or Summary.of(previous)) if previous else None
         readable = try_as_searcher(run, None if repairs else previous, manifest)
         if not readable.passed:  # other gates would fail at the same files
-            return _with_gates(candidate, {READABLE: readable}), ReleaseComparison(previous, summary, ())
+            gates = corpus.gates | {READABLE: readable}
+            return _with_gates(candidate, gates), ReleaseComparison(previous, summary, ())
         queries = fixed_queries(store, candidate, summary.answers if summary else ())
-        repeated = count_repeated_ids(run, candidate.corpus)
         encoded = encode_texts(run, (*CANARIES, *queries))
         canaries, query_vectors = np.split(encoded, [len(CANARIES)])
         failed, canary_cosine = int((~np.isfinite(canaries).all(axis=1)).sum()), None
@@ -116,13 +95,13 @@ def judge_candidate(
             vectors=manifest.rows,
             quarantined=manifest.counts["quarantined"],
             bad_vectors=0,  # an index is never filled with such vectors
-            duplicate_ids=repeated,
+            duplicate_ids=corpus.repeated_ids,
             token_coverage=ScriptCoverage.of(manifest.counts),
             max_quarantined=job.corpus.max_quarantined,
             failed_canaries=failed,
         )
         measured, dtype = candidate.built.measured, job.encode.dtype
-        gates = judge(measured, counts, job.gates, canary=canary_cosine, dtype=dtype)
+        gates = judge(measured, counts, job.gates, canary=canary_cosine, dtype=dtype) | corpus.gates
         gates |= user_query_gates(run, manifest)
         written = {"canary": _store_canary_vectors(store, canaries)}
         if relevance := measure_relevance(run, candidate.corpus, manifest, previous):

@@ -5,11 +5,18 @@ from pipeline.flows.encode.encode import encode
 from pipeline.flows.encode.encoder_copy import encoder_copy_path, keep_encoder
 from pipeline.flows.index.build import IndexInput
 from pipeline.flows.night.candidate import Candidate, CandidateParts, LiveUnits, make_manifest
+from pipeline.flows.night.corpus_gates import judge_corpus
 from pipeline.flows.night.gates import judge_candidate
 from pipeline.flows.night.judged_ids import check_judged_ids
 from pipeline.flows.night.mlflow_run import mlflow_night
 from pipeline.flows.night.night_workers import night_workers
-from pipeline.flows.night.outcome import NightOutcome, publish_or_refuse, unchanged_outcome
+from pipeline.flows.night.outcome import (
+    NightOutcome,
+    publish_or_refuse,
+    record_current,
+    refuse_corpus,
+    unchanged_outcome,
+)
 from pipeline.flows.night.overview import refresh_page_at_end
 from pipeline.flows.night.previous import (
     PreviousRelease,
@@ -49,7 +56,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         verify: also compare every file of the current release with its sha256.
 
     Raises:
-        GatesRefused: a gate did not pass; the candidate is kept for inspection.
+        GatesRefused: a gate did not pass; the candidate, or a report on its corpus, is kept for inspection.
         DataError: the sequence of commits has a gap, or a file of the current release was changed.
     """
     releases = open_releases(job)
@@ -61,6 +68,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
     ):
         releases.commits.next_number()  # a damaged sequence shows before any work
         previous = load_previous(releases)
+        record_current(releases, previous.release)
         encoder = encoder_copy_path(open_folder(job.encoder))  # an unusable encoder shows before any work
         harvest_corpus(job, stages)
         damage = find_damage(store, previous, stages, by_content=verify)
@@ -76,15 +84,20 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
             if up_to_date and corpus.has_same_rows:
                 return unchanged_outcome(releases, up_to_date, "files changed, but no row did")
             run = workers.for_corpus(corpus)
+            record_current(releases, previous.release)  # again, because Ray takes metrics only now
+            judged = judge_corpus(run, previous, corpus)
+            if judged.refusals:
+                raise refuse_corpus(run, previous, corpus, judged)
             check_judged_ids(run, corpus)
-            candidate = build_candidate(run, previous, corpus)
-            comparison = judge_candidate(run, previous.release, candidate, repairs=damage is not None)
+            candidate = build_candidate(run, previous, corpus, judged.distinct_texts)
+            repairs = damage is not None
+            comparison = judge_candidate(run, previous.release, candidate, judged, repairs=repairs)
             night.outcome = publish_or_refuse(run, releases, *comparison)
             metrics.count_night(night.outcome.status)  # Ray's agent takes metrics only while it is connected
             return night.outcome
 
 
-def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus) -> Candidate:
+def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus, distinct_texts: int) -> Candidate:
     """Encode, transform and index the corpus. Results of an earlier run are reused."""
     job, store, folder = run.job, run.store, open_folder(run.job.encoder)
     encoder = keep_encoder(folder, store)
@@ -97,5 +110,6 @@ def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus) -> Cand
     live = LiveUnits(units, DeadRows(store, corpus.dead))
     check_row_count(index, live.rows)
     choices = (corpus_choice(corpus, previous), decision.choice(), *index_choices)
-    manifest = make_manifest(run, previous, CandidateParts(corpus, live, decision, index, encoder, choices))
+    parts = CandidateParts(corpus, distinct_texts, live, decision, index, encoder, choices)
+    manifest = make_manifest(run, previous, parts)
     return Candidate(manifest, corpus, vectors, stats, decision, index, folder)

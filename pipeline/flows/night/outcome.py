@@ -1,22 +1,29 @@
 """End a night: publish its candidate, or keep it unpublished if it is refused or the root is held."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
+from pipeline.config import to_yaml
 from pipeline.errors import GatesRefused, PublishConflict, RootHeld
-from pipeline.flows.night.candidate import Candidate
+from pipeline.flows.night.candidate import PACKAGES, Candidate
+from pipeline.flows.night.corpus_gates import JudgedCorpus
+from pipeline.flows.night.example_rows import deleted_rows, rejected_rows
 from pipeline.flows.night.overview import write_summary
+from pipeline.flows.night.previous import PreviousRelease
 from pipeline.flows.night.report import ReleaseComparison, summarize, warnings_of
+from pipeline.flows.night.stages import corpus_choice
 from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
-from pipeline.log import say
+from pipeline.log import packages, say
 from pipeline.report.night import NightReport, render
+from pipeline.report.refused_corpus import RefusedCorpus, render_refused
 from pipeline.store.base import Store
-from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.manifest import Choice, Gate, ReleaseManifest, report_path
 from pipeline.store.release import Releases
+from pipeline.store.units import Corpus
 from pipeline.text.tokens.coverage import token_facts
 
 NightStatus = Literal["published", "unchanged", "overtaken", "held"]
@@ -50,13 +57,9 @@ def publish_or_refuse(
         GatesRefused: with the folder in which the candidate is kept for inspection.
     """
     store, manifest, report = run.store, candidate.manifest, summarize(run, candidate, comparison)
-    if refused := tuple(gate.sentence for gate in manifest.gates.values() if not gate.passed):
-        raise GatesRefused(
-            _store_candidate(store, candidate, replace(report, status="refused")),
-            refused,
-            {name: gate.model_dump(mode="json") for name, gate in manifest.gates.items()},
-            tuple(choice.model_dump(mode="json") for choice in manifest.choices),
-        )
+    if not all(gate.passed for gate in manifest.gates.values()):
+        folder = _store_candidate(store, candidate, replace(report, status="refused"))
+        raise _refused(folder, manifest.gates, manifest.choices)
     try:
         published = releases.publish(manifest, lambda number: render(replace(report, number=number)))
     except RootHeld as held:
@@ -82,12 +85,51 @@ def publish_or_refuse(
     return outcome_of("published", published, store.uri, {"queries": queries})
 
 
+def refuse_corpus(run: Run, previous: PreviousRelease, corpus: Corpus, judged: JudgedCorpus) -> GatesRefused:
+    """Store the report of a corpus that a gate refused. Returns the error to raise."""
+    metrics.count_quarantined(corpus.counts)
+    metrics.record_gates(judged.gates)
+    choice = corpus_choice(corpus, previous)
+    metrics.record_changes(corpus.changes.model_dump(), (choice,))
+    release = previous.release
+    assert release is not None
+    report = RefusedCorpus(
+        created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        release=release.release,
+        link=f"../../{report_path(release.release)}",
+        changes=choice.sentence,
+        gates=judged.gates,
+        deleted=tuple(deleted_rows(run.store, corpus.id, release)),
+        quarantined=rejected_rows(run.store, corpus),
+        settings=to_yaml(run.job),
+        packages=packages(*PACKAGES),
+    )
+    folder = f"candidates/{corpus.id[:24]}"
+    run.store.write(f"{folder}/report.html", render_refused(report).encode())
+    return _refused(run.store.uri_of(folder), judged.gates, (choice,))
+
+
+def _refused(folder: str, gates: Mapping[str, Gate], choices: Iterable[Choice]) -> GatesRefused:
+    return GatesRefused(
+        folder,
+        tuple(gate.sentence for gate in gates.values() if not gate.passed),
+        {name: gate.model_dump(mode="json") for name, gate in gates.items()},
+        tuple(choice.model_dump(mode="json") for choice in choices),
+    )
+
+
+def record_current(releases: Releases, release: ReleaseManifest | None) -> None:
+    """Record the metrics of the current release, which stay those of the root unless the night publishes."""
+    if release is None or not metrics.is_recorded():
+        return
+    if (commit := releases.commits.read(release.release)) is not None:
+        committed_at = datetime.fromisoformat(commit.committed_at).timestamp()
+        metrics.record_release(release.release, release.rows, committed_at)
+
+
 def unchanged_outcome(releases: Releases, release: ReleaseManifest, why: str) -> NightOutcome:
     """Describe a night after which the current release stays current, because `why`."""
     metrics.count_night("unchanged")
-    if metrics.listeners and (commit := releases.commits.read(release.release)) is not None:
-        committed_at = datetime.fromisoformat(commit.committed_at).timestamp()
-        metrics.record_release(release.release, release.rows, committed_at)
     return outcome_of("unchanged", release, releases.store.uri, {"why": why})
 
 

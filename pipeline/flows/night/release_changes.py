@@ -36,11 +36,16 @@ def measure_drift(store: Store, before: ReleaseManifest, after: ReleaseManifest)
 
 
 def differing_settings(before: ReleaseManifest, after: ReleaseManifest) -> dict[str, tuple[Any, Any]]:
+    """Return `differing_values` of the settings of two releases."""
+    return differing_values(before.settings, after.settings)
+
+
+def differing_values(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the (earlier, later) values of the settings that differ, by their full names, in order.
 
     A setting that an earlier version of Manta did not have counts as its default.
     """
-    settings = pair_values(*(dict(_flatten(_with_defaults(each.settings))) for each in (before, after)))
+    settings = pair_values(*(dict(_flatten(_with_defaults(each))) for each in (before, after)))
     return {name: (old, new) for name, (old, new) in sorted(settings.items()) if old != new}
 
 

@@ -10,6 +10,7 @@ from pipeline.flows.corpus import harvest_corpus, open_releases
 from pipeline.flows.encode.count_tokens import count_tokens, without_counts
 from pipeline.flows.encode.encode import encode
 from pipeline.flows.index.records import BuiltIndex
+from pipeline.flows.night.key_facts import read_keys
 from pipeline.flows.night.nightly import build_candidate
 from pipeline.flows.night.previous import PreviousRelease, load_previous
 from pipeline.flows.night.stages import check_index_and_transform, check_root, ingest_corpus
@@ -89,7 +90,8 @@ def index_corpus(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[St
     """Run a night up to the index that it would publish, built and measured."""
     check_index_and_transform(job)
     with _started(job, stages, verbose) as (run, previous, corpus):
-        return run.store, build_candidate(run, previous, corpus).built
+        distinct_texts = read_keys(run, corpus).distinct_texts
+        return run.store, build_candidate(run, previous, corpus, distinct_texts).built
 
 
 @contextmanager

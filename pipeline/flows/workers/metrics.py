@@ -33,8 +33,7 @@ class MetricSeries:
         """Add to a counter, or set a gauge."""
         for listener in listeners:
             listener(self, value, labels)
-        ray = sys.modules.get("ray")  # not imported by a night in which nothing changed
-        if ray is None or not ray.is_initialized():
+        if not _is_connected():
             return
         from ray.util import metrics
 
@@ -51,6 +50,17 @@ class MetricSeries:
 
 listeners: list[Callable[[MetricSeries, float, Mapping[str, str]], None]] = []
 """functions that are called with each value that this process records"""
+
+
+def is_recorded() -> bool:
+    """Return whether anything takes the values that this process records."""
+    return bool(listeners) or _is_connected()
+
+
+def _is_connected() -> bool:
+    ray = sys.modules.get("ray")  # not imported by a night in which nothing changed
+    return ray is not None and bool(ray.is_initialized())
+
 
 ROWS = MetricSeries("Counter", "manta_encoded_rows", "rows whose vectors were computed")
 TOKENS = MetricSeries("Counter", "manta_encoded_tokens", "tokens of those rows")
@@ -124,7 +134,8 @@ def count_quarantined(counts: Mapping[str, int]) -> None:
 def record_gates(gates: Mapping[str, Gate]) -> None:
     """Record the results of a candidate's gates, whether it is published or refused."""
     for name, gate in gates.items():
-        GATE_PASSED.record(float(gate.passed), gate=name)
+        if gate.value is not None or not gate.passed:  # else it was not measured
+            GATE_PASSED.record(float(gate.passed), gate=name)
         if gate.value is not None:
             GATE_VALUE.record(float(gate.value), gate=name)
         if gate.threshold is not None:

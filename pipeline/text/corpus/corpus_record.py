@@ -11,7 +11,7 @@ from pipeline.text.corpus.normalize import NORMALIZER_VERSION
 from pipeline.text.corpus.sources import SourceFile
 
 # Increased with every change of the temporary files, of the sizes of buckets, and of how items are formed.
-_WORK_VERSION = 4
+_WORK_VERSION = 5
 
 
 def reading_digest(corpus: CorpusSettings) -> str:

@@ -82,7 +82,10 @@ class Ingestion:
         text_buckets = self._count_text_buckets(buckets, kept)
         written = self._write_units(read, groups, revived, text_buckets)
         texts, new_units = self._resolve_texts(groups, written, kept, text_buckets)
-        changed = ChangedRows(rows=tuple(choose_changed_rows(written)))
+        changed = ChangedRows(
+            rows=tuple(choose_changed_rows(written)),
+            deleted_documents=sum(bucket.deleted_documents for bucket in buckets),
+        )
         self.store.write(ChangedRows.path(self.corpus_id), changed.to_json())
         outcome = IngestOutcome(
             read=read,
@@ -142,6 +145,7 @@ class Ingestion:
             buckets,
             self.store,
             self.tonight.keys,
+            self.tonight.other_keys,
             self.tonight.id_type,
             self.tonight.names,
             tuple(self.tonight.unchanged),

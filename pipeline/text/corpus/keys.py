@@ -13,7 +13,7 @@ from pipeline.store.base import Store, sha256_of
 from pipeline.store.nested import map_values
 from pipeline.store.schema import KEY, writer_options
 from pipeline.store.stored import FileRef
-from pipeline.text.corpus.line_numbers import parents_of
+from pipeline.text.corpus.line_numbers import are_first, parents_of
 from pipeline.text.corpus.normalize import blake2b_digests, is_utf8
 
 BUCKET_ROWS = 1 << 18  # largest average number of rows of a bucket: some 25 MB with short string ids
@@ -52,6 +52,13 @@ def line_identities(files: np.ndarray, rows: np.ndarray) -> np.ndarray:
     The numbers are in the order of the pairs (file, row). A negative index gives a negative number.
     """
     return files.astype(np.int64) << _ROW_BITS | rows
+
+
+def document_ids(lines: pa.Table) -> pa.Array:
+    """Return the ids of the lines' rows as strings; a row that is cut into chunks has one."""
+    numbers = lines["row"].to_numpy()
+    first = lines.filter(pa.array(are_first(numbers)))
+    return one_chunk(parents_of(first["id"], first["row"].to_numpy()).cast(pa.string()))
 
 
 def id_hashes(lines: pa.Table) -> np.ndarray:

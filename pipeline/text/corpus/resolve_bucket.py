@@ -11,7 +11,7 @@ from pipeline.config import Settings
 from pipeline.store.base import Store, in_threads
 from pipeline.store.stored import FileRef, Stored
 from pipeline.store.units import Changes, TableBucket
-from pipeline.text.corpus.keys import keys_schema, line_identities
+from pipeline.text.corpus.keys import document_ids, keys_schema, line_identities
 from pipeline.text.corpus.lines import ReadPart, read_lines
 from pipeline.text.corpus.partitions import PartitionReader, store_partitions, store_whole
 from pipeline.text.corpus.resolve_ids import ABSENT, LineChange, ResolvedIds, line_schema, resolve_ids
@@ -49,6 +49,8 @@ class BucketRecord(Stored):
     changes: Changes
     live_rows: int = 0
     """number of live input rows, of which chunks are a part"""
+    deleted_documents: int = 0
+    """number of input rows that were live in the previous corpus and are not any more"""
     revived: FileRef | None = None
     """`REVIVED`, in the order of (file, row)"""
     dead: FileRef | None = None
@@ -72,6 +74,7 @@ class ResolveBucket:
         buckets: number of buckets, at most the number of partitions.
         store: store of the key table.
         keys: buckets of the previous corpus's key table.
+        other_keys: the same, if its ids are of another type, or only one of the corpora has chunks.
         id_type: type of the ids.
         listed: names of the files in tonight's listing.
         unchanged: names of the listed files that were not read tonight.
@@ -86,6 +89,7 @@ class ResolveBucket:
     buckets: int
     store: Store
     keys: tuple[TableBucket, ...]
+    other_keys: tuple[TableBucket, ...]
     id_type: pa.DataType
     listed: tuple[str, ...]
     unchanged: tuple[str, ...]
@@ -133,6 +137,7 @@ class ResolveBucket:
             rows_written=len(resolved.to_write),
             changes=resolved.changes,
             live_rows=resolved.live_rows,
+            deleted_documents=resolved.deleted_documents + self._count_lost(bucket, resolved),
             revived=store_rows(revived, "revived"),
             dead=store_ranges(dead, dead_ranges, len(self.unit_ranges), "dead"),
             duplicates=store_ranges(duplicates, duplicate_ranges, len(self.row_ranges), "duplicates"),
@@ -164,6 +169,19 @@ class ResolveBucket:
         """Return last night's lines of the key table."""
         lines = read_key_bucket(self.store, self.keys, bucket, self.buckets)
         return keys_schema(self.id_type).empty_table() if lines is None else lines
+
+    def _count_lost(self, bucket: int, resolved: ResolvedIds) -> int:
+        """Count the rows of a corpus of another kind whose id, as a string, is not live any more."""
+        parts = max(len(self.other_keys), self.buckets)
+        width, count = parts // self.buckets, 0
+        is_live = pa.array(~resolved.lines["duplicate"].to_numpy())
+        live = document_ids(resolved.lines.filter(is_live))
+        for part in range(bucket * width, (bucket + 1) * width):
+            lines = read_key_bucket(self.store, self.other_keys, part, parts, ("id", "row", "address"))
+            if lines is not None:
+                before = document_ids(lines.filter(lines["address"].is_valid()))
+                count += pc.sum(pc.invert(pc.is_in(before, value_set=live))).as_py() or 0
+        return count
 
     def _changes(self, stored_lines: pa.Table, resolved: ResolvedIds) -> tuple[np.ndarray, pa.Table]:
         """Return the indices of the resolved lines that are not stored yet, and the lines to delete."""

@@ -85,6 +85,8 @@ class ResolvedIds:
     winners: np.ndarray
     """for each line, the index of the first line with its id; of chunks, only for the first one of a row"""
     changes: Changes
+    deleted_documents: int
+    """number of input rows that are no longer live; a row that was cut into chunks counts once"""
     examples: tuple[list[LineChange], ...]
     """`choose_examples` of the new, the changed and the deleted rows"""
 
@@ -118,6 +120,7 @@ class _Comparison:
         live_indices: (n,) index of the live row with the winner's id; 0 if there is none.
         is_known: (n,) bool, True if there is a live row with the winner's id.
         is_same: (n,) bool, True if the text and the kept columns of that row are equal to the winner's.
+        is_deleted: (m,) bool, True for a live row whose id no winner has.
     """
 
     def __init__(self, winners: pa.Table, line_indices: np.ndarray, live: pa.Table) -> None:
@@ -126,6 +129,8 @@ class _Comparison:
         self.is_known = indices.is_valid().to_numpy(zero_copy_only=False)
         self.live_indices = pc.fill_null(indices, 0).to_numpy()
         self.is_same = self.is_known & _equal(winners, live, self.live_indices)
+        self.is_deleted = np.ones(live.num_rows, dtype=bool)
+        self.is_deleted[self.live_indices[self.is_known]] = False
 
     def changes(self) -> Changes:
         """Count new, changed, unchanged and deleted rows."""
@@ -133,17 +138,19 @@ class _Comparison:
         new, deleted = len(self.is_known) - known, self.live.num_rows - known
         return Changes(new=new, changed=known - same, unchanged=same, deleted=deleted)
 
+    def deleted_documents(self) -> int:
+        """Count deleted rows; a row that was cut into chunks counts if its first chunk is deleted."""
+        return int(np.count_nonzero(self.is_deleted & are_first(self.live["row"].to_numpy())))
+
     def examples(self) -> tuple[list[LineChange], ...]:
         """Return examples of new, changed and deleted rows."""
         keys, addresses = text_hashes(self.winners), self.live["address"].to_numpy()
         new, changed = np.flatnonzero(~self.is_known), np.flatnonzero(self.is_known & ~self.is_same)
-        deleted = np.ones(len(addresses), dtype=bool)
-        deleted[self.live_indices[self.is_known]] = False
-        before = addresses[deleted]
+        before = addresses[self.is_deleted]
         return (
             choose_examples(keys[new], np.full(len(new), ABSENT), self.line_indices[new]),
             choose_examples(keys[changed], addresses[self.live_indices[changed]], self.line_indices[changed]),
-            choose_examples(text_hashes(self.live)[deleted], before, np.full(len(before), ABSENT)),
+            choose_examples(text_hashes(self.live)[self.is_deleted], before, np.full(len(before), ABSENT)),
         )
 
 
@@ -187,6 +194,7 @@ def resolve_ids(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedIds:
         dead=live_addresses[is_dead],
         winners=np.maximum.accumulate(np.where(is_winner, np.arange(len(is_winner)), 0)),
         changes=comparison.changes(),
+        deleted_documents=comparison.deleted_documents(),
         examples=comparison.examples(),
     )
 

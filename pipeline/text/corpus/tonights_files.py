@@ -81,6 +81,11 @@ class TonightsFiles:
             return ()
         return parent.keys
 
+    @property
+    def other_keys(self) -> tuple[TableBucket, ...]:
+        """The parent's key table if its ids are of another kind."""
+        return () if self.keys or self.parent is None else self.parent.keys
+
     @cached_property
     def to_read(self) -> list[FileToRead]:
         """The files that have to be read.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline.flows.night.gates import count_repeated_ids
+from pipeline.flows.night.key_facts import read_keys
 from pipeline.flows.run import Run
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.log import Stages
@@ -31,15 +31,17 @@ def test_live_ids_that_occur_again_are_counted_in_all_buckets(
     child: LocalWorkers, tmp_path: Path, buckets: list[list[tuple[str, int | None]]], repeated: int
 ):
     store = open_store(tmp_path)
-    schema = pa.schema([("id", pa.string()), ("address", pa.int64())])
+    schema = pa.schema([("id", pa.string()), ("address", pa.int64()), ("text_key", pa.binary(16))])
     tables = [
-        pa.Table.from_pylist([{"id": row_id, "address": address} for row_id, address in rows], schema)
+        pa.Table.from_pylist(
+            [{"id": row_id, "address": address, "text_key": bytes(16)} for row_id, address in rows], schema
+        )
         for rows in buckets
     ]
     files = (store_table_by_content(store, table, "keys/bucket") for table in tables)
     keys = tuple(TableBucket(**dict(file)) for file in files)
     corpus = Corpus(id="0", digest="0", units=(), keys=keys)
-    assert count_repeated_ids(Run(Job(), store, child, Stages()), corpus) == repeated
+    assert read_keys(Run(Job(), store, child, Stages()), corpus).repeated_ids == repeated
 
 
 def test_ids_of_a_bucket_with_a_delta_are_counted_after_its_changes(child: LocalWorkers, tmp_path: Path):
@@ -55,9 +57,9 @@ def test_ids_of_a_bucket_with_a_delta_are_counted_after_its_changes(child: Local
     delta = stored(("a", 1, None, None), ("b", 3, 3, text), ("c", 4, 4, text))
     buckets = TableBucket(**dict(base)), TableBucket(**dict(base), deltas=(delta, stored(("b", 2, 2, None))))
     counts = [
-        count_repeated_ids(
+        read_keys(
             Run(Job(), store, child, Stages()), Corpus(id="0", digest="0", units=(), keys=(bucket,))
-        )
+        ).repeated_ids
         for bucket in (*buckets, TableBucket(**dict(base), deltas=(delta,)))
     ]
     assert counts == [1, 0, 1]

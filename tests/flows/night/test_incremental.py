@@ -26,7 +26,7 @@ from pipeline.store.release import Releases
 from pipeline.store.release_units import UnitTable
 from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
-from tests.flows.conftest import job_arguments, part_size, sentences
+from tests.flows.conftest import ANY_CORPUS, job_arguments, part_size, sentences
 from tests.models.folders import save_folder
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -52,6 +52,7 @@ class Night:
                 "index.queries=20",
                 "corpus.keep=[]",
                 "corpus.max_quarantined=1",
+                *ANY_CORPUS,
                 *overrides,
             ),
         )

@@ -1,0 +1,30 @@
+"""Estimate a number of distinct values from their smallest hashes (Beyer et al. 2007, basic estimator)."""
+
+import numpy as np
+
+KEPT = 4_096
+"""Hashes that are kept: the standard error is 1 / sqrt(KEPT - 2) of the number, 1.6 %."""
+
+
+def smallest_distinct(hashes: np.ndarray) -> np.ndarray:
+    """Return the KEPT smallest distinct hashes, ascending; all of them if there are fewer.
+
+    The result for several samples together is that of their results, joined.
+
+    Args:
+        hashes: (n,) uint64, uniformly distributed.
+
+    >>> smallest_distinct(np.array([7, 3, 7], dtype=np.uint64)).tolist()
+    [3, 7]
+    """
+    return np.unique(hashes)[:KEPT]
+
+
+def estimate_distinct(smallest: np.ndarray) -> int:
+    """Return the number of distinct hashes, of which `smallest_distinct` returned `smallest`.
+
+    It is exact if there are fewer than KEPT.
+    """
+    if len(smallest) < KEPT:
+        return len(smallest)
+    return round((KEPT - 1) * 2.0**64 / float(smallest[KEPT - 1]))
