@@ -148,7 +148,7 @@ class TrainSettings(Settings):
     """The training of an encoder, which starts from the one in `encoder`."""
 
     root: str = "trainings"
-    """a directory or URI below which every training has a folder"""
+    """a directory or URI below which every training has a folder; all machines of a cluster must see it"""
     name: str | None = None
     """name of the folder; null: made from the objective and a digest of the settings, so that a repeated
     command continues the same training"""

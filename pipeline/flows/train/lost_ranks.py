@@ -14,6 +14,9 @@ _LOST_PEER_WORDS = (
     "broken pipe",
 )
 
+# Codes of NCCL for a wrong call, such as two ranks on one GPU: it would fail again after any restart.
+_NCCL_REFUSALS = ("ncclinvalidusage", "ncclinvalidargument")
+
 
 class LostPeer(Exception):
     """A collective operation failed because another worker, or the network to it, is lost."""
@@ -22,6 +25,14 @@ class LostPeer(Exception):
 def is_lost_peer(error: RuntimeError) -> bool:
     """Return whether an error of torch says that a collective operation has lost a peer."""
     return any(word in str(error).lower() for word in _LOST_PEER_WORDS)
+
+
+def nccl_refusal(error: RuntimeError) -> str | None:
+    """Return NCCL's reason, if it refuses how the workers are connected; None for any other error."""
+    lines = str(error).splitlines()
+    if not any(code in line.lower() for line in lines for code in _NCCL_REFUSALS):
+        return None
+    return (lines[-1].removeprefix("Last error:").strip() or lines[0])[:200]
 
 
 def failures_by_rank(error: Exception) -> Mapping[int, Exception]:

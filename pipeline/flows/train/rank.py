@@ -1,5 +1,6 @@
 """The work of one rank of a training; the first rank stores the results."""
 
+import socket
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import DataError, ModelError
+from pipeline.errors import ConfigError, DataError, ModelError
 from pipeline.flows.train.plan import Plan
 from pipeline.flows.train.publish import Outcome, publish
 from pipeline.flows.train.run_folder import CHECKPOINTS, RunFolder
@@ -48,6 +49,7 @@ class TrainRank:
         done_steps: number of steps done before this command.
         expansion: word vectors of `ExpandSettings`, if any, with a path that workers can read.
         test: test set, if any.
+        lease: file of the driver's lease in the folder, by which a rank knows that it sees the same folder.
     """
 
     run: RunFolder
@@ -58,6 +60,7 @@ class TrainRank:
     done_steps: int = 0
     expansion: EncoderSettings | None = None
     test: "PredictedRows | None" = None
+    lease: str | None = None
 
     def __call__(self, rank_slice: RankSlice, device: str, report: Reporter) -> None:
         """Train to the end; on the first rank, publish the trained model.
@@ -68,9 +71,11 @@ class TrainRank:
             report: called after each step.
 
         Raises:
+            ConfigError: this machine does not see the folder of the training.
             DataError: a value is not finite, and the batch is stored in the folder refused/; or a training
                 file was replaced.
         """
+        self._check_folder()
         from pipeline.flows.train.resumable import ResumableTraining
         from pipeline.train.checkpoint import Checkpoints, load_state
         from pipeline.train.loop import Training
@@ -99,6 +104,16 @@ class TrainRank:
                 objective.trained_model(),
                 Outcome(steps, resumable.best, rank_slice.world, device, tuple(objective.warnings()), scores),
                 self.expansion,
+            )
+
+    def _check_folder(self) -> None:
+        """Check that this machine sees the folder in which the driver began the training."""
+        if self.lease is not None and not self.run.store.exists(self.lease):
+            raise ConfigError(
+                f"train.root {self.run.store.uri}",
+                "a folder that the driver and every worker see",
+                f"a folder of its own on {socket.gethostname()}",
+                "set train.root to a folder that all machines share, or to a URI such as s3://bucket/trainings",
             )
 
     def _train(

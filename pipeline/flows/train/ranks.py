@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.daemon import in_daemon_thread
 from pipeline.errors import ConfigError, TransientError
-from pipeline.flows.train.lost_ranks import LostPeer, describe_loss, failures_by_rank, is_lost_peer
+from pipeline.flows.train.lost_ranks import (
+    LostPeer,
+    describe_loss,
+    failures_by_rank,
+    is_lost_peer,
+    nccl_refusal,
+)
 from pipeline.flows.workers.nodes import ResourceDemand, describe_resources
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import RunningStage, counted, listening, say
@@ -59,6 +65,16 @@ class RankGroup:
 
     train: TrainSettings
     cluster: ClusterSettings
+
+    def __post_init__(self) -> None:
+        gpus = self.cluster.gpus_per_worker
+        if self.train.workers > 1 and gpus % 1:
+            raise ConfigError(
+                "cluster.gpus_per_worker",
+                f"a whole number, so that each of {self.train.workers} workers (train.workers) has its own",
+                f"{gpus:g}",
+                "set it to 1, or train with one worker",
+            )
 
     @property
     def demand(self) -> ResourceDemand:
@@ -205,6 +221,13 @@ def _run_rank(config: dict[str, Any]) -> None:
                 "train.precision=bfloat16",
             ) from None
         except RuntimeError as error:
+            if (refusal := nccl_refusal(error)) is not None:
+                raise ConfigError(
+                    "train.workers",
+                    "workers that NCCL can connect, each with a GPU of its own",
+                    refusal,
+                    "start one Ray node for each machine, with all of its GPUs, or train with one worker",
+                ) from None
             if is_lost_peer(error):
                 raise LostPeer(str(error).splitlines()[0][:200]) from None
             raise

@@ -46,6 +46,7 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
         TransientError: workers died more often than train.failures.
     """
     job, run = open_training(job)
+    group = RankGroup(job.train, job.cluster)
     check_encoder(job.train, open_folder(job.encoder, cross_encoder=True))
     vectors = job.train.expand.vectors
     if vectors is not None:
@@ -63,7 +64,6 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
     else:
         plan = _plan(job.train, stages)  # checks the rows before the cluster is used
     with connect(job.cluster, stages, verbose=verbose) as workers:
-        group = RankGroup(job.train, job.cluster)
         group.check(workers)
         if plan is None:
             plan = _plan(_mine_negatives(job, workers, stages), stages)
@@ -73,8 +73,11 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
         root = open_store(job.train.root)
         encoder = encoder_for_workers(job.encoder, root, workers)
         expansion = None if vectors is None else encoder_for_workers(vectors, root, workers)
-        with lease(run.store, _LEASES), stages("training", plan.steps - done_steps, "steps") as bar:
-            group.run(TrainRank(run, encoder, job.train, plan, dev, done_steps, expansion, test), bar)
+        with (
+            lease(run.store, _LEASES) as held,
+            stages("training", plan.steps - done_steps, "steps") as bar,
+        ):
+            group.run(TrainRank(run, encoder, job.train, plan, dev, done_steps, expansion, test, held), bar)
             result = run.final_result()
             bar.reach(max(result.steps - done_steps, 0))
     return CompletedTraining("trained", run, result)

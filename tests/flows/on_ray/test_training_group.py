@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.flows.train.lost_ranks import LostPeer, describe_loss
+from pipeline.flows.train.lost_ranks import LostPeer, describe_loss, is_lost_peer, nccl_refusal
 from pipeline.flows.train.ranks import RankGroup
 from pipeline.flows.workers.nodes import Node
 from pipeline.flows.workers.ray_workers import RayWorkers
@@ -110,6 +110,47 @@ def test_a_full_cluster_is_refused_unless_it_can_grow():
     four.check(RayWorkers(small, grows=True))
     with pytest.raises(ConfigError, match=r"1 CPU and 1 GPU for one worker, .*lower .*gpus_per_worker"):
         RankGroup(TrainSettings(), ClusterSettings(gpus_per_worker=1)).check(RayWorkers(small))
+
+
+@pytest.mark.parametrize(("workers", "gpus"), [(2, 0.5), (4, 0.25)])
+def test_workers_that_train_together_have_whole_gpus(workers: int, gpus: float):
+    with pytest.raises(ConfigError, match=rf"gpus_per_worker: expected a whole number.*found {gpus:g}"):
+        RankGroup(TrainSettings(workers=workers), ClusterSettings(gpus_per_worker=gpus))
+    RankGroup(TrainSettings(), ClusterSettings(gpus_per_worker=gpus))
+    RankGroup(TrainSettings(workers=workers), ClusterSettings(gpus_per_worker=1))
+
+
+# as torch raises it
+DUPLICATE_GPU = """NCCL error in: ProcessGroupNCCL.cpp:3690, invalid usage (run with NCCL_DEBUG=WARN)
+ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+Last error:
+Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"""
+LOST_NODE = """NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error
+ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+Last error:
+socketProgress: Connection closed by remote peer"""
+
+
+def test_what_nccl_refuses_is_not_a_lost_peer():
+    assert nccl_refusal(RuntimeError(DUPLICATE_GPU)) == DUPLICATE_GPU.splitlines()[-1]
+    assert nccl_refusal(RuntimeError(LOST_NODE)) is None
+    assert is_lost_peer(RuntimeError(LOST_NODE))
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Fail as NCCL does if two ranks have the same GPU."""
+
+    def __call__(self, rank_slice: RankSlice, device: str, tell: Callable[[int, str], None]) -> None:
+        raise RuntimeError(DUPLICATE_GPU)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_what_nccl_refuses_is_not_tried_again():
+    with listening() as messages, pytest.raises(ConfigError, match=r"train.workers.* Duplicate GPU detected"):
+        GROUP.run(Refused())
+    assert not [sentence for sentence in messages if "is lost" in sentence]
 
 
 def test_workers_that_fit_no_node_are_refused_at_once(ray_cluster: Workers, tmp_path: Path):

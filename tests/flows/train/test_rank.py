@@ -2,6 +2,7 @@
 
 import shutil
 from collections import Counter
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.store.lease import lease
 from pipeline.text.rows.batches import RankSlice
 from pipeline.train.metrics import read_metrics
 from tests.flows.conftest import sentences
@@ -54,6 +56,18 @@ def test_a_stopped_training_resumes_to_the_same_bits(tmp_path: Path, encoder: Pa
     whole, parts = rank_of(tmp_path, encoder), rank_of(tmp_path, encoder, "train.name=parts")
     assert_resumes_to_the_same_bits(whole, parts, 3, 6, 11)
     assert_equal_weights(Path(parts.run.encoder), Path(whole.run.encoder))
+
+
+def test_a_rank_that_does_not_see_the_drivers_folder_takes_no_step(tmp_path: Path, encoder: Path):
+    rank = rank_of(tmp_path, encoder)
+    steps: list[int] = []
+    with lease(rank.run.store, "leases") as held:
+        seen = replace(rank, lease=held)
+        shutil.move(rank.run.store.uri, tmp_path / "another disk")
+        with pytest.raises(ConfigError, match=r"train.root .*every worker see.*s3://bucket/trainings"):
+            seen(RankSlice(), "cpu", lambda step, _: steps.append(step))
+    assert not steps
+    assert not Path(rank.run.store.uri).exists()
 
 
 def test_a_file_that_is_replaced_during_training_ends_it(
