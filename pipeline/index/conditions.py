@@ -5,6 +5,7 @@ A condition is true, false or null (unknown) for a row. A comparison with null i
 """
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -78,7 +79,24 @@ class Like:
 
     def evaluate(self, rows: pa.RecordBatch) -> pa.Array:
         """Match; null where the column is null. As in the SQL standard, a backslash is a plain character."""
-        return pc.match_like(rows[self.column], self.pattern.replace("\\", "\\\\"))
+        return self._match(rows[self.column])
+
+    @functools.cached_property
+    def _match(self) -> Callable[[pa.Array], pa.Array]:
+        """The function for the pattern; pyarrow's match_like errs if a backslash is before the last %."""
+        first, *others = self.pattern.split("%")
+        if "_" not in self.pattern:
+            if not others:
+                return lambda column: pc.equal(column, first)
+            if others == [""]:
+                return lambda column: pc.starts_with(column, first)
+            if not first and len(others) == 1:
+                return lambda column: pc.ends_with(column, others[0])
+            if not first and others[1:] == [""]:
+                return lambda column: pc.match_substring(column, others[0])
+        signs = {"%": ".*", "_": "."}
+        expression = "".join(signs.get(character) or re.escape(character) for character in self.pattern)
+        return lambda column: pc.match_substring_regex(column, rf"(?s)\A{expression}\z")
 
 
 @dataclass(frozen=True)
@@ -136,6 +154,14 @@ class Either:
         return functools.reduce(pc.or_kleene, (each.evaluate(rows) for each in self.conditions))
 
 
+def comparable_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type in which pyarrow can look up and compare the values of a type, which it can hold."""
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
+        return pa.decimal128(kind.precision, kind.scale)
+    return kind
+
+
 def _comparable(column: pa.Array) -> pa.Array:
-    """Return a column whose type pyarrow can compare: it has no comparison of float16."""
-    return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
+    return column.cast(comparable_type(column.type))

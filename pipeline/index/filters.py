@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -26,8 +27,11 @@ class Filters:
         self._kept: OrderedDict[str, SelectedRows] = OrderedDict()
         self._lock = threading.Lock()
 
-    def select(self, where: str) -> SelectedRows:
+    def select(self, where: str, proceed: Callable[[], None] = lambda: None) -> SelectedRows:
         """Return the rows that a filter lets pass. They are evaluated once, unless many filters come between.
+
+        Args:
+            proceed: is called often while the filter is evaluated; it may raise, to end this.
 
         Raises:
             ConfigError: the filter is invalid.
@@ -36,19 +40,19 @@ class Filters:
             if (kept := self._kept.get(where)) is not None:
                 self._kept.move_to_end(where)
                 return kept
-        selection = self.evaluate(where)
+        selection = self.evaluate(where, proceed)
         with self._lock:
             self._kept[where] = selection
             while len(self._kept) > max(1, min(_MAX_KEPT, _ADDRESS_SPACE // self._ids.next_ordinal)):
                 self._kept.popitem(last=False)
         return selection
 
-    def evaluate(self, where: str) -> SelectedRows:
+    def evaluate(self, where: str, proceed: Callable[[], None] = lambda: None) -> SelectedRows:
         """Return the rows that a filter lets pass, without keeping them for the next search."""
         condition = parse_where(where, self._ids.schema)
         members = AddressSet(self._ids.next_ordinal)
         try:
-            for addresses in self._ids.matching(condition):
+            for addresses in self._ids.matching(condition, proceed):
                 members.add(addresses)
         except pa.ArrowInvalid as error:  # a comparison of decimals needs more than 76 digits
             raise ConfigError(

@@ -1,7 +1,8 @@
 """Look up the user's ids of rows by address, in memory-mapped Arrow IPC files that are sorted by address."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from pipeline.errors import DataError
 from pipeline.index.conditions import Condition
 from pipeline.store.address import describe, ordinal_of
 from pipeline.store.arrays import arrow_of, numpy_of
+
+# Rows are evaluated in slices that take about this time, whatever the condition and the length of the texts.
+_EVALUATED_S = 0.02
+_MAX_EVALUATED = 1 << 18  # rows
 
 
 def write_ids(file: Path, tables: Iterable[pa.Table]) -> None:
@@ -114,14 +119,30 @@ class Ids:
         """The first ordinal after those of all rows."""
         return 1 + max(int(ordinal_of(addresses[-1])) for addresses in self._addresses)
 
-    def matching(self, condition: Condition) -> Iterator[np.ndarray]:
+    def matching(
+        self, condition: Condition, proceed: Callable[[], None] = lambda: None
+    ) -> Iterator[np.ndarray]:
         """Yield the addresses (n,) int64 of the rows for which a condition is true, ascending, in batches.
 
         The files may hold rows that are no longer in the index.
+
+        Args:
+            proceed: is called often while rows are evaluated; it may raise, to end this.
         """
+        rows = 1
         for addresses, batch in zip(self._addresses, self._batches, strict=True):
-            is_true = pc.fill_null(condition.evaluate(batch), False)
-            yield addresses[numpy_of(is_true.cast(pa.uint8())).astype(bool)]
+            start = 0
+            while start < len(addresses):
+                proceed()
+                began = time.perf_counter()
+                is_true = pc.fill_null(condition.evaluate(batch.slice(start, rows)), False)
+                duration_s, stop = time.perf_counter() - began, start + len(is_true)
+                yield addresses[start:stop][numpy_of(is_true.cast(pa.uint8())).astype(bool)]
+                start = stop
+                if duration_s < _EVALUATED_S:
+                    rows = min(4 * rows, _MAX_EVALUATED)
+                elif duration_s > 4 * _EVALUATED_S:
+                    rows = max(1, rows // 4)
 
     def take(self, addresses: np.ndarray) -> pa.Table:
         """Return the rows of `addresses` (n,) in their order. Raises DataError for an unknown address."""

@@ -14,6 +14,11 @@ from pipeline.index.where_values import comparison, membership
 
 # Nesting of parentheses and not; each level takes some frames of Python's stack.
 _MAX_DEPTH = 100
+# Limits of what a row costs. A comparison takes up to a microsecond. A pattern with ten or more _ after a %
+# takes some microseconds for each character of the row's text.
+_MAX_CONDITIONS = 1_000
+_MAX_PATTERN = 1_000  # characters
+_MAX_SINGLE = 100  # _ in all patterns
 
 
 def parse_where(text: str, schema: pa.Schema) -> Condition:
@@ -36,6 +41,7 @@ class _Parser:
 
     def __init__(self, tokens: list[Token], schema: pa.Schema) -> None:
         self._tokens, self._schema, self._next = tokens, schema, 0
+        self._conditions = self._single = 0
 
     def disjunction(self, depth: int) -> Condition:
         """Read conditions joined by or."""
@@ -84,6 +90,10 @@ class _Parser:
 
     def _predicate(self) -> Condition:
         """Read a column and what is said about it."""
+        self._conditions += 1
+        if self._conditions > _MAX_CONDITIONS:
+            remedy = "write several values of one column as a list: lang in ('de', 'en')"
+            raise where_error(self._token, f"at most {_MAX_CONDITIONS:,} conditions", "more", remedy)
         field = self._column()
         if self._token.kind == "symbol" and self._token.value in {*COMPARISONS, "<>"}:
             operator = self._take().value.replace("<>", "!=")
@@ -149,4 +159,9 @@ class _Parser:
             raise where_error(token, f"a column of strings before like, {field.name} is {field.type}")
         if token.kind != "string":
             raise where_error(token, "a pattern in single quotes, like 'Wi-Fi%'")
+        self._single += token.value.count("_")
+        if len(token.value) > _MAX_PATTERN or self._single > _MAX_SINGLE:
+            expected = f"a pattern of at most {_MAX_PATTERN:,} characters, and at most {_MAX_SINGLE} _ in all"
+            found = f"{len(token.value):,} characters, and {self._single:,} _ so far"
+            raise where_error(token, expected, found, "write % for several characters")
         return Like(field.name, token.value)

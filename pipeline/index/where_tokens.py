@@ -8,6 +8,7 @@ from pipeline.errors import ConfigError
 Kind = Literal["keyword", "name", "string", "number", "symbol", "end"]
 
 _KEYWORDS = frozenset({"and", "or", "not", "in", "is", "null", "like", "true", "false"})
+_MAX_SHOWN = 200  # characters of a token in an error
 _PATTERN = re.compile(
     r"""(?P<space>\s+)
     |(?P<number>[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,9})?)(?!\w)
@@ -44,9 +45,13 @@ def where_error(token: Token, expected: str, found: str = "", remedy: str = "") 
     return ConfigError(
         f"where, position {token.position}",
         expected,
-        found or ("the end" if token.kind == "end" else token.text),
+        _shortened(found or ("the end" if token.kind == "end" else token.text)),
         remedy or "conditions are like price < 10 and lang in ('de', 'en'), joined by and, or, not",
     )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... ({len(text):,} characters)"
 
 
 def tokenize(text: str) -> list[Token]:

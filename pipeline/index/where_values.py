@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pyarrow as pa
 
-from pipeline.index.conditions import ColumnComparison, Condition, Either, Known, OneOf
+from pipeline.index.conditions import ColumnComparison, Condition, Known, OneOf, comparable_type
 from pipeline.index.where_tokens import Token, where_error
 
 
@@ -22,17 +22,27 @@ def comparison(field: pa.Field, operator: str, token: Token) -> Condition:
         return _integer_comparison(field, operator, _number(field, token))
     if pa.types.is_boolean(field.type) and operator not in ("=", "!="):
         raise where_error(token, f"= or != before it, because {field.name} is boolean", operator)
-    return ColumnComparison(field.name, operator, scalar_of(field, token))
+    value = scalar_of(field, token)
+    if pa.types.is_floating(field.type) and math.isinf(value.as_py()):
+        return _beyond_all_numbers(field, operator, value)
+    return ColumnComparison(field.name, operator, value)
 
 
 def membership(field: pa.Field, tokens: list[Token]) -> Condition:
     """Return the condition that a column's value is one of some values; see `comparison`."""
+    if pa.types.is_decimal(field.type):
+        exact = [
+            each for token in tokens if (each := _exact(scalar_of(field, token), field.type)) is not None
+        ]
+        return OneOf(field.name, pa.array(exact, field.type))
+    if pa.types.is_floating(field.type):
+        scalars = [scalar_of(field, token) for token in tokens]
+        finite = [each for each in scalars if not math.isinf(each.as_py())]
+        if any(each.as_py() == 0 for each in finite):  # a lookup distinguishes 0 and -0
+            finite += [pa.scalar(zero, scalars[0].type) for zero in (0.0, -0.0)]
+        return OneOf(field.name, pa.array(finite, scalars[0].type))
     if not pa.types.is_integer(field.type):
         scalars = [scalar_of(field, token) for token in tokens]
-        if pa.types.is_decimal(field.type):  # a lookup would convert all values to the type of one of them
-            return Either(tuple(ColumnComparison(field.name, "=", each) for each in scalars))
-        if pa.types.is_floating(field.type) and any(each.as_py() == 0 for each in scalars):
-            scalars += [pa.scalar(zero, scalars[0].type) for zero in (0.0, -0.0)]  # a lookup tells them apart
         return OneOf(field.name, pa.array(scalars, scalars[0].type))
     low, high = _bounds(field.type)
     numbers = [_number(field, token) for token in tokens]
@@ -55,8 +65,7 @@ def scalar_of(field: pa.Field, token: Token) -> pa.Scalar:
         raise _mismatch(field, token, "true or false")
     if pa.types.is_floating(kind):
         number = float(_written(field, token, "number", "a number, like 9.99"))
-        value = pa.scalar(number, kind)
-        return value.cast(pa.float32()) if pa.types.is_float16(kind) else value
+        return pa.scalar(number, kind).cast(comparable_type(kind))
     if pa.types.is_decimal(kind):
         return _decimal(field, token)
     if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
@@ -64,6 +73,27 @@ def scalar_of(field: pa.Field, token: Token) -> pa.Scalar:
     raise where_error(
         token, "a column of numbers, strings, booleans, dates or times", f"{field.name} of type {kind}"
     )
+
+
+def _beyond_all_numbers(field: pa.Field, operator: str, infinity: pa.Scalar) -> Condition:
+    """Compare a column of floats with a number that is beyond all finite ones of its type.
+
+    The number rounds to infinity, but is less than infinity, as which a row may be stored.
+    """
+    if operator in ("=", "!="):
+        return Known(field.name, operator == "!=")
+    is_positive = infinity.as_py() > 0
+    if operator in ("<", "<="):
+        return ColumnComparison(field.name, "<" if is_positive else "<=", infinity)
+    return ColumnComparison(field.name, ">=" if is_positive else ">", infinity)
+
+
+def _exact(number: pa.Scalar, kind: pa.DataType) -> pa.Scalar | None:
+    """Return a decimal in the type of a column; None if no value of the type equals it."""
+    try:
+        return number.cast(kind)
+    except pa.ArrowInvalid:
+        return None
 
 
 def _decimal(field: pa.Field, token: Token) -> pa.Scalar:

@@ -1,5 +1,6 @@
 """The ids of addresses are the ids that were written with them."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -97,3 +98,39 @@ def test_a_row_without_an_address_is_refused(tmp_path: Path):
         writer.write_table(table)
     with pytest.raises(DataError, match="a row without an address"):
         Ids([tmp_path / "null.arrow"])
+
+
+class _Counted:
+    """A condition that is true for even addresses; counts the rows of its evaluations."""
+
+    def __init__(self, seconds_per_row: float = 0.0) -> None:
+        self.rows: list[int] = []
+        self._seconds_per_row = seconds_per_row
+
+    def evaluate(self, rows: pa.RecordBatch) -> pa.Array:
+        self.rows.append(len(rows))
+        time.sleep(self._seconds_per_row * len(rows))
+        return pa.array([int(each.as_py().removeprefix("row-")) % 2 == 0 for each in rows["id"]])
+
+
+def test_a_condition_is_evaluated_in_slices_that_grow_and_can_be_ended_between_them(tmp_path: Path):
+    tables = [
+        pa.table({"address": (number << 32) + np.arange(500), "id": [f"row-{row}" for row in range(500)]})
+        for number in range(3)
+    ]
+    write_ids(tmp_path / "ids.arrow", tables)
+    ids, condition = Ids([tmp_path / "ids.arrow"]), _Counted()
+    found = np.concatenate(list(ids.matching(condition)))
+    expected = [(number << 32) + row for number in range(3) for row in range(0, 500, 2)]
+    assert found.tolist() == expected
+    assert (sum(condition.rows), condition.rows[0]) == (1_500, 1)
+    slow, calls = _Counted(seconds_per_row=0.03), []
+
+    def proceed() -> None:
+        calls.append(None)
+        if len(calls) == 6:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        list(ids.matching(slow, proceed))
+    assert sum(slow.rows) < 30, "a row that takes long is evaluated nearly alone"

@@ -264,6 +264,29 @@ def test_an_invalid_filter_is_refused_at_its_position(where, position, sentence)
     assert refused.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("where", "sentence"),
+    [
+        (" or ".join(["price = 1"] * 1_001), "at most 1,000 conditions, found more; write several values"),
+        (f"lang like '{'%a' * 501}'", "at most 1,000 characters, .* found 1,002 characters, and 0 _ so far"),
+        (f"lang like '%{'_' * 60}' or id like '{'_' * 60}'", "found 60 characters, and 120 _ so far"),
+        (f"{'x' * 19_000} = 1", r"found 'x{199}\.\.\. \(19,002 characters\)"),
+    ],
+    ids=("conditions", "pattern", "underscores", "name"),
+)
+def test_a_filter_that_a_row_cannot_be_compared_with_in_a_short_time_is_refused(where, sentence):
+    with pytest.raises(ConfigError, match=sentence) as refused:
+        parse_where(where, SCHEMA)
+    assert len(str(refused.value)) < 500
+
+
+def test_lists_of_any_length_are_looked_up_at_once():
+    values = ", ".join(map(str, range(0, 200_000, 2)))
+    batch = pa.RecordBatch.from_pylist([{"price": 199_998}, {"price": 3}, {"price": None}], schema=SCHEMA)
+    condition = parse_where(f"price in ({values})", SCHEMA)
+    assert condition.evaluate(batch).to_pylist() == [True, False, None]
+
+
 @pytest.mark.parametrize("where", ["", "  \n"])
 def test_an_empty_filter_is_refused(where):
     with pytest.raises(ConfigError, match="leave it out to search all rows"):
