@@ -1,6 +1,7 @@
 """Look up the user's ids of rows by address, in memory-mapped Arrow IPC files that are sorted by address."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
@@ -129,7 +130,7 @@ class Ids:
         Args:
             proceed: is called often while rows are evaluated; it may raise, to end this.
         """
-        rows = 1
+        rows, shortest_s = 1, math.inf
         for addresses, batch in zip(self._addresses, self._batches, strict=True):
             start = 0
             while start < len(addresses):
@@ -139,9 +140,11 @@ class Ids:
                 duration_s, stop = time.perf_counter() - began, start + len(is_true)
                 yield addresses[start:stop][numpy_of(is_true.cast(pa.uint8())).astype(bool)]
                 start = stop
-                if duration_s < _EVALUATED_S:
+                shortest_s = min(shortest_s, duration_s)  # about the time of the condition without rows
+                wanted_s = _EVALUATED_S + 2 * shortest_s
+                if duration_s < wanted_s:
                     rows = min(4 * rows, _MAX_EVALUATED)
-                elif duration_s > 4 * _EVALUATED_S:
+                elif duration_s > 4 * wanted_s:
                     rows = max(1, rows // 4)
 
     def take(self, addresses: np.ndarray) -> pa.Table:

@@ -3,7 +3,7 @@
 Queries are encoded with its encoder. An open release can follow newer releases while threads search it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -97,13 +97,16 @@ class OpenRelease:
         """Number of live rows in the open parts."""
         return len(self._files)
 
-    def count(self, where: str) -> int:
-        """Return the number of rows that a filter lets pass; see `search`.
+    def count(self, where: str, proceed: Callable[[], None] = lambda: None) -> int:
+        """Return the number of rows that a filter lets pass; see `search`. The rows are kept for searches.
+
+        Args:
+            proceed: is called often while the filter is evaluated; it may raise, to end this.
 
         Raises:
             ConfigError: the filter is invalid.
         """
-        return self._files.filters.select(where).rows
+        return self._files.filters.select(where, proceed).rows
 
     def validate(self) -> None:
         """Read and check every row of the ids, as opening with `verify` does.

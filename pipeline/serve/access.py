@@ -25,6 +25,10 @@ _OTHER_HOST = (
     b'{"error":"BadHost","message":"without a token, this service answers only as localhost, or under the '
     b'name or address that it listens on"}'
 )
+_OTHER_SITE = (
+    b'{"error":"CrossSite","message":"without a token, this service answers no request that a page of '
+    b'another site makes a browser send: open its address directly"}'
+)
 _TOO_LARGE = "the body is too large: send fewer queries at a time"
 
 
@@ -61,7 +65,8 @@ class LoopbackOnly:
     """Answers 400 to requests for another host than this machine, for a service without a token.
 
     Otherwise any web page that is open in a browser on this machine could read the corpus, under a name that
-    its author lets resolve to this machine (DNS rebinding).
+    its author lets resolve to this machine (DNS rebinding). Requests that a page of another site makes a
+    browser send get 403: the page could not read the answers, but keep the service busy.
     """
 
     def __init__(self, app: AsgiApp, hosts: Collection[str] = ()) -> None:
@@ -74,10 +79,21 @@ class LoopbackOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] == "lifespan" or _host_of(scope) in self._hosts:
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        else:
+        elif _host_of(scope, b"host") not in self._hosts:
             await _refuse(send, 400, _OTHER_HOST)
+        elif self._is_of_another_site(scope):
+            await _refuse(send, 403, _OTHER_SITE)
+        else:
+            await self._app(scope, receive, send)
+
+    def _is_of_another_site(self, scope: Scope) -> bool:
+        """Return whether a browser says so; older ones send only an Origin, and not with every request."""
+        headers = dict(scope["headers"])
+        if headers.get(b"sec-fetch-site") == b"cross-site":
+            return True
+        return b"origin" in headers and _host_of(scope, b"origin") not in self._hosts
 
 
 class BodyLimit:
@@ -105,9 +121,9 @@ class BodyLimit:
         await self._app(scope, receive_limited, send)
 
 
-def _host_of(scope: Scope) -> str:
-    """Return the host that a request is for, without its port, and without the brackets of IPv6."""
-    host = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
+def _host_of(scope: Scope, header: bytes) -> str:
+    """Return the host in the header Host or Origin, without scheme, port and the brackets of IPv6."""
+    host = dict(scope["headers"]).get(header, b"").decode("latin-1").lower().rpartition("//")[2]
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     return name.removeprefix("[").removesuffix("]")
 

@@ -1,21 +1,28 @@
-"""Answer concurrent searches together, as the encoder and faiss are faster with many queries at a time."""
+"""Answer concurrent searches together, as the encoder and faiss are faster with many queries at a time.
+
+Searches with a filter wait in a queue of their own, with a thread of its own, as a filter may take long.
+"""
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.errors import TransientError
+from pipeline.errors import ConfigError, TransientError
 from pipeline.index.search import OpenRelease
 from pipeline.serve.messages import MAX_QUERIES
 from pipeline.serve.metrics import ServiceMetrics
 from pipeline.targets.values import json_rows
 
 _MAX_WAITING = 4_096  # queries; later requests are refused until some are answered
+_FILTER_S = 30.0  # longest time for the rows of a filter
+_POLL_S = 0.2  # time between two looks for clients that have gone while their searches are computed
 
 
 IsGone = Callable[[], Awaitable[bool]]
@@ -78,54 +85,83 @@ class _Waiting(NamedTuple):
     is_gone: IsGone
 
 
+@dataclass
+class _Queue:
+    """Searches that wait, and the thread that answers them.
+
+    It is one thread, because encoder and faiss use all cores by themselves.
+    """
+
+    waiting: list[_Waiting] = field(default_factory=list)
+    computing: asyncio.Task[None] | None = None
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "search"))
+
+
+def _always(_: int) -> bool:
+    return True
+
+
 class Batches:
     """Answers searches in batches: while one is computed, new searches wait and form the next.
 
     So nobody waits for a batch to become full. All methods but `answer` are called in one event loop.
     """
 
-    def __init__(self, release: OpenRelease, metrics: ServiceMetrics) -> None:
-        self._release, self._metrics = release, metrics
-        self._waiting: list[_Waiting] = []
-        self._computing: asyncio.Task[None] | None = None
-        # one thread, because encoder and faiss use all cores by themselves
-        self._thread = ThreadPoolExecutor(1, "search")
+    def __init__(self, release: OpenRelease, metrics: ServiceMetrics, *, filter_s: float = _FILTER_S) -> None:
+        """Make the queues.
+
+        Args:
+            filter_s: longest time for the rows of a filter.
+        """
+        self._release, self._metrics, self._filter_s = release, metrics, filter_s
+        self._plain, self._filtered = _Queue(), _Queue()
+        self._is_closed = False
 
     async def search(self, search: Search, is_gone: IsGone = never_gone) -> Found:
         """Answer a search.
 
         Args:
-            is_gone: says whether the client has gone; its search is then dropped before it is computed.
+            is_gone: says whether the client has gone; its search is then not computed, or no further.
 
         Raises:
             PipelineError: the queries or the filter are invalid, or a file of the release is missing.
             Overloaded: too many queries wait.
             ClientGone: the client has gone.
         """
-        waiting = sum(len(other.search.queries) for other in self._waiting)
+        queue = self._plain if search.where is None else self._filtered
+        waiting = sum(len(other.search.queries) for other in queue.waiting)
         if waiting + len(search.queries) > _MAX_WAITING:
             raise Overloaded(
                 "search", f"at most {_MAX_WAITING:,} queries at a time", "more", "send them again later"
             )
         result: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(search, result, is_gone))
-        if self._computing is None:
-            self._computing = asyncio.create_task(self._compute())
+        queue.waiting.append(_Waiting(search, result, is_gone))
+        if queue.computing is None:
+            queue.computing = asyncio.create_task(self._compute(queue))
         return await result
 
     def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown()
+        """End the threads, and the filters that they evaluate."""
+        self._is_closed = True
+        for queue in (self._plain, self._filtered):
+            queue.waiting.clear()
+            queue.thread.shutdown()
 
-    async def _compute(self) -> None:
+    async def _compute(self, queue: _Queue) -> None:
         """Answer all waiting searches, batch after batch."""
         loop = asyncio.get_running_loop()
         try:
-            while self._waiting:
-                batch = await self._take_batch()
+            while queue.waiting:
+                batch = await self._take_batch(queue)
                 searches = [each.search for each in batch]
-                results = await loop.run_in_executor(self._thread, self.answer, searches)
-                for waiting, result in zip(batch, results, strict=True):
+
+                def is_wanted(number: int, batch: list[_Waiting] = batch) -> bool:
+                    return not batch[number].result.done()
+
+                answering = loop.run_in_executor(queue.thread, self.answer, searches, is_wanted)
+                while not (await asyncio.wait({answering}, timeout=_POLL_S))[0]:
+                    await _drop_gone(batch)
+                for waiting, result in zip(batch, answering.result(), strict=True):
                     if waiting.result.done():
                         continue
                     if isinstance(result, Found):
@@ -133,25 +169,26 @@ class Batches:
                     else:
                         waiting.result.set_exception(result)
         finally:
-            self._computing = None
+            queue.computing = None
 
-    async def _take_batch(self) -> list[_Waiting]:
+    async def _take_batch(self, queue: _Queue) -> list[_Waiting]:
         """Take the oldest searches, with at most MAX_QUERIES queries; drop those whose client has gone."""
-        ends = np.cumsum([len(each.search.queries) for each in self._waiting])
+        ends = np.cumsum([len(each.search.queries) for each in queue.waiting])
         count = max(1, int(np.searchsorted(ends, MAX_QUERIES, side="right")))
-        oldest, self._waiting = self._waiting[:count], self._waiting[count:]
-        batch = []
-        for each in oldest:
-            if not each.result.done() and await each.is_gone():
-                each.result.set_exception(ClientGone())
-            if not each.result.done():
-                batch.append(each)
+        oldest, queue.waiting = queue.waiting[:count], queue.waiting[count:]
+        batch = await _drop_gone(oldest)
         if batch:
             self._metrics.batch_queries.observe(sum(len(each.search.queries) for each in batch))
         return batch
 
-    def answer(self, searches: Sequence[Search]) -> list[Found | Exception]:
-        """Answer searches, all from one release. Errors are returned in the place of answers."""
+    def answer(
+        self, searches: Sequence[Search], is_wanted: Callable[[int], bool] = _always
+    ) -> list[Found | Exception]:
+        """Answer searches, all from one release. Errors are returned in the place of answers.
+
+        Args:
+            is_wanted: says whether somebody still waits for the answer to search number i.
+        """
         release = self._release.snapshot()
         results: dict[int, Found | Exception] = {}
         numbers_by_key = defaultdict(list)
@@ -159,8 +196,45 @@ class Batches:
             numbers_by_key[search.batch_key].append(number)
         for numbers in numbers_by_key.values():
             same = [searches[number] for number in numbers]
-            results.update(zip(numbers, _answer_same(release, same), strict=True))
+            wanted = (partial(is_wanted, number) for number in numbers)
+            error = self._evaluate(release, same[0].where, tuple(wanted))
+            found = [error] * len(same) if error is not None else _answer_same(release, same)
+            results.update(zip(numbers, found, strict=True))
         return [results[number] for number in range(len(searches))]
+
+    def _evaluate(
+        self, release: OpenRelease, where: str | None, wanted: Sequence[Callable[[], bool]]
+    ) -> Exception | None:
+        """Evaluate a filter, whose rows the release then keeps. Returns the error if that fails.
+
+        Args:
+            wanted: say of each search with the filter whether somebody still waits for its answer.
+        """
+        if where is None:
+            return None
+        began_s = time.monotonic()
+
+        def proceed() -> None:
+            if self._is_closed or not any(is_wanted() for is_wanted in wanted):
+                raise ClientGone
+            if time.monotonic() - began_s > self._filter_s:
+                found = "one that takes longer"
+                expected = f"a filter whose rows are found within {self._filter_s:g} s"
+                raise ConfigError("where", expected, found, "write fewer conditions, or simpler patterns")
+
+        try:
+            release.count(where, proceed)
+        except Exception as error:
+            return error
+        return None
+
+
+async def _drop_gone(searches: list[_Waiting]) -> list[_Waiting]:
+    """Return the searches that somebody waits for; the others get their error."""
+    for each in searches:
+        if not each.result.done() and await each.is_gone():
+            each.result.set_exception(ClientGone())
+    return [each for each in searches if not each.result.done()]
 
 
 def _answer_same(release: OpenRelease, searches: list[Search]) -> list[Found | Exception]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import FastAPI, HTTPException, Path, Query
+from fastapi import FastAPI, HTTPException, Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse
 
@@ -16,7 +16,7 @@ from pipeline.index.search import OpenRelease
 from pipeline.index.texts import MissingTexts
 from pipeline.log import say
 from pipeline.report.explore import ExplorePage, MapPage, Question, render, render_map, render_map_wait
-from pipeline.serve.batches import Batches, Found, Search
+from pipeline.serve.batches import Batches, Found, IsGone, Search
 from pipeline.serve.follow import Follower
 from pipeline.serve.messages import MAX_CHARACTERS
 from pipeline.serve.problems import status_of
@@ -47,6 +47,7 @@ def add_page(app: FastAPI, release: OpenRelease, batches: Batches, follower: Fol
 def _add_search_page(app: FastAPI, release: OpenRelease, batches: Batches, follower: Follower) -> None:
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def search_page(
+        request: Request,
         q: _Text = "",
         near: _Text = "",
         where: _Text = "",
@@ -57,7 +58,7 @@ def _add_search_page(app: FastAPI, release: OpenRelease, batches: Batches, follo
         opened, answers, problem, status = release.snapshot(), None, "", 200
         try:
             if question.q or question.near:
-                found = await _find(question, opened, batches)
+                found = await _find(question, opened, batches, request.is_disconnected)
                 answers, opened = found.answers[0], _same(opened, found, release)
         except PipelineError as error:
             problem, status = str(error), status_of(error)
@@ -77,7 +78,7 @@ def _same(opened: OpenRelease, found: Found, release: OpenRelease) -> OpenReleas
     return opened if found.release == opened.number else release.snapshot()
 
 
-async def _find(question: Question, release: OpenRelease, batches: Batches) -> Found:
+async def _find(question: Question, release: OpenRelease, batches: Batches, is_gone: IsGone) -> Found:
     """Answer a question: rows near a text, or near another row; without texts if these cannot be read."""
     queries: tuple[str, ...] | np.ndarray = (question.q,)
     if not question.q:
@@ -91,9 +92,9 @@ async def _find(question: Question, release: OpenRelease, batches: Batches) -> F
         texts=True,
     )
     try:
-        return await batches.search(search)
+        return await batches.search(search, is_gone)
     except MissingTexts:
-        return await batches.search(replace(search, texts=False))
+        return await batches.search(replace(search, texts=False), is_gone)
 
 
 def _page(release: OpenRelease, question: Question, follower: Follower) -> dict[str, Any]:

@@ -101,15 +101,15 @@ def test_a_row_without_an_address_is_refused(tmp_path: Path):
 
 
 class _Counted:
-    """A condition that is true for even addresses; counts the rows of its evaluations."""
+    """A condition that is true for even ids; counts the rows of its evaluations."""
 
-    def __init__(self, seconds_per_row: float = 0.0) -> None:
+    def __init__(self, seconds_per_row: float = 0.0, seconds: float = 0.0) -> None:
         self.rows: list[int] = []
-        self._seconds_per_row = seconds_per_row
+        self._seconds_per_row, self._seconds = seconds_per_row, seconds
 
     def evaluate(self, rows: pa.RecordBatch) -> pa.Array:
         self.rows.append(len(rows))
-        time.sleep(self._seconds_per_row * len(rows))
+        time.sleep(self._seconds + self._seconds_per_row * len(rows))
         return pa.array([int(each.as_py().removeprefix("row-")) % 2 == 0 for each in rows["id"]])
 
 
@@ -124,6 +124,9 @@ def test_a_condition_is_evaluated_in_slices_that_grow_and_can_be_ended_between_t
     expected = [(number << 32) + row for number in range(3) for row in range(0, 500, 2)]
     assert found.tolist() == expected
     assert (sum(condition.rows), condition.rows[0]) == (1_500, 1)
+    long = _Counted(seconds=0.03)
+    assert np.concatenate(list(ids.matching(long))).tolist() == expected
+    assert len(long.rows) < 20, "the time that a condition takes without any row does not count"
     slow, calls = _Counted(seconds_per_row=0.03), []
 
     def proceed() -> None:

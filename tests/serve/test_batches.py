@@ -1,7 +1,8 @@
 """Searches that are answered together get the answers that they get alone, and only faulty ones fail."""
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -206,3 +207,63 @@ def test_a_client_that_goes_away_does_not_disturb_others(release: OpenRelease):
         return await patient
 
     assert ids(asyncio.run(ask())) == ids(batches.answer([Search(("two dogs",))])[0])
+
+
+class _SlowFilter(_PanickingRelease):
+    """A release whose filters are evaluated for ever; counts how often it may go on."""
+
+    proceeded = 0
+
+    def search(self, *arguments, **options) -> pa.Table:
+        return self._release.search(*arguments, **options)
+
+    def count(self, where: str, proceed: Callable[[], None]) -> int:
+        while True:
+            proceed()
+            self.proceeded += 1
+            time.sleep(0.005)
+
+
+def test_a_filter_that_takes_long_delays_no_search_without_a_filter_and_ends(release: OpenRelease):
+    batches = Batches(_SlowFilter(release), ServiceMetrics(), filter_s=0.5)
+
+    async def ask() -> tuple[bool, list[Found | BaseException]]:
+        slow = asyncio.create_task(batches.search(Search(("two dogs",), where="length < 20")))
+        await asyncio.sleep(0.05)
+        found = await batches.search(Search(("two dogs",)))
+        return isinstance(found, Found) and not slow.done(), await asyncio.gather(
+            slow, return_exceptions=True
+        )
+
+    was_first, [ended] = asyncio.run(ask())
+    assert was_first
+    assert isinstance(ended, ConfigError)
+    assert "found within 0.5 s" in str(ended)
+    batches.close()
+
+
+def test_a_filter_ends_if_its_clients_have_gone_or_the_service_ends(release: OpenRelease):
+    slow = _SlowFilter(release)
+    batches = Batches(slow, ServiceMetrics())
+    gone = asyncio.Event()
+
+    async def is_gone() -> bool:
+        return gone.is_set()
+
+    async def ask() -> list[BaseException]:
+        searching = asyncio.create_task(batches.search(Search(("two dogs",), where="length < 20"), is_gone))
+        while not slow.proceeded:
+            await asyncio.sleep(0.01)
+        gone.set()
+        left = await asyncio.gather(searching, return_exceptions=True)
+        slow.proceeded = 0
+        gone.clear()
+        other = asyncio.create_task(batches.search(Search(("two dogs",), where="length < 30"), is_gone))
+        while not slow.proceeded:
+            await asyncio.sleep(0.01)
+        batches.close()  # would wait for ever
+        other.cancel()
+        return left
+
+    [left] = asyncio.run(asyncio.wait_for(ask(), 30))
+    assert isinstance(left, ClientGone)

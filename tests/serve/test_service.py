@@ -286,6 +286,18 @@ def test_every_refusal_has_the_form_of_a_problem(client: Client, path, body, hea
     assert words in problem["message"]
 
 
+def test_a_filter_of_bounded_length_is_evaluated_or_refused(client: Client):
+    """These would have taken minutes for each 100,000 rows."""
+    for where, status in (
+        (" or ".join(["text like '%a%b%'"] * 800), 200),
+        (f"text like '%a{'_' * 90}b%'", 200),
+        (" or ".join(f"text like '%a{'_' * 30}{number}%'" for number in range(300)), 400),
+        (f"text like '{'%_a' * 6_000}'", 400),
+        (" or ".join(["length = 3"] * 1_200), 400),
+    ):
+        assert client.post("/search", {"queries": ["a dog"], "where": where})[0] == status, where[:80]
+
+
 def test_a_client_that_gives_up_is_counted_apart_from_failures(client: Client):
     host, port = client.url.removeprefix("http://").split(":")
     body = json.dumps({"queries": CORPUS[:256]}).encode()
@@ -313,6 +325,30 @@ def test_the_documented_request_is_answered(client: Client):
 def test_without_a_token_only_this_machine_s_names_are_answered(client: Client):
     for host, status in (("localhost", 200), ("127.0.0.1:1", 200), ("[::1]:80", 200), ("evil.example", 400)):
         assert client.get("/release", Host=host)[0] == status, host
+
+
+@pytest.mark.parametrize("path", ["/?q=a&where=length%20%3C%203", "/search", "/release", "/healthz", "/map"])
+def test_without_a_token_requests_that_pages_of_other_sites_cause_are_refused(client: Client, path: str):
+    own = f"http://localhost:{client.url.rpartition(':')[2]}"
+    for headers, is_refused in (
+        ({"Sec-Fetch-Site": "cross-site"}, True),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, True),
+        ({"Origin": "https://evil.example"}, True),
+        ({"Origin": "http://127.0.0.1.evil.example"}, True),
+        ({"Origin": "null"}, True),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": own}, False),
+        ({"Sec-Fetch-Site": "none"}, False),
+        ({"Origin": "http://[::1]:8000"}, False),
+    ):
+        status, text = client.get(path, **headers)
+        assert (status == 403) == is_refused, headers
+        assert ("another site" in text) == is_refused
+
+
+def test_with_a_token_the_site_of_a_request_does_not_matter(publish: Publisher, store: Store):
+    publish(CORPUS)
+    with serving(store.uri, ServiceOptions(token="secret"), Authorization="Bearer secret") as client:
+        assert client.get("/release", Origin="https://tools.example")[0] == 200
 
 
 def test_without_a_token_the_names_that_it_listens_on_are_answered_too(publish: Publisher, store: Store):
