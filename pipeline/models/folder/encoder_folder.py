@@ -1,6 +1,6 @@
 """The value of an encoder folder: its files, modules, pooling, prompts, limits and identity."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,13 @@ MASKED = ("mask",)  # pooling of encoders that read a template's mask token; nev
 JOINED = "manta-joined"  # model_type of a folder with several encoders
 MODEL2VEC = "model2vec"  # model_type of a table of token vectors that model2vec wrote
 SEQUENCE_FAMILIES = ("recurrent", "convolutional", "dan")  # of encoders that read whole words in their order
-# model types in which tokens see padding, by convolutions, averages of blocks or a Fourier transform
-_SEE_PADDING = ("convbert", "fnet", "mobilebert", "nystromformer", "yoso")
+# model types in which tokens see padding, by convolutions, averages of blocks, hashes or a Fourier transform,
+# or whose attention is chosen by the padded length
+_SEE_PADDING = (
+    *("big_bird", "bigbird_pegasus", "canine", "convbert", "fnet", "funnel", "mobilebert", "nystromformer"),
+    *("reformer", "yoso"),
+)
+_SCALED_BY_LENGTH = ("dynamic", "longrope", "su")  # kinds of rotary positions that depend on a text's length
 
 # function that loads a tokenizer, by family, or model2vec; other families have one of transformers
 _LOADERS = {
@@ -123,7 +128,7 @@ class EncoderFolder:
     @property
     def sees_padding(self) -> bool:
         """True if padding after a text would change its vector, although attention leaves it out."""
-        return self.config.get("model_type") in _SEE_PADDING
+        return self.config.get("model_type") in _SEE_PADDING or scales_by_length(self.config)
 
     @property
     def holds_any_text(self) -> bool:
@@ -144,3 +149,18 @@ class EncoderFolder:
     def transformer_path(self) -> Path:
         """Folder of config.json and the tokenizer."""
         return self.path / self.transformer
+
+
+def scales_by_length(config: Mapping[str, Any]) -> bool:
+    """Return whether the rotary positions of a model, or of some of its layers, depend on a text's length."""
+    ropes = [config.get("rope_parameters"), config.get("rope_scaling")]
+    kinds = (rope.get("rope_type", rope.get("type")) for rope in _mappings(ropes))
+    return any(kind in _SCALED_BY_LENGTH for kind in kinds)
+
+
+def _mappings(values: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the mappings among some values, and those inside them."""
+    for value in values:
+        if isinstance(value, Mapping):
+            yield value
+            yield from _mappings(value.values())

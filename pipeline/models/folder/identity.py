@@ -1,5 +1,6 @@
 """Fill in the files, the dimension and the space_id of an opened encoder folder."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,8 @@ _TOKENIZER_FILES = (
     "spiece.model",
     "tokenizer.model",
 )
+_WIDTHS = ("hidden_size", "dim", "d_model", "n_embd", "emb_dim")
+"""keys of config.json with the width of the token states"""
 # keys of config.json that do not change vectors; the space_id leaves them out
 _KEYS_WITHOUT_EFFECT = (
     "transformers_version",
@@ -81,18 +84,28 @@ def pooled_width(folder: EncoderFolder) -> int:
         ModelError: config.json has no width.
     """
     config = folder.config
-    sizes = (config.get(name) for name in ("hidden_size", "dim", "d_model", "n_embd"))
-    state_width = int(next(filter(None, sizes), 0))
-    table_width = int(config.get("embedding_size") or state_width)
+    of_states = state_width(config)
+    table_width = int(config.get("embedding_size") or of_states)
     # the pooling "table" averages rows of the word table, whose width may differ (ALBERT)
-    width = sum(table_width if POOLINGS[name].layers is None else state_width for name in folder.pooling)
+    width = sum(table_width if POOLINGS[name].layers is None else of_states for name in folder.pooling)
     if width == 0:
         raise ModelError(
             str(folder.transformer_path / "config.json"),
-            "the width of the token states as hidden_size, dim, d_model or n_embd",
+            f"the width of the token states as {', '.join(_WIDTHS[:-1])} or {_WIDTHS[-1]}",
             "none of them",
             "use an encoder of texts",
         )
+    return width
+
+
+def state_width(config: Mapping[str, Any]) -> int:
+    """Return the width of the last hidden states; 0 if config.json has none."""
+    width = int(next(filter(None, (config.get(name) for name in _WIDTHS)), 0))
+    match config.get("model_type"):
+        case "opt":  # OPT-350m projects its states to the width of its word table
+            return int(config.get("word_embed_proj_dim") or width)
+        case "reformer":  # the two streams of its reversible layers
+            return 2 * width
     return width
 
 

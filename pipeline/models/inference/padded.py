@@ -1,6 +1,8 @@
 """Padded forward pass through transformers, for architectures without a packed forward pass."""
 
 import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from pipeline.log import say
 from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.identity import state_width
 from pipeline.models.folder.pretrained import load_complete, load_config
 from pipeline.models.inference.model import Model
 from pipeline.models.layers.numerics import Arithmetic
@@ -19,7 +22,20 @@ from pipeline.text.tokens.tokens import Tokens
 
 _LENGTH_MULTIPLE = 16  # lengths are padded to multiples: few shapes, less than 16 wasted tokens per text
 # encoder-decoders of which sentence-transformers pools the decoder's states
-_POOLED_DECODERS = ("bart", "bigbird_pegasus", "led", "mbart", "mvp", "plbart")
+_POOLED_DECODERS = (
+    *(
+        "bart",
+        "bigbird_pegasus",
+        "blenderbot",
+        "blenderbot-small",
+        "led",
+        "m2m_100",
+        "marian",
+        "mbart",
+        "mvp",
+    ),
+    *("pegasus", "pegasus_x", "plbart", "prophetnet"),
+)
 _ENCODER_ONLY = ("t5", "mt5", "umt5")  # sentence encoders of these types are stored without their decoder
 
 
@@ -27,26 +43,29 @@ class PaddedModel(Model):
     """Transformers model on a device.
 
     All batches of texts padded to L tokens have the same number of rows, max_tokens // L but at least
-    one; dummy rows fill a batch up. If tokens would see padding, L is the length of the texts. Shapes, and
-    therefore a text's bits, do not depend on the other texts, as in the packed forward pass. A text may be
-    longer than max_tokens. On a GPU, several rows have one more dummy row: transformers drops a mask without
-    padding, and without a mask a GPU computes attention by another kernel.
+    one; dummy rows fill a batch up. If tokens would see padding, L is the length of the texts, or the least
+    that the model computes. Shapes, and therefore a text's bits, do not depend on the other texts, as in the
+    packed forward pass. A text may be longer than max_tokens. A mixture of experts multiplies the tokens of
+    all rows that chose an expert, so each text is alone in its pass. On a GPU, several rows have one more
+    dummy row: transformers drops a mask without padding, and without a mask a GPU computes attention by
+    another kernel.
     """
 
     def __init__(self, folder: EncoderFolder, arithmetic: Arithmetic) -> None:
-        self._model = (
-            encoder_of(load_model(folder, arithmetic.torch_dtype)).to(arithmetic.torch_device).eval()
-        )
+        model = load_model(folder, arithmetic.torch_dtype)
+        self._model = encoder_of(model).to(arithmetic.torch_device).eval()
         self._has_types = "token_type_ids" in inspect.signature(self._model.forward).parameters
-        config = self._model.config.get_text_config()
+        config = getattr(self._model, "config", model.config).get_text_config()
         if config.model_type in _POOLED_DECODERS:
             say(
                 f"{folder.path}: the states of the encoder are pooled; sentence-transformers pools those of "
                 f"the decoder of {config.model_type}, which gives other vectors"
             )
-        self.width, self.layers = int(config.hidden_size), int(config.num_hidden_layers)
+        self.width, self.layers = state_width(config.to_dict()), int(config.num_hidden_layers)
         self.device, self._longest = arithmetic.torch_device, folder.max_length
-        self._multiple = 1 if folder.sees_padding else _LENGTH_MULTIPLE
+        self._is_alone = _has_experts(config.to_dict())
+        self._multiple = 1 if folder.sees_padding or self._is_alone else _LENGTH_MULTIPLE
+        self._shortest = _shortest(config)
         self._pad_id = int(getattr(config, "pad_token_id", None) or 0)
         self._dummy_rows = 1 if self.device.type == "cuda" else 0  # beyond those of max_tokens
 
@@ -57,7 +76,7 @@ class PaddedModel(Model):
         padded = self._padded_lengths(lengths[order])
         batches: list[np.ndarray] = []
         for length in np.unique(padded)[::-1]:
-            chosen, rows = order[padded == length], max(1, max_tokens // int(length))
+            chosen, rows = order[padded == length], self._rows(int(length), max_tokens)
             batches += np.split(chosen, range(rows, len(chosen), rows))
         return batches
 
@@ -67,7 +86,7 @@ class PaddedModel(Model):
         """Compute the hidden states (batch * L, d) of texts of one padded length L."""
         lengths, width = tokens.lengths, int(self._padded_lengths(tokens.lengths[:1])[0])
         is_token = np.arange(width) < lengths[:, None]
-        rows = max(1, max_tokens // width)
+        rows = self._rows(width, max_tokens)
         rows += self._dummy_rows if rows > 1 else 0
         ids = np.full((rows, width), self._pad_id, np.int64)
         ids[: len(is_token)][is_token] = tokens.ids
@@ -79,13 +98,35 @@ class PaddedModel(Model):
             types = np.zeros_like(ids)
             types[: len(is_token)][is_token] = tokens.types
             inputs["token_type_ids"] = self.put(types)
-        return hidden_states(self._model, inputs, wanted), np.arange(len(lengths)) * width
+        return hidden_states(self._model, self.layers, inputs, wanted), np.arange(len(lengths)) * width
+
+    def _rows(self, length: int, max_tokens: int) -> int:
+        return 1 if self._is_alone else max(1, max_tokens // length)
 
     def _padded_lengths(self, lengths: np.ndarray) -> np.ndarray:
-        return np.minimum(
+        padded = np.minimum(
             -(-lengths // self._multiple) * self._multiple,
             max(self._longest, int(lengths.max(initial=0))),
         )
+        return np.maximum(padded, self._shortest)
+
+
+def _shortest(config: Any) -> int:
+    """Return the least number of tokens that a model computes; shorter texts are padded to it."""
+    match config.model_type:
+        case "canine":  # a convolution whose stride is this
+            return int(config.downsampling_rate)
+        case "funnel":  # every block but the first halves the tokens after the first one
+            return 2 ** (len(config.block_sizes) - 1) + 1
+    return 1
+
+
+def _has_experts(config: Mapping[str, Any]) -> bool:
+    """Return whether a model, or a part of it, is a mixture of experts."""
+    return any(
+        _has_experts(value) if isinstance(value, Mapping) else "expert" in str(name) and type(value) is int
+        for name, value in config.items()
+    )
 
 
 def encoder_of(model: Any) -> Any:
@@ -93,26 +134,52 @@ def encoder_of(model: Any) -> Any:
     return model.get_encoder() if model.config.is_encoder_decoder else model
 
 
-def hidden_states(encoder: Any, inputs: dict[str, Tensor], wanted: set[int]) -> dict[int, Tensor]:
+def hidden_states(
+    encoder: Any, layers: int, inputs: dict[str, Tensor], wanted: set[int]
+) -> dict[int, Tensor]:
     """Run a transformers encoder.
 
     Args:
         encoder: model of transformers.
+        layers: number of its layers.
         inputs: arguments of its call, (rows, L) each.
         wanted: numbers of hidden states, as `layers_of` gives them.
 
     Returns:
         Hidden states (rows * L, d) by number.
     """
-    last = int(encoder.config.get_text_config().num_hidden_layers)
     states: dict[int, Tensor] = {}
     if TABLE_STATE in wanted:  # the table itself: some models scale its rows before the first layer
         states[TABLE_STATE] = F.embedding(inputs["input_ids"], encoder.get_input_embeddings().weight)
     if wanted - {TABLE_STATE}:
-        needs_inner = bool(wanted - {TABLE_STATE, last})
-        output = encoder(**inputs, output_hidden_states=needs_inner, return_dict=True)
-        states |= dict(enumerate(output.hidden_states or ())) | {last: output.last_hidden_state}
+        needs_inner = bool(wanted - {TABLE_STATE, layers})
+        with _unchanged(encoder):
+            output = encoder(**inputs, output_hidden_states=needs_inner, return_dict=True)
+        states |= dict(enumerate(output.hidden_states or ())) | {layers: output.last_hidden_state}
     return {number: states[number].flatten(0, 1) for number in wanted}
+
+
+@contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Undo what a forward pass changes in a model's modules; vectors of later texts would depend on it.
+
+    BigBird changes to full attention at the first short text, and dynamic rotary positions are computed for
+    the longest text so far. Layers that are computed again in the backward pass must find these changes.
+    Hooks, which transformers adds at the first pass that returns inner states, stay.
+    """
+    if torch.is_grad_enabled() and getattr(model, "is_gradient_checkpointing", False):
+        yield
+        return
+    before = [
+        (module, dict(vars(module)), dict(module._buffers), dict(module._modules))
+        for module in model.modules()
+    ]
+    yield
+    for module, attributes, buffers, modules in before:
+        now = vars(module)
+        for name in [name for name in now if name not in attributes and "hook" not in name]:
+            del now[name]
+        now.update(attributes, _buffers=buffers, _modules=modules)
 
 
 def load_model(folder: EncoderFolder, dtype: torch.dtype, dropout: float | None = None) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import first_position
+from pipeline.models.folder.identity import state_width
 from pipeline.models.inference.padded import encoder_of, hidden_states, load_model
 from pipeline.models.layers.pooling import Segments, find_segments
 from pipeline.models.trainable.backbones import Backbone, ForwardRequest
@@ -26,7 +27,7 @@ class PaddedBackbone(Backbone):
         self._path, self._first_position = str(folder.path), first_position(folder.config)
         self._has_types = "token_type_ids" in inspect.signature(self.model.forward).parameters
         config = self.model.config.get_text_config()
-        self.width, self.depth = int(config.hidden_size), int(config.num_hidden_layers)
+        self.width, self.depth = state_width(config.to_dict()), int(config.num_hidden_layers)
         self._pad_id = int(getattr(config, "pad_token_id", None) or 0)
         trained = {id(parameter) for parameter in encoder_of(self.model).parameters()}
         for parameter in self.model.parameters():
@@ -62,7 +63,7 @@ class PaddedBackbone(Backbone):
             inputs["position_ids"] = self._position_ids(request.positions, is_token)
         starts = np.arange(len(lengths)) * longest
         segments = find_segments(starts, lengths, request.skip, self._put, tokens.kept)
-        return hidden_states(encoder_of(self.model), inputs, request.wanted), segments
+        return hidden_states(encoder_of(self.model), self.depth, inputs, request.wanted), segments
 
     @property
     def word_table(self) -> Tensor:

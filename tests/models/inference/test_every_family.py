@@ -1,0 +1,80 @@
+"""The vector of a text depends on that text alone, whatever was encoded before, beside it or elsewhere."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.models.inference.padded import PaddedModel
+from tests.models.every_family import FAMILIES, LONGEST, save_family, texts_of, vectors_alone
+from tests.models.folders import edit_json, encoder_at
+
+SHORT, LONG = texts_of(1, 3, 5, 14, seed=1), texts_of(130, 190, seed=2)
+_DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
+_LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "original_max_position_embeddings": 67,  # not a multiple of the lengths that texts are padded to
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+    "factor": 4.0,
+}
+_SCALED = {
+    "llama": {"rope_parameters": _DYNAMIC, "max_position_embeddings": 64},
+    "nomic_bert": {"rope_parameters": _DYNAMIC, "max_position_embeddings": 64},
+    "phi3": {"rope_parameters": _LONG_ROPE, "original_max_position_embeddings": 67},
+}
+_QUICK = ("bert", "gte", "big_bird", "canine", "funnel", "reformer", "mixtral")
+_SLOW = tuple(name for name in FAMILIES if name not in _QUICK)
+_PROGRAM = """
+import sys, numpy as np
+from tests.models.folders import encoder_at
+np.save(sys.argv[2], encoder_at(sys.argv[1], pooling="mean").encode(sys.argv[3:]))
+"""
+
+
+def check_family(folder: Path) -> None:
+    """Check that texts have the vectors that they have alone in a new encoder, and in transformers."""
+
+    def encode(*batches: list[str]) -> np.ndarray:
+        encoder = encoder_at(folder, pooling="mean")
+        return [encoder.encode(batch) for batch in batches][-1]
+
+    alone = np.concatenate([encode([text]) for text in SHORT + LONG])
+    short, long = alone[: len(SHORT)], alone[len(SHORT) :]
+    np.testing.assert_array_equal(encode(SHORT, LONG), long, "after short texts")
+    np.testing.assert_array_equal(encode(LONG, SHORT), short, "after long texts")
+    np.testing.assert_array_equal(encode(LONG + SHORT), np.concatenate([long, short]), "with others")
+    longer = [number for number, text in enumerate(SHORT + LONG) if len(text.split()) > 2]
+    expected = vectors_alone(folder, [(SHORT + LONG)[number] for number in longer])
+    np.testing.assert_allclose(alone[longer], expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", _QUICK)
+def test_a_vector_depends_on_its_text_alone(tmp_path: Path, name: str):
+    check_family(save_family(name, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _SLOW)
+def test_the_vectors_of_every_other_family_depend_on_their_texts_alone(tmp_path: Path, name: str):
+    check_family(save_family(name, tmp_path))
+
+
+@pytest.mark.parametrize("name", _SCALED)
+def test_positions_that_are_scaled_by_length_follow_the_length_of_each_text(tmp_path: Path, name: str):
+    folder = save_family(name, tmp_path, **_SCALED[name])
+    edit_json(folder / "sentence_bert_config.json", max_seq_length=LONGEST)  # more than the positions
+    assert isinstance(encoder_at(folder)._model, PaddedModel)
+    check_family(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_another_process_computes_the_same_bits(tmp_path: Path, name: str):
+    folder, file = save_family(name, tmp_path), tmp_path / "vectors.npy"
+    subprocess.run([sys.executable, "-c", _PROGRAM, str(folder), str(file), *SHORT, *LONG], check=True)
+    encoder = encoder_at(folder, pooling="mean")
+    np.testing.assert_array_equal(encoder.encode(LONG + SHORT), np.load(file)[[4, 5, *range(4)]])
