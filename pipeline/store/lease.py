@@ -113,10 +113,14 @@ def describe_holders(store: Store, folder: str, own: str = "") -> Iterator[str]:
             holder = json.loads(store.read(entry.path))
         except (FileNotFoundError, ValueError):  # the process has just ended, or was killed while writing
             continue
+        if not isinstance(holder, dict) or not holder.keys() >= {"host", "pid", "started_at"}:
+            yield f"an unknown process: {store.uri_of(entry.path)} is no lease that a command wrote"
+            continue
         # Containers may share a host name, and a process of another one looks ended from here.
         is_elsewhere = holder["host"] != socket.gethostname()
         is_hidden = holder.get("pid_namespace", pid_namespace()) != pid_namespace()
-        if is_elsewhere or is_hidden or is_running(holder["pid"]):
+        is_alive = not isinstance(holder["pid"], int) or is_running(holder["pid"])
+        if is_elsewhere or is_hidden or is_alive:
             yield f"process {holder['pid']} on {holder['host']}, since {holder['started_at']}"
 
 
@@ -131,6 +135,6 @@ def is_running(pid: int) -> bool:
     """Return whether a process of this machine has this id."""
     try:
         os.kill(pid, 0)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         return isinstance(error, PermissionError)  # a process of another user
     return True

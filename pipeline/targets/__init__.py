@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+from pydantic import ValidationError
 
 from pipeline.config import Settings
 from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
@@ -177,10 +178,27 @@ class Target(abc.ABC):
                 f"TARGET {self.uri!r}", "an address of a target of this kind", found, "correct the address"
             ) from error
 
+    def parsed(self, position: str) -> Position:
+        """Return the position that an export stored as JSON. Raises DataError if it was edited."""
+        try:
+            return Position.model_validate_json(position)
+        except ValidationError as error:
+            raise DataError(
+                self.where,
+                "the position that an export stored beside the rows",
+                " ".join(str(error).split())[:300],
+                "export to another --name, or delete the table and export again",
+            ) from None
+
     def foreign(self, kind: str, advice: str = "choose another --name") -> DataError:
         """Return the error for a table, or what else `kind` names it, that no export wrote."""
         expected = f"no {kind} of this name, or one that an export wrote"
         return DataError(self.where, expected, f"{kind} of another program", advice)
+
+    def refused(self, error: Exception, remedy: str) -> ConfigError:
+        """Return the error for a request that a server refuses however often it is sent."""
+        found = " ".join(str(error).split()) or type(error).__name__
+        return ConfigError(self.where, "a server that accepts the request", found, remedy)
 
     def unreachable(self, error: Exception) -> TransientError:
         """Return the error for a server that does not answer, or fails."""

@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 
 from pipeline.errors import PipelineError
 from pipeline.targets import TARGETS
-from pipeline.targets.opensearch import OpenSearchTarget
+from pipeline.targets.opensearch import REMEDY, OpenSearchTarget
+from pipeline.targets.requests import is_refusal
 
 
 @TARGETS.register("elasticsearch")
@@ -34,7 +35,9 @@ class ElasticsearchTarget(OpenSearchTarget):
 
     def explain(self, error: Exception) -> PipelineError | None:
         """Distinguish requests that the server refuses from a server that does not answer."""
-        if isinstance(error, self._module.ApiError):
-            code = error.status_code
-            return self.refused(error) if code < 500 and code != 429 else self.unreachable(error)
-        return self.unreachable(error) if isinstance(error, self._module.TransportError) else None
+        module, transport = self._module, self.client("elastic_transport")
+        is_refused = isinstance(error, module.ApiError) and is_refusal(error.status_code)
+        is_own = isinstance(error, module.UnsupportedProductError | transport.TlsError)
+        if is_refused or is_own:
+            return self.refused(error, REMEDY)
+        return self.unreachable(error) if isinstance(error, module.ApiError | module.TransportError) else None

@@ -1,5 +1,6 @@
 """A table of LanceDB: columns id, vector, and the kept columns."""
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -11,6 +12,12 @@ from pipeline.targets import TARGETS, Position, Target
 
 _POSITIONS = "manta_positions"  # a table with one row per target
 _BATCH_IDS = 1_000  # ids in one condition of a deletion
+_INT64_MIN = -(2**63)
+_REFUSALS = re.compile(  # all errors of storage are OSError or RuntimeError
+    r"permission denied|access ?denied|forbidden|unauthorized|read-only file system|no ?such ?bucket"
+    r"|invalidaccesskeyid|signaturedoesnotmatch",
+    re.IGNORECASE,
+)
 _CREATED = pa.schema([("target", pa.string()), ("position", pa.string())])
 
 
@@ -23,8 +30,10 @@ class LanceTarget(Target):
     """
 
     extra: ClassVar[str | None] = "lancedb"
-    name_form: ClassVar[str] = rf"(?!{_POSITIONS}$)[A-Za-z0-9_.-]{{1,200}}"
-    name_rule: ClassVar[str] = f"at most 200 letters, digits and _ . - of ASCII, and not {_POSITIONS}"
+    name_form: ClassVar[str] = rf"(?!{_POSITIONS}$|\.+$)[A-Za-z0-9_.-]{{1,200}}"
+    name_rule: ClassVar[str] = (
+        f"at most 200 letters, digits and _ . - of ASCII, not only dots, and not {_POSITIONS}"
+    )
 
     def __init__(self, uri: str, name: str) -> None:
         super().__init__(uri, name)
@@ -43,7 +52,7 @@ class LanceTarget(Target):
             stored = dict(zip(rows["target"].to_pylist(), rows["position"].to_pylist(), strict=True))
         if self.name not in stored:
             raise self.foreign("table")
-        return Position.model_validate_json(stored[self.name])
+        return self.parsed(stored[self.name])
 
     def create(self, schema: pa.Schema, position: Position) -> None:
         """Store the position, then create the table."""
@@ -85,8 +94,11 @@ class LanceTarget(Target):
         return int(self._database.open_table(self.name).count_rows())
 
     def explain(self, error: Exception) -> PipelineError | None:
-        """Report errors of files and of object storage."""
-        return self.unreachable(error) if isinstance(error, OSError | RuntimeError) else None
+        """Distinguish requests that LanceDB and object storage refuse from storage that fails."""
+        is_storage = isinstance(error, OSError | RuntimeError)
+        if isinstance(error, ValueError) or (is_storage and _REFUSALS.search(str(error))):
+            return self.refused(error, "check TARGET, the rights to write there, and the columns of the rows")
+        return self.unreachable(error) if is_storage else None
 
     def _table(self, name: str) -> Any:
         """Open a table. Returns None if it does not exist."""
@@ -116,4 +128,6 @@ def _with_named_maps(kind: pa.DataType) -> pa.DataType:
 
 def _literal(value: object) -> str:
     """Return a value as a literal of SQL."""
+    if value == _INT64_MIN:  # DataFusion reads its digits as a number above int64 before it applies the minus
+        return f"({_INT64_MIN + 1} - 1)"
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)

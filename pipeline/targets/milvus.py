@@ -1,23 +1,28 @@
 """A collection of Milvus: id (the primary key), vector, and the kept columns as dynamic fields."""
 
-import contextlib
 import json
 import os
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import DataError, PipelineError
 from pipeline.store.schema import vector_matrix
 from pipeline.targets import TARGETS, Position, Target
 from pipeline.targets.requests import in_requests
-from pipeline.targets.values import json_rows
+from pipeline.targets.values import id_array, json_rows
 
 _KEY = "manta.position"  # property of the collection
 _MAX_ID_BYTES = 65_535  # limit of a VARCHAR
+_MAX_ID = 2**63 - 1  # of ids that are numbers
 _BATCH_IDS = 1_000  # in one condition of a deletion
-_INVALID_PARAMETER = 1_100  # code of the server's errors
+# Codes of the server for invalid parameters and collections, of Milvus Lite (6), and statuses of gRPC.
+_REFUSALS = (
+    *("6", "100", "1100", "1101", "1102", "1800"),
+    *("INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED"),
+)
 
 
 @TARGETS.register("milvus")
@@ -28,8 +33,8 @@ class MilvusTarget(Target):
     """
 
     extra: ClassVar[str | None] = "milvus"
-    name_form: ClassVar[str] = r"[^/\\\0]{1,255}"
-    name_rule: ClassVar[str] = "at most 255 characters without slashes"
+    name_form: ClassVar[str] = r"(?!\.+$)[^/\\\0]{1,255}"
+    name_rule: ClassVar[str] = "at most 255 characters without slashes, not only dots"
 
     def __init__(self, uri: str, name: str) -> None:
         super().__init__(uri, name)
@@ -44,7 +49,7 @@ class MilvusTarget(Target):
         properties = self._client.describe_collection(self.name).get("properties") or {}
         if _KEY not in properties:
             raise self.foreign("collection")
-        return Position.model_validate_json(properties[_KEY])
+        return self.parsed(properties[_KEY])
 
     def create(self, schema: pa.Schema, position: Position) -> None:
         """Create the collection, its index and its position."""
@@ -69,6 +74,8 @@ class MilvusTarget(Target):
 
     def upsert(self, rows: pa.Table) -> None:
         """Upsert the rows in requests of some megabytes."""
+        if pa.types.is_uint64(rows["id"].type) and (largest := pc.max(rows["id"]).as_py()) > _MAX_ID:
+            raise DataError(self.where, f"ids of at most {_MAX_ID}", f"{largest}", "convert the ids to texts")
         vectors = vector_matrix(rows["vector"])
         data = [row | {"vector": vector} for row, vector in zip(json_rows(rows), vectors, strict=True)]
         for batch in in_requests(data, _row_bytes):
@@ -76,19 +83,23 @@ class MilvusTarget(Target):
 
     def delete(self, ids: pa.Array) -> None:
         """Delete the rows."""
-        literals = (json.dumps(each, ensure_ascii=False) for each in ids.to_pylist())
+        literals = map(_literal, ids.to_pylist())
         for batch in in_requests(literals, lambda literal: len(literal.encode()), most=_BATCH_IDS):
             # The client does not escape its argument `ids`.
             self._client.delete(self.name, filter=f"id in [{', '.join(batch)}]")
 
     def ids(self) -> Iterator[pa.Array]:
-        """Read the ids of all rows."""
-        batches = self._client.query_iterator(
-            self.name, batch_size=self.page_ids, filter="", output_fields=["id"]
-        )
-        with contextlib.closing(batches):
-            while rows := batches.next():
-                yield pa.array([row["id"] for row in rows])
+        """Read the ids of all rows, in their order.
+
+        The client's own iterator does not escape the id after which a page begins.
+        """
+        after = ""
+        options = {"iterator": "True", "reduce_stop_for_best": "True"}  # rows in the order of their ids
+        while rows := self._client.query(
+            self.name, filter=after, output_fields=["id"], limit=self.page_ids, **options
+        ):
+            yield id_array([row["id"] for row in rows])
+            after = f"id > {_literal(rows[-1]['id'])}"
 
     def store_position(self, position: Position) -> None:
         """Store the position in the properties of the collection."""
@@ -106,15 +117,32 @@ class MilvusTarget(Target):
     def explain(self, error: Exception) -> PipelineError | None:
         """Distinguish requests that the server refuses from a server that does not answer."""
         errors: Any = self._module.exceptions
-        refusals = (errors.ParamError, errors.DataNotMatchException, errors.ConnectionConfigException)
-        if isinstance(error, refusals) or getattr(error, "code", None) == _INVALID_PARAMETER:
-            return ConfigError(
-                self.where,
-                "a request that Milvus accepts",
-                " ".join(str(error).split()),
-                "check the address, the name and MILVUS_TOKEN",
-            )
-        return self.unreachable(error) if isinstance(error, errors.MilvusException) else None
+        rpc: Any = self.client("grpc")
+        if isinstance(error, rpc.RpcError):  # as the client raises answers that it does not repeat
+            status = error.code().name
+        elif isinstance(error, errors.MilvusException):
+            status = str(error.code)
+        else:
+            return None
+        # The server's own word, which clients before 3.0 do not pass on; subclasses are errors of the client.
+        is_input = getattr(error, "is_input_error", False) or status in _REFUSALS
+        lost = ("ConnectError", "MilvusUnavailableException", "SchemaMismatchRetryableException")
+        is_client = isinstance(error, errors.MilvusException) and type(error) is not errors.MilvusException
+        if is_input or (is_client and type(error).__name__ not in lost):
+            return self.refused(error, "check the address, the name, MILVUS_TOKEN, and the values of the row")
+        return self.unreachable(error)
+
+
+def _literal(row_id: str | int) -> str:
+    """Return an id as a literal of a filter.
+
+    Milvus has other escapes than JSON, but takes all characters as they are, except for these four.
+    """
+    if not isinstance(row_id, str):
+        return str(row_id)
+    for character, escape in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
+        row_id = row_id.replace(character, escape)
+    return f'"{row_id}"'
 
 
 def _row_bytes(row: dict[str, Any]) -> int:

@@ -12,11 +12,12 @@ from pipeline.errors import ConfigError, DataError, PipelineError, TransientErro
 from pipeline.store.schema import vector_matrix
 from pipeline.targets import TARGETS, Position, Target
 from pipeline.targets.mappings import field_type
-from pipeline.targets.requests import in_requests
-from pipeline.targets.values import json_rows
+from pipeline.targets.requests import in_requests, is_refusal
+from pipeline.targets.values import id_array, json_rows
 
 _KEY = "manta"  # key of the position in the metadata of the index
 _MAX_ID_BYTES = 512  # limit of the server
+REMEDY = "check the address, its certificate, the name, and the variables with user and password"
 
 
 @TARGETS.register("opensearch")
@@ -61,7 +62,7 @@ class OpenSearchTarget(Target):
         found = indices[self.name]["mappings"].get("_meta", {})
         if _KEY not in found:
             raise self.foreign("index")
-        return Position.model_validate_json(found[_KEY])
+        return self.parsed(found[_KEY])
 
     def create(self, schema: pa.Schema, position: Position) -> None:
         """Create the index with the position as metadata."""
@@ -99,7 +100,7 @@ class OpenSearchTarget(Target):
         self._client.indices.refresh(index=self.name)
         body = {"size": self.page_ids, "query": {"match_all": {}}, "sort": [{"id": "asc"}], "_source": ["id"]}
         while hits := self._client.search(index=self.name, body=body)["hits"]["hits"]:
-            yield pa.array([hit["_source"]["id"] for hit in hits])
+            yield id_array([hit["_source"]["id"] for hit in hits])
             body["search_after"] = hits[-1]["sort"]
 
     def store_position(self, position: Position) -> None:
@@ -118,21 +119,14 @@ class OpenSearchTarget(Target):
 
     def explain(self, error: Exception) -> PipelineError | None:
         """Distinguish requests that the server refuses from a server that does not answer."""
-        if not isinstance(error, self._module.OpenSearchException):
+        module = self._module
+        if not isinstance(error, module.OpenSearchException):
             return None
-        code = getattr(error, "status_code", None)
-        if isinstance(code, int) and 400 <= code < 500 and code != 429:
-            return self.refused(error)
-        return self.unreachable(error)
-
-    def refused(self, error: Exception) -> ConfigError:
-        """Return the error for a request that the server refuses."""
-        return ConfigError(
-            self.where,
-            "a server that accepts the request",
-            " ".join(str(error).split()),
-            "check the address, the name, and the variables with user and password",
-        )
+        # status_code is a text for errors without an answer: "N/A", "TIMEOUT"
+        status = error.status_code if isinstance(error, module.TransportError) else None
+        is_refused = isinstance(status, int) and is_refusal(status)
+        is_own = isinstance(error, module.ImproperlyConfigured | module.SSLError)
+        return self.refused(error, REMEDY) if is_refused or is_own else self.unreachable(error)
 
     def _send(self, operations: Iterator[tuple[str, ...]]) -> None:
         """Send operations, each of one line or two, in bulk requests."""

@@ -1,6 +1,7 @@
 """Parquet files of changes: a folder for each export, made visible by a manifest that is written last."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -107,10 +108,7 @@ class ParquetTarget(Target):
 
     def change_sets(self) -> list[ChangeSet]:
         """Return all visible change sets, in order."""
-        return [
-            ChangeSet.from_json(self._store.read(entry.path), self._store.uri_of(entry.path))
-            for entry in self._store.list(self.name, "manifest.json")
-        ]
+        return [self._read(path) for path in self._manifests()]
 
     @property
     def _progress(self) -> str:
@@ -120,11 +118,17 @@ class ParquetTarget(Target):
         return f"{self.name}/{number:08d}/manifest.json"
 
     def _last(self) -> ChangeSet | None:
-        manifests = self._store.list(self.name, "manifest.json")
-        if not manifests:
-            return None
-        path = manifests[-1].path
-        return ChangeSet.from_json(self._store.read(path), self._store.uri_of(path))
+        manifests = self._manifests()
+        return self._read(manifests[-1]) if manifests else None
+
+    def _manifests(self) -> list[str]:
+        """List the manifests of the change sets, in order, without those of targets in folders below."""
+        own = re.compile(re.escape(self.name) + r"/[0-9]{8,}/manifest\.json")
+        paths = [entry.path for entry in self._store.list(self.name, "manifest.json")]
+        return [path for path in paths if own.fullmatch(path)]
+
+    def _read(self, manifest: str) -> ChangeSet:
+        return ChangeSet.from_json(self._store.read(manifest), self._store.uri_of(manifest))
 
     def _begin(self, position: Position) -> None:
         """Store an empty change set as the running one."""

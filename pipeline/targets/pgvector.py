@@ -16,6 +16,11 @@ from pipeline.targets.values import json_value, python_column
 
 _POSITIONS = "manta_positions"  # a table with one row per target
 _BATCH_ROWS = 8_192
+# Classes of SQLSTATE (appendix A of PostgreSQL's manual) that no repetition changes: invalid values, violated
+# constraints, and limits such as the size of an id; missing features, logins, databases, schemas, privileges.
+_INVALID_DATA = ("22", "23", "54")
+_INVALID_REQUEST = ("0A", "28", "3D", "3F", "42")
+_REMEDY = "see the manual of pgvector, or the privileges of the user"
 
 # Types of Arrow, and those of PostgreSQL that hold their values; all others are stored as jsonb.
 _TYPES = (
@@ -43,8 +48,8 @@ class PgvectorTarget(Target):
 
     extra: ClassVar[str | None] = "pgvector"
     takes_paths: ClassVar[bool] = False
-    name_form: ClassVar[str] = rf"(?!{_POSITIONS}$)[^\0]+"
-    name_rule: ClassVar[str] = f"a name without NUL, and not {_POSITIONS}"
+    name_form: ClassVar[str] = rf"(?!{_POSITIONS}$)[^\0.]+(\.[^\0.]+)?"
+    name_rule: ClassVar[str] = f"NAME or SCHEMA.NAME without NUL, and not {_POSITIONS}"
 
     def __init__(self, uri: str, name: str) -> None:
         super().__init__(uri, name)
@@ -52,7 +57,8 @@ class PgvectorTarget(Target):
         self._sql = self.client("psycopg.sql")
         self._table = self._sql.Identifier(*name.split("."))
         with self.explained():
-            self._connection = self._psycopg.connect(uri, autocommit=True)
+            self._refuse_password()
+            self._connection = self._connect()
         self._has_dumper = False
         self._has_nul = False
 
@@ -66,7 +72,7 @@ class PgvectorTarget(Target):
             stored = self._connection.execute(query, (self.name,)).fetchone()
         if stored is None:
             raise self.foreign("table")
-        return Position.model_validate_json(stored[0])
+        return self.parsed(stored[0])
 
     def create(self, schema: pa.Schema, position: Position) -> None:
         """Create extension, table and position in one transaction."""
@@ -115,7 +121,9 @@ class PgvectorTarget(Target):
     def delete(self, ids: pa.Array) -> None:
         """Delete rows by their ids, some thousands in a statement."""
         kind = _type_name(pa.field("id", ids.type))
-        query = self._sql.SQL(f"DELETE FROM {{}} WHERE id = ANY(%s::{kind}[])").format(self._table)
+        # In a query with arguments, a percent sign of the table's name would begin another argument.
+        table = self._sql.SQL(self._table.as_string(self._connection).replace("%", "%%"))
+        query = self._sql.SQL(f"DELETE FROM {{}} WHERE id = ANY(%s::{kind}[])").format(table)
         for start in range(0, len(ids), _BATCH_ROWS):
             values = list(map(self._without_nul, ids.slice(start, _BATCH_ROWS).to_pylist()))
             self._connection.execute(query, (values,))
@@ -151,17 +159,40 @@ class PgvectorTarget(Target):
 
     def explain(self, error: Exception) -> PipelineError | None:
         """Distinguish values, settings and privileges that the server refuses from a server that fails."""
-        found = " ".join(str(error).split())
-        if isinstance(error, self._psycopg.DataError | OverflowError):  # a time that Python does not have
+        errors, found = self._psycopg, " ".join(str(error).split())
+        state = (getattr(error, "sqlstate", None) or "")[:2]
+        # An OverflowError is a time that Python does not have.
+        if isinstance(error, errors.DataError | OverflowError) or state in _INVALID_DATA:
             return DataError(self.where, "values that PostgreSQL can store", found, "correct the corpus")
-        if isinstance(error, self._psycopg.ProgrammingError | self._psycopg.NotSupportedError):
-            return ConfigError(
-                self.where,
-                "a database with pgvector in which this user may create tables",
-                found,
-                "see the manual of pgvector, or the privileges of the user",
+        if isinstance(error, errors.ProgrammingError | errors.NotSupportedError) or state in _INVALID_REQUEST:
+            expected = "a database with pgvector in which this user may create tables"
+            return ConfigError(self.where, expected, found, _REMEDY)
+        return self.unreachable(error) if isinstance(error, errors.Error) else None
+
+    def _refuse_password(self) -> None:
+        """Raise ConfigError, without the secret, if the address has a password: logs show addresses."""
+        given = self.client("psycopg.conninfo").conninfo_to_dict(self.uri)
+        if secrets := {"password", "sslpassword"} & given.keys():
+            raise ConfigError(
+                f"TARGET of {self.name}",
+                "an address without password",
+                f"{' and '.join(sorted(secrets))} (not shown)",
+                "take it out of the address, and set PGPASSWORD or PGPASSFILE",
             )
-        return self.unreachable(error) if isinstance(error, self._psycopg.Error) else None
+
+    def _connect(self) -> Any:
+        """Connect. Raises ConfigError if the server answers, but refuses this user or database."""
+        try:
+            return self._psycopg.connect(self.uri, autocommit=True)
+        except self._psycopg.OperationalError as error:
+            # libpq gives no SQLSTATE here, but knows whether the server answers; a full one does, too.
+            is_full = "too many" in str(error) or "connection slots" in str(error)
+            pq = self._psycopg.pq
+            if is_full or pq.PGconn.ping(self.uri.encode()) != pq.Ping.OK:
+                raise
+            raise self.refused(
+                error, "check the database, and the user and password in PGUSER and PGPASSWORD"
+            ) from None
 
     def _without_nul(self, value: Any) -> Any:
         """Return a value with U+FFFD instead of NUL, which no text of PostgreSQL contains."""

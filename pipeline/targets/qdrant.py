@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import PipelineError
 from pipeline.store.schema import vector_matrix
 from pipeline.targets import TARGETS, Position, Target
-from pipeline.targets.requests import in_requests
-from pipeline.targets.values import json_rows
+from pipeline.targets.requests import in_requests, is_refusal
+from pipeline.targets.values import id_array, json_rows
 
 _IDS = uuid.UUID("b2f0c7c6-3c1e-5f0e-9a53-6d0a9f3b7a11")  # namespace of the ids of points
 _KEY = "manta"  # key of the position in the collection's metadata
@@ -48,7 +48,7 @@ class QdrantTarget(Target):
         metadata = self._client.get_collection(self.name).config.metadata or {}
         if _KEY not in metadata:
             raise self.foreign("collection", "choose another --name; Qdrant must be of version 1.16 or newer")
-        return Position.model_validate_json(metadata[_KEY])
+        return self.parsed(metadata[_KEY])
 
     def create(self, schema: pa.Schema, position: Position) -> None:
         """Create the collection with the position as metadata."""
@@ -93,7 +93,7 @@ class QdrantTarget(Target):
                 self.name, limit=self.page_ids, offset=position, with_payload=["id"], with_vectors=False
             )
             if points:
-                yield pa.array([point.payload["id"] for point in points])
+                yield id_array([point.payload["id"] for point in points])
             if position is None:
                 return
 
@@ -112,13 +112,9 @@ class QdrantTarget(Target):
     def explain(self, error: Exception) -> PipelineError | None:
         """Distinguish requests that the server refuses from a server that does not answer."""
         errors = self.client("qdrant_client.http.exceptions")
-        if isinstance(error, errors.UnexpectedResponse) and (error.status_code or 500) < 500:
-            return ConfigError(
-                self.where,
-                "a server that accepts the request",
-                " ".join(str(error).split()),
-                "check the address and QDRANT_API_KEY",
-            )
+        status = getattr(error, "status_code", None)  # of an UnexpectedResponse
+        if isinstance(error, ValueError) or is_refusal(status):
+            return self.refused(error, "check the address, the name and QDRANT_API_KEY")
         is_locked = isinstance(error, RuntimeError) and "already accessed" in str(error)  # a folder
         return self.unreachable(error) if is_locked or isinstance(error, errors.ApiException) else None
 

@@ -1,12 +1,18 @@
-"""Cut rows into requests that servers accept."""
+"""Cut rows into requests that servers accept, and recognize answers that refuse one for good."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 Item = TypeVar("Item")
 
+_TRY_AGAIN = (408, 425, 429)  # Request Timeout, Too Early, Too Many Requests
 _MAX_ITEMS = 8_192
 _MAX_BYTES = 8 << 20  # servers refuse more than 32 MiB (Qdrant), 64 MiB (Milvus) or 100 MiB (OpenSearch)
+
+
+def is_refusal(status: int | None) -> bool:
+    """Return whether a server that answers with this status of HTTP would refuse the request again."""
+    return status is not None and 400 <= status < 500 and status not in _TRY_AGAIN
 
 
 def in_requests(

@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from pipeline.store.arrays import python_values
 
+_INT64_MAX = 2**63 - 1
+
 
 def python_column(column: pa.ChunkedArray) -> list[Any]:
     """Return the values of a column. Times are truncated to microseconds, Python's smallest unit.
@@ -61,6 +63,12 @@ _CONVERSIONS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (Decimal, str),
     (bytes, lambda value: base64.b64encode(value).decode()),
 )
+
+
+def id_array(ids: list[Any]) -> pa.Array:
+    """Return ids that a client gave, texts or whole numbers; numbers beyond int64 are of uint64."""
+    is_beyond = any(isinstance(each, int) and each > _INT64_MAX for each in ids)
+    return pa.array(ids, pa.uint64() if is_beyond else None)
 
 
 def json_rows(rows: pa.Table) -> list[dict[str, Any]]:

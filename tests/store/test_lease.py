@@ -39,6 +39,20 @@ def test_a_killed_process_of_this_machine_holds_no_lease(tmp_path: Path):
     assert list(describe_holders(store, "leases")) == [f"process {ended.pid} on elsewhere, since then"]
 
 
+@pytest.mark.parametrize("content", ["[]", "{}", "null", '{"host": 1, "pid": "x", "started_at": []}'])
+def test_a_lease_that_was_edited_counts_until_it_expires(tmp_path: Path, content: str):
+    store = open_store(tmp_path)
+    store.write("leases/lease-1.json", content.encode())
+    assert len(list(describe_holders(store, "leases"))) == 1
+
+
+def test_a_lease_with_an_impossible_process_is_no_lease(tmp_path: Path):
+    store = open_store(tmp_path)
+    holder = {"host": socket.gethostname(), "pid": 10**30, "started_at": "then"}
+    store.write("leases/lease-1.json", json.dumps(holder).encode())
+    assert list(describe_holders(store, "leases")) == []
+
+
 def test_a_process_of_another_container_with_this_host_name_holds_its_lease(tmp_path: Path):
     """Its id says nothing here, where another process may have it, or none."""
     store = open_store(tmp_path)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.errors import ConfigError, TransientError
 from pipeline.targets import TARGETS, Target
-from pipeline.targets.requests import in_requests
+from pipeline.targets.requests import in_requests, is_refusal
 from tests.targets.search_server import running
 from tests.targets.tables import beginning, table_of
 
@@ -97,3 +98,35 @@ def test_bulk_requests_are_cut_by_bytes(kind: str, module: str):
         assert target.count() == 600
         assert len(server.bulk_bytes) == 3
         assert max(server.bulk_bytes) <= LIMIT
+
+
+def test_a_refusal_is_an_answer_that_does_not_change_when_the_request_is_repeated():
+    statuses = [None, *range(100, 600)]
+    try_again = {408, 425, 429}  # RFC 9110, 8470, 6585
+    assert [each for each in statuses if is_refusal(each)] == [
+        each for each in range(400, 500) if each not in try_again
+    ]
+
+
+def test_codes_of_errors_decide_whether_an_export_is_worth_repeating(tmp_path: Path):
+    exceptions = pytest.importorskip("pymilvus").exceptions
+    with contextlib.closing(TARGETS["milvus"](str(tmp_path / "rows.db"), "rows")) as target:
+        for error, expected in (
+            (exceptions.MilvusException(1100, "invalid parameter"), ConfigError),
+            (exceptions.MilvusException(1, "failed", is_input_error=True), ConfigError),
+            (exceptions.ParamError(message="a wrong type"), ConfigError),
+            (exceptions.MilvusException(8, "rate limit"), TransientError),
+            (exceptions.ConnectError(message="no route"), TransientError),
+        ):
+            assert isinstance(target.explain(error), expected), error
+        assert target.explain(KeyError("a defect")) is None
+
+
+def test_storage_that_refuses_lancedb_is_not_asked_again(tmp_path: Path):
+    pytest.importorskip("lancedb")
+    target = TARGETS["lancedb"](str(tmp_path), "rows")
+    for text in ("Generic S3 error: 403 Forbidden", "AccessDenied", "Permission denied (os error 13)"):
+        assert isinstance(target.explain(OSError(text)), ConfigError)
+        assert isinstance(target.explain(RuntimeError(text)), ConfigError)
+    assert isinstance(target.explain(ValueError("columns do not match")), ConfigError)
+    assert isinstance(target.explain(OSError("connection reset by peer")), TransientError)

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.store.prune import prune
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from pipeline.targets import TARGETS, Target
+from pipeline.targets import TARGETS, Position, Target
 from tests.flows.export.nights import LAST, ODD_IDS, Killed, Rows, StoppingTarget, released_rows, run_export
 from tests.targets.search_server import SearchIndex, SearchServer, running
 from tests.targets.tables import beginning, table_of
@@ -252,16 +253,20 @@ def test_after_prune_a_database_equals_the_release(database: Database, root: Pat
         assert_equal(database, "pruned", released_rows(root, LAST))
 
 
+CONTROLS = [chr(code) for code in range(1, 32)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "ids",
     [
-        pa.array([7, *range(100, 150)], pa.uint64()),
-        pa.array([-5, *range(100, 150)], pa.int64()),
-        pa.array([*ODD_IDS, "nul\0", *map(str, range(50))]),
+        pa.array([7, 2**63 - 1, *range(100, 150)], pa.uint64()),
+        pa.array([7, 2**63, 2**64 - 1, *range(100, 150)], pa.uint64()),
+        pa.array([-5, -(2**63), 2**63 - 1, *range(100, 150)], pa.int64()),
+        pa.array([*ODD_IDS, "nul\0", *CONTROLS, "\x7f\x85\u2028", "\\u0001\\n", *map(str, range(50))]),
     ],
 )
-def test_a_database_lists_the_ids_of_all_rows(
+def test_a_database_lists_and_deletes_the_ids_of_all_rows(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, ids: pa.Array
 ):
     monkeypatch.setattr(Target, "page_ids", 20)
@@ -269,12 +274,69 @@ def test_a_database_lists_the_ids_of_all_rows(
     rows = table_of(ids)
     with contextlib.closing(database.open("listed")) as target:
         target.create(rows.schema, beginning(rows))
+        if kind == "milvus" and pa.types.is_uint64(ids.type) and pc.max(ids).as_py() >= 2**63:
+            with pytest.raises(DataError, match=rf"expected ids of at most {2**63 - 1}, found {2**64 - 1}"):
+                target.upsert(rows)
+            return
         target.upsert(rows)
         target.store_position(beginning(rows))
         pages = list(target.ids())
         found = pa.concat_arrays([each.cast(ids.type) for each in pages])
         assert all(map(len, pages))
         assert sorted(found.to_pylist()) == sorted(target.stored_ids(ids).to_pylist())
+        target.delete(ids.slice(1))
+        assert target.count() == 1
+        assert [each.as_py() for page in target.ids() for each in page] == [ids[0].as_py()]
+
+
+def test_postgresql_takes_any_table_name(postgres: str):
+    rows = table_of(["a", "b"])
+    for name in ('100% "quoted"', "%s", "%(x)s {} {0}"):
+        with contextlib.closing(TARGETS["pgvector"](postgres, name)) as target:
+            target.create(rows.schema, beginning(rows))
+            target.upsert(rows)
+            target.delete(pa.array(["a"]))
+            assert target.count() == 1
+
+
+def test_an_id_that_is_too_long_for_postgresql_is_an_error_of_the_data(postgres: str):
+    noise = np.random.default_rng(0).integers(97, 123, 9_000, np.uint8).tobytes().decode()  # incompressible
+    rows = table_of([noise])
+    with contextlib.closing(TARGETS["pgvector"](postgres, "long_ids")) as target:
+        target.create(rows.schema, beginning(rows))
+        with (
+            pytest.raises(DataError, match=r"values that PostgreSQL can store, found index row"),
+            target.explained(),
+        ):
+            target.upsert(rows)
+
+
+@pytest.mark.parametrize("option", ["user=nobody", "dbname=none"])
+def test_a_login_that_postgresql_refuses_is_a_mistake_of_the_command(postgres: str, option: str):
+    with pytest.raises(ConfigError, match=r"does not exist; check the database, and the user and password"):
+        TARGETS["pgvector"](f"{postgres}&{option}", "rows")
+
+
+@pytest.mark.parametrize(
+    "address", ["host=/nowhere password='se cret'", "postgresql:///x?password=secret", "sslpassword=secret"]
+)
+def test_an_address_with_a_password_is_refused_without_showing_it(address: str):
+    pytest.importorskip("psycopg")
+    with pytest.raises(ConfigError, match="set PGPASSWORD") as refused:
+        TARGETS["pgvector"](address, "rows")
+    assert "cret" not in str(refused.value)
+
+
+def test_a_position_that_was_edited_is_an_error_of_the_data(database: Database, root: Path):
+    with contextlib.closing(database.open("edited")) as target:
+        run_export(root, 1, target)
+        edited = Position.model_construct(releases="none")
+        target.store_position(edited)
+    with (
+        contextlib.closing(database.open("edited")) as target,
+        pytest.raises(DataError, match=r"the position that an export stored .* space_id Field required"),
+    ):
+        run_export(root, 2, target)
 
 
 def test_a_table_of_another_program_is_refused_and_kept(database: Database, root: Path):

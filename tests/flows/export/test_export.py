@@ -73,6 +73,14 @@ def test_a_missing_unit_is_named_and_nothing_becomes_visible(
     assert manta(*command).code == 0, "the export continues"
 
 
+def test_a_target_in_a_folder_below_another_is_another_target(root, tmp_path):
+    for name, number in (("docs", 1), ("docs/new", 3), ("docs/00000001/x", 2)):
+        assert run_export(root, number, ParquetTarget(str(tmp_path), name)).status == "done"
+    outer = ParquetTarget(str(tmp_path), "docs")
+    assert [each.number for each in outer.change_sets()] == [1]
+    assert run_export(root, 3, outer).before == (1,)
+
+
 @pytest.mark.parametrize(("folder", "name"), [(".", "units"), ("releases", "docs"), ("x/..", "commits/a")])
 def test_no_export_is_written_where_prune_would_remove_it(root, tmp_path, folder, name):
     shutil.copytree(root, tmp_path / "root")
