@@ -1,6 +1,7 @@
 """Apply a function to the leaves of nested Arrow types and arrays.
 
-Leaves are all types and arrays but lists, structs and maps, at any level. List views become lists.
+Leaves are all types and arrays but lists, structs and maps, at any level. List views become lists, and so do
+lists of the fixed size 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -60,7 +61,7 @@ def _nested_type(kind: pa.DataType, inner: Sequence[pa.DataType]) -> pa.DataType
         return pa.struct(fields)
     if types.is_map(kind):
         return pa.map_(*fields, kind.keys_sorted)
-    if types.is_fixed_size_list(kind):
+    if types.is_fixed_size_list(kind) and kind.list_size:  # by which Arrow divides
         return pa.list_(fields[0], kind.list_size)
     is_large = types.is_large_list(kind) or types.is_large_list_view(kind)
     return pa.large_list(fields[0]) if is_large else pa.list_(fields[0])
@@ -81,7 +82,8 @@ def _inner_arrays(array: pa.Array) -> list[pa.Array]:
         return [array.keys.slice(first, last - first), array.items.slice(first, last - first)]
     if types.is_fixed_size_list(kind):
         return [array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)]
-    return [array.flatten()]
+    has_values = (pc.sum(pc.list_value_length(array)).as_py() or 0) > 0
+    return [array.flatten() if has_values else array.values[:0]]  # Arrow makes no empty arrays of extensions
 
 
 def _nested_array(array: pa.Array, inner: Sequence[pa.Array]) -> pa.Array:
