@@ -64,9 +64,12 @@ def _text_entries(file: Path, name: str) -> Entries:
 
 
 def _parquet_entries(file: Path, name: str) -> Entries:
-    words, values = _columns(file, name)
-    for number, (word, value) in enumerate(zip(words.to_pylist(), values.to_pylist(), strict=True), 1):
+    for number, cells in enumerate(zip(*_columns(file, name), strict=True), 1):
         where = f"{name}: row {number}"
+        try:
+            word, value = (cell.as_py() for cell in cells)
+        except UnicodeDecodeError as error:
+            raise DataError(where, "UTF-8", f"byte {error.object[error.start]:#04x}", _REMEDY) from None
         synonyms = value if isinstance(value, list) else [value]
         if word is None or None in synonyms:
             raise DataError(where, "a word and its synonyms", "a missing value", "fix or remove the row")
@@ -85,7 +88,7 @@ def _columns(file: Path, name: str) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
             )
         columns = ["word", synonym_name]
         words, synonyms = table.read(columns=columns).select(columns).columns  # read keeps the file's order
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(
             name, "a readable Parquet file", " ".join(str(error).split())[:200], "write the file again"
         ) from None

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.sts import check_scores
 from pipeline.store.arrays import is_text, plain_type
 from pipeline.store.store import store_of
-from pipeline.text.corpus.normalize import normalize, replace_surrogates
+from pipeline.text.corpus.normalize import normalize, replace_surrogates, strings_of
 from pipeline.text.corpus.queries import is_parquet, read_lines
 
 _JUDGED, _PAIRS = ("query", "id"), ("sentence1", "sentence2", "score")
@@ -123,8 +124,9 @@ def _read_table(file: str) -> pa.Table:
         if is_parquet(file):
             return pq.ParquetFile(pa.BufferReader(content)).read()  # read_table fails on repeated columns
         if name.endswith(_CSV_SUFFIXES):
+            deque(read_lines(io.BytesIO(content), file), maxlen=0)  # raises for bytes that are not UTF-8
             return _read_csv(content)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(
             file,
             "CSV with a header" if name.endswith(_CSV_SUFFIXES) else "a Parquet file",
@@ -189,7 +191,7 @@ def _texts(table: pa.Table, name: str, file: str) -> list[str]:
     column = table[name]
     if not is_text(column.type):
         raise DataError(f"{file}: {name}", "strings", str(column.type), _REMEDY)
-    texts: list[str] = normalize(column.cast(pa.large_string()).combine_chunks()).to_pylist()
+    texts: list[str] = normalize(strings_of(column, f"{file}: {name}")).to_pylist()
     _check_complete(name, [not text for text in texts], file)
     return texts
 
@@ -199,9 +201,9 @@ def _ids(table: pa.Table, file: str) -> list[str]:
     column = table["id"]
     if not is_text(column.type) and not pa.types.is_integer(plain_type(column.type)):
         raise DataError(f"{file}: id", "strings or whole numbers", str(column.type), _REMEDY)
-    ids: list[str] = column.cast(plain_type(column.type)).cast(pa.string()).to_pylist()
-    _check_complete("id", [row_id is None or not row_id for row_id in ids], file)
-    return ids
+    ids = strings_of(column.cast(plain_type(column.type)), f"{file}: id")
+    _check_complete("id", [not row_id for row_id in ids], file)
+    return [row_id or "" for row_id in ids]
 
 
 def _numbers(table: pa.Table, name: str, file: str) -> np.ndarray:

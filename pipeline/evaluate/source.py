@@ -17,6 +17,7 @@ from pipeline.errors import ConfigError, DataError, did_you_mean
 from pipeline.settings import TaskSettings
 from pipeline.store.arrays import is_text, plain_type
 from pipeline.store.base import Store
+from pipeline.text.corpus.normalize import strings_of
 
 BLANK = " "  # replaces a missing or blank text; leaving the row out would change the task
 
@@ -54,7 +55,7 @@ class TaskRows:
                 str(column.type),
                 "set another column in `columns`",
             )
-        return [BLANK if text is None else text for text in column.to_pylist()]
+        return [BLANK if text is None else text for text in strings_of(column, f"{self.where}: {role}")]
 
     def missing(self, *roles: str) -> int:
         """Count the missing values of the columns."""
@@ -106,6 +107,8 @@ class TaskRows:
                 "set another column in `columns`",
             )
         column = column.cast(kind)
+        if is_text(kind):
+            strings_of(column, f"{self.where}: {role}")  # raises for bytes that are not UTF-8
         if pa.types.is_floating(kind):
             column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
         values = pc.drop_null(pc.unique(column))
@@ -268,5 +271,5 @@ def _table(content: bytes, where: str) -> pa.Table:
                 where, "columns of different names", f"{repeated!r} more than once", "rename one of them"
             )
         return file.read()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(where, "a Parquet file", " ".join(str(error).split()), "check the file") from None

@@ -12,6 +12,7 @@ from pipeline.post.compare import MIN_WORDS, DevPairs, DevTask, Halves, split_ha
 from pipeline.store.arrays import plain_type
 from pipeline.store.store import store_of
 from pipeline.store.units import Corpus
+from pipeline.text.corpus.normalize import strings_of
 
 MIN_TEXTS = 10  # least number of texts for a comparison
 _MIN_CHARACTERS = 2 * MIN_WORDS - 1  # of a text of MIN_WORDS words, which have at least one letter each
@@ -74,15 +75,16 @@ def _dev_columns(uri: str) -> tuple[pa.ChunkedArray, ...]:
     store, name = store_of(uri)
     try:
         table = pq.read_table(store.open(name))
-    except (OSError, pa.ArrowInvalid) as error:
+        names = table.column_names
+    except (OSError, pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise DataError(
             location, "a Parquet file", " ".join(f"{type(error).__name__}: {error}".split()), "check the path"
         ) from None
-    if missing := [column for column in wanted if column not in table.column_names]:
+    if missing := [column for column in wanted if column not in names]:
         raise DataError(
             location,
             f"columns {', '.join(wanted)}",
-            f"{', '.join(table.column_names)}",
+            ", ".join(names),
             f"add {', '.join(missing)}",
         )
     kinds = [plain_type(table.schema.field(column).type) for column in wanted]
@@ -91,4 +93,6 @@ def _dev_columns(uri: str) -> tuple[pa.ChunkedArray, ...]:
         raise DataError(
             location, "two columns of strings and scores as numbers", ", ".join(map(str, kinds)), "cast them"
         )
+    for column in wanted[:2]:
+        strings_of(table[column], f"{location}: {column}")  # raises for bytes that are not UTF-8
     return tuple(table[column].cast(kind) for column, kind in zip(wanted, kinds, strict=True))

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.store.arrays import is_text
+from pipeline.errors import DataError
+from pipeline.store.arrays import is_text, one_chunk
 
 # Part of space_id: vectors of texts normalized by another rule are in another space.
 NORMALIZER_VERSION = "strip-1"
@@ -97,6 +98,26 @@ def valid_utf8(strings: pa.Array) -> np.ndarray:
         encoded = strings.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
         return np.array([value is None or is_utf8(value) for value in encoded], dtype=bool)
     return np.ones(len(strings), dtype=bool)
+
+
+def strings_of(column: pa.ChunkedArray | pa.Array, where: str, first: int = 0) -> list[str | None]:
+    """Return a column of strings as Python strings.
+
+    Args:
+        column: strings in any encoding.
+        where: file and column, for the message.
+        first: number of rows of the file before those of the column.
+
+    Raises:
+        DataError: a string is not valid UTF-8. It names the row, counted from 1.
+    """
+    strings = one_chunk(column.cast(pa.large_string()))
+    is_valid = valid_utf8(strings)
+    if not is_valid.all():
+        row = int(np.argmin(is_valid))
+        found = ascii(strings[row].as_buffer().to_pybytes()[:40])
+        raise DataError(f"{where}, row {first + row + 1}", "UTF-8", found, "convert the file to UTF-8")
+    return list(strings.to_pylist())
 
 
 def is_utf8(content: bytes) -> bool:

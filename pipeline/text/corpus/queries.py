@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import ConfigError, DataError
 from pipeline.store.arrays import is_text
 from pipeline.store.store import store_of
+from pipeline.text.corpus.normalize import strings_of
 
 _BATCH_ROWS = 256  # rows of a Parquet file in memory
 _PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
@@ -57,7 +58,7 @@ def _open(file: str) -> Iterator[Any]:
                 yield stream
     except (FileNotFoundError, IsADirectoryError):
         raise ConfigError(f"queries: {file}", "a file", "no such file", remedy) from None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise DataError(
             file, "a readable file: one query on each line, or Parquet", " ".join(str(error).split()), remedy
         ) from None
@@ -82,8 +83,10 @@ def _read_column(stream: Any, name: str, column: str | None) -> Iterator[str]:
     """Yield the values of the column of queries; null becomes the empty string."""
     reader = pq.ParquetFile(stream)
     query_column = _query_column(reader.schema_arrow, name, column)
+    first = 0
     for batch in reader.iter_batches(batch_size=_BATCH_ROWS, columns=[query_column]):
-        yield from (text or "" for text in batch.column(0).cast(pa.large_string()).to_pylist())
+        yield from (text or "" for text in strings_of(batch.column(0), f"{name}: {query_column}", first))
+        first += len(batch)
 
 
 def _query_column(schema: pa.Schema, file: str, column: str | None) -> str:

@@ -13,7 +13,7 @@ from pipeline.store.schema import stored_name
 from pipeline.text.corpus import jsonl, parquet
 from pipeline.text.corpus.columns import Columns, FileColumns, RowGroups, agree_on_columns
 from pipeline.text.corpus.sift import SourceBatch, sift
-from pipeline.text.corpus.sources import Format, SourceFile
+from pipeline.text.corpus.sources import Format, SourceFile, reading
 from pipeline.text.corpus.task_map import TaskMap, map_here
 
 _FORMATS: dict[Format, ModuleType] = {"parquet": parquet, "jsonl": jsonl}
@@ -137,6 +137,8 @@ def _columns_of_units(unit_schema: pa.Schema, corpus: CorpusSettings) -> FileCol
 def _inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns | DataError:
     """Return the columns of a file, or the error if it cannot be used."""
     try:
-        return _FORMATS[file.format].inspect(file, corpus)
+        with reading(file):
+            columns: FileColumns = _FORMATS[file.format].inspect(file, corpus)
+            return columns
     except DataError as error:
         return error

@@ -51,6 +51,7 @@ def storage_errors(where: str, leave_out: str = LEAVE_OUT) -> Iterator[None]:
 
 
 def _error_types() -> tuple[type[Exception], ...]:
-    """Return the errors of the system, of Arrow, and of the S3 client if it is loaded."""
-    module = sys.modules.get("botocore.exceptions")
-    return (OSError, pa.ArrowException, *((module.BotoCoreError, module.ClientError) if module else ()))
+    """Return the errors of the system, of Arrow, of names that are not UTF-8, and of the S3 client."""
+    module = sys.modules.get("botocore.exceptions")  # if the client is loaded
+    of_client = (module.BotoCoreError, module.ClientError) if module else ()
+    return (OSError, pa.ArrowException, UnicodeDecodeError, *of_client)

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import DataError
@@ -16,6 +17,12 @@ from tests.text.corpus.outcomes import outcome, write_bytes, write_parquet
 
 def damage(path, change):
     Path(path).write_bytes(change(Path(path).read_bytes()))
+
+
+def write_column_not_utf8(corpus):
+    path = Path(corpus.uri, "z.parquet")
+    pq.write_table(pa.table({"id": ["x"], "text": ["y"], "o-er": ["z"]}), path, store_schema=False)
+    damage(path, lambda content: content.replace(b"o-er", b"o\xe9er"))
 
 
 OTHER_ID = "name another column in corpus.id, fix the file, or skip such files with corpus.bad_files=skip"
@@ -62,6 +69,11 @@ UNUSABLE = {
     "zero bytes": (
         lambda corpus: write_bytes(corpus, "z.parquet", b""),
         ["a readable file", "Parquet file size is 0 bytes"],
+        UNREADABLE,
+    ),
+    "name of a column not UTF-8": (
+        write_column_not_utf8,
+        ["a readable file", "UnicodeDecodeError"],
         UNREADABLE,
     ),
     "zero bytes of gzip": (
