@@ -3,6 +3,7 @@
 torch is imported at first use.
 """
 
+import ctypes
 import functools
 import importlib.util
 import os
@@ -63,6 +64,19 @@ class Device:
 
         return None if self.kind == "cpu" else torch.cuda.get_device_capability(self.torch())
 
+    def libraries(self) -> dict[str, str]:
+        """Return the versions of CUDA and cuBLAS, whose kernels decide the bits of a GPU; {} for a CPU.
+
+        NVIDIA_TF32_OVERRIDE is among them, because these libraries read it.
+        """
+        import torch
+
+        if self.kind == "cpu":
+            return {}
+        cuda = torch.version.cuda or ""
+        forced = os.environ.get("NVIDIA_TF32_OVERRIDE", "")
+        return {"cuda": cuda, "cublas": _cublas_version(cuda.partition(".")[0]), "tf32": forced}
+
     def can_compile(self) -> bool:
         """Return whether torch can compile kernels for a GPU.
 
@@ -98,6 +112,23 @@ def resolve(name: str | Device, gpus: float = 0.0) -> Device:
     if kind == "cuda" and (not index or index.isdecimal()):
         return Device("cuda", int(index or 0))
     raise ConfigError("encode.device", "auto, cpu or cuda", repr(name), "choose one of them")
+
+
+@functools.cache
+def _cublas_version(cuda: str) -> str:
+    """Return the version of the cuBLAS that torch has loaded; "" if this system does not find it.
+
+    Args:
+        cuda: major version of CUDA.
+    """
+    try:
+        library = ctypes.CDLL(f"libcublas.so.{cuda}")
+        parts = [ctypes.c_int() for _ in range(3)]  # major, minor, patch
+        for number, part in enumerate(parts):
+            library.cublasGetProperty(number, ctypes.byref(part))
+    except (OSError, AttributeError):
+        return ""
+    return ".".join(str(part.value) for part in parts)
 
 
 @functools.cache

@@ -131,8 +131,12 @@ class _UnitEncoding:
         """
         with self.task.store.scratch() as scratch:
             file = scratch / "vectors.parquet"
+            before = self.encoder.max_tokens
             try:
                 result = self._encode_in_child(file) if isolated else self._encode_in_process(file)
+                if self.encoder.max_tokens != before:  # vectors of one unit come from passes of one size
+                    self._report_halving(before)
+                    result = self._encode_in_process(file)
             except pa.ArrowException:  # the corpus unit is damaged; some of these are MODEL_FAILURES too
                 raise
             except MODEL_FAILURES as error:
@@ -145,6 +149,14 @@ class _UnitEncoding:
             record = self._store_files(file, result)
             self.stats.store_s += time.perf_counter() - start
         return record
+
+    def _report_halving(self, before: int) -> None:
+        now = self.encoder.max_tokens
+        self.stats.warnings += (
+            f"a GPU has too little memory for encode.max_tokens={before}, so its worker goes on with {now}: "
+            "vectors may differ in their last bits (numerics_id); for the same bits every night, set "
+            f"encode.max_tokens={now}",
+        )
 
     def _encode_in_child(self, file: Path) -> UnitResult:
         task, device = self.task, str(self.encoder.arithmetic.device)

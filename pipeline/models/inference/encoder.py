@@ -20,7 +20,7 @@ from pipeline.models.inference.backbone import load_backbone
 from pipeline.models.inference.model import Model
 from pipeline.models.inference.windows import Counters, EncodedBatch, Window, as_strings, windows
 from pipeline.models.layers.ngrams import load_ngrams
-from pipeline.models.layers.numerics import arithmetic_of, use_threads, usual_threads
+from pipeline.models.layers.numerics import arithmetic_of, use_threads, usual_threads, whole_float32
 from pipeline.models.layers.pooling import NGRAMS, Segments, layers_of, pool
 from pipeline.models.layers.post_pooling import apply_tail, load_tail
 from pipeline.models.layers.transfer import to_host
@@ -252,7 +252,7 @@ class Encoder:
         computed, total = 0, max(1, int(tokens.lengths.sum()))
         # rows, and a function that waits for their vectors and returns them
         pending: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []
-        with torch.inference_mode(), use_threads(self._threads):
+        with torch.inference_mode(), use_threads(self._threads), whole_float32(self.arithmetic.device):
             for rows in self._model.plan(tokens.lengths, max_tokens):
                 pending.append((rows, to_host(self._forward(tokens, rows, max_tokens, skip))))
                 if len(pending) > _MAX_PENDING:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -84,6 +84,7 @@ class Arithmetic:
                 "device": self.device.kind,
                 "instructions": self.device.instruction_set(),
                 "onednn": is_onednn(self.torch_device, self.torch_dtype),
+                **self.device.libraries(),
             }
         )
 
@@ -109,6 +110,11 @@ def arithmetic_of(encode: EncodeSettings, device: Device, max_length: int) -> Ar
         say(
             "encode.compile: this needs Triton, a C compiler (gcc, or named in CC) and a GPU of compute "
             "capability 7.0, so normalization runs unfused (slower); install them or set encode.compile=false"
+        )
+    if device.libraries().get("tf32", "0") not in ("", "0"):
+        say(
+            "NVIDIA_TF32_OVERRIDE is set: the GPU rounds float32 to TF32, which changes vectors by about "
+            "1e-3; unset it"
         )
     if (
         device.kind == "cpu"
@@ -142,6 +148,30 @@ def use_threads(threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def whole_float32(device: Device) -> Iterator[None]:
+    """Compute float32 products as float32 for the duration of the block, and not in TF32, whose inputs have
+    ten bits. Images and programs may have set torch to TF32.
+    """
+    if device.kind == "cpu":
+        yield
+        return
+    products: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    before = {each: each.fp32_precision for each in (products, cudnn.conv, cudnn.rnn)}
+    # torch has two interfaces, and refuses to read the older one if they contradict each other.
+    products.allow_tf32 = cudnn.allow_tf32 = False
+    for each in before:
+        each.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        products.allow_tf32 = before[products] == "tf32"
+        cudnn.allow_tf32 = before[cudnn.conv] == "tf32"
+        for each, precision in before.items():
+            each.fp32_precision = precision
 
 
 def _buffer_tokens(wanted: int | None, max_length: int, device: Device) -> int:
