@@ -220,7 +220,7 @@ class _Planner:
         """
         settings, nlist = self.settings, layout.nlist
         train_rows = self._train_rows(nlist) if layout.trains else 0
-        needed_rows = max(nlist, layout.codewords)
+        needed_rows = max(nlist, layout.codewords, layout.transform_rows)
         if layout.trains and train_rows < needed_rows:
             where = f"index.kind: {settings.kind if name == 'factory' else name}"
             raise _too_few_rows(where, needed_rows, train_rows)

@@ -14,6 +14,7 @@ from pipeline.index.refine import id_map_of, index_refine_of, refine, without_tr
 from pipeline.settings.index_kinds import KIND_NAMES, REFINED_BYTES, IndexLayout
 
 _CPP_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")  # in the errors of faiss, followed by the reason
+_OPQ_CODEWORDS = 256  # faiss: OPQ trains a product quantizer of 8 bits, whatever the codes after it
 _BLOCK_ROWS = 1 << 16  # addresses that are yielded at once
 
 
@@ -70,6 +71,12 @@ def inspect_factory(factory: str, dim: int) -> IndexLayout:
             f"leave out IDMap (the build adds ids), RFlat and the like, or choose one of "
             f"{', '.join(KIND_NAMES)}",
         )
+    problems = [problem for transform in transforms_of(index) if (problem := _impossible(transform))]
+    if isinstance(ann, faiss.IndexIVF) and not ann.nlist:
+        problems.append("no inverted lists")
+    if problems:
+        remedy = "correct the string, for instance PCA64,IVF1024,Flat"
+        raise ConfigError(f"index.kind: {factory}", "an index that can be trained", problems[0], remedy)
     codewords = 1 << ann.pq.nbits if hasattr(ann, "pq") else 0
     nlist = getattr(ann, "nlist", 0)
     rotation_bytes = 4 * dim * dim if index is not ann else 0
@@ -90,7 +97,28 @@ def inspect_factory(factory: str, dim: int) -> IndexLayout:
         removable=not _ABILITIES[name].append_only,
         mappable=_ABILITIES[name].mappable and not refine_bytes,
         mapped_bytes=refine_bytes,
+        transform_rows=max(map(_training_rows, transforms_of(index)), default=0),
     )
+
+
+def _impossible(transform: Any) -> str | None:
+    """Describe why a transform cannot be trained, whatever the rows; None if it can be."""
+    name, d_in, d_out = type(transform).__name__, transform.d_in, transform.d_out
+    if not d_out:
+        return f"{name} to no dimensions"
+    if isinstance(transform, faiss.PCAMatrix | faiss.ITQTransform) and d_out > d_in:
+        return f"{name} from {d_in} to {d_out} dimensions"
+    if isinstance(transform, faiss.OPQMatrix) and d_out % transform.M:
+        return f"{transform.M} sub-quantizers of {d_out} dimensions"
+    return None
+
+
+def _training_rows(transform: Any) -> int:
+    """Return the least number of rows that faiss trains a transform on."""
+    if isinstance(transform, faiss.OPQMatrix):
+        return _OPQ_CODEWORDS
+    has_components = isinstance(transform, faiss.PCAMatrix | faiss.ITQTransform)
+    return int(transform.d_out) if has_components and not transform.is_trained else 0
 
 
 def make_ann(factory: str, dim: int) -> Any:

@@ -67,6 +67,7 @@ class IndexLayout:
         removable: True if rows can be removed, and others added afterwards.
         mappable: True if the lists can be in a file of their own.
         mapped_bytes: bytes of a row that searchers leave in the file: the second codes of a refined kind.
+        transform_rows: least number of training rows of the transforms in a factory string.
     """
 
     factory: str
@@ -79,6 +80,7 @@ class IndexLayout:
     removable: bool
     mappable: bool
     mapped_bytes: int = 0
+    transform_rows: int = 0
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class Releases:
         Raises:
             PublishConflict: another run has published since `candidate.parent`.
             RootHeld: the root is held.
-            TransientError: a file of the candidate is missing.
+            TransientError: a file of the candidate is missing or truncated.
         """
         number = self.commits.next_number()
         while True:
@@ -231,13 +231,12 @@ class Releases:
         if current is not None and current.release != candidate.parent:
             raise PublishConflict(number=current.release, winner=current.id)
         for fault in size_faults(self.store, candidate):
-            if fault.is_missing:
-                raise TransientError(
-                    self.store.uri_of(fault.path),
-                    "a file that the new release needs",
-                    "no such file: prune ran during this night",
-                    "run again, which makes missing files again",
-                )
+            raise TransientError(
+                self.store.uri_of(fault.path),
+                "a file that the new release needs" if fault.is_missing else fault.expected,
+                fault.found or "no such file: prune ran during this night",
+                "run again, which makes such files again",
+            )
 
     def _reserve(self, release: ReleaseManifest) -> bool:
         """Reserve the release's number. Returns False if another run has reserved it.

@@ -26,6 +26,10 @@ SHARDABLE = [
     "ivf_rabitq_refine_fp16",
     "SQ8",
     "PCA16,IVF16,SQ4",
+    "PCA8,Flat",
+    "PCAR8,IVF16,Flat",
+    "OPQ4_8,Flat",
+    "RR8,Flat",
     "IVF16,PQ4x8np,Refine(Flat)",
 ]
 ON_DISK = ["ivf_flat", "ivf_sq8", "opq_ivf_pq"]

@@ -3,10 +3,12 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.index.build import train
 from pipeline.index.kind_recall import TABLE
 from pipeline.index.plan import plan_extension, plan_index, plan_variant, variants_to_measure
 from pipeline.settings import IndexSettings
@@ -85,6 +87,12 @@ def test_many_lists_are_searched_through_a_graph():
         (IndexSettings(kind="PQ8"), "at least 256 rows to train on, found 100"),
         (IndexSettings(kind="IVF_pancake"), "index.kind: IVF_pancake"),
         (IndexSettings(kind="IVF8,PQ7"), "index.kind: IVF8,PQ7"),
+        (IndexSettings(kind="PCA64,Flat"), "PCAMatrix from 32 to 64 dimensions"),
+        (IndexSettings(kind="ITQ64,Flat"), "ITQTransform from 32 to 64 dimensions"),
+        (IndexSettings(kind="OPQ5_8,Flat"), "5 sub-quantizers of 8 dimensions"),
+        (IndexSettings(kind="PCA0,Flat"), "PCAMatrix to no dimensions"),
+        (IndexSettings(kind="IVF0,Flat"), "no inverted lists"),
+        (IndexSettings(kind="OPQ4_8,Flat"), "at least 256 rows to train on, found 100"),
         (IndexSettings(kind="IDMap,IVF8,Flat"), "IndexIDMap"),
         (IndexSettings(kind="IDMap2,Flat"), "leave out IDMap"),
         (IndexSettings(kind="IVF8,Flat,RFlat"), "IndexRefineFlat"),
@@ -97,6 +105,15 @@ def test_many_lists_are_searched_through_a_graph():
 def test_settings_that_cannot_be_built_are_refused_by_name(settings, words):
     with pytest.raises(ConfigError, match=words):
         plan_index(100, 32, settings)
+
+
+@pytest.mark.parametrize("kind", ["PCA8,Flat", "PCAR8,Flat", "PCAW8,Flat", "ITQ8,Flat", "PCA8,L2norm,Flat"])
+def test_components_need_as_many_rows(kind: str):
+    rows = np.random.default_rng(0).normal(size=(8, 32)).astype(np.float32)
+    assert train(plan_index(8, 32, IndexSettings(kind=kind)), None, rows).is_trained
+    for few in (1, 7):
+        with pytest.raises(ConfigError, match=f"at least 8 rows to train on, found {few}"):
+            plan_index(few, 32, IndexSettings(kind=kind))
 
 
 def test_a_factory_string_is_planned_as_faiss_builds_it():

@@ -18,7 +18,7 @@ def candidate(store: Store, name: str, parent: int | None, shared: str = "shared
         return FileRef(path=path, sha256="0" * 64, rows=1, bytes=len(path))
 
     text = ref(f"units/corpus/{shared}.parquet")
-    row = CorpusUnit(name="0", ordinal=0, path=text.path, rows=1, bytes=1, sha256="0" * 64)
+    row = CorpusUnit(name="0", ordinal=0, path=text.path, rows=1, bytes=text.bytes, sha256="0" * 64)
     corpus = Corpus(
         id=name,
         digest=name,

@@ -154,6 +154,23 @@ def test_a_night_with_pruned_files_publishes_nothing(store: Store, path: str):
 
 
 @pytest.mark.usefixtures("unit_form")
+@pytest.mark.parametrize(
+    "path", ["units/corpus/shared.parquet", "keys/two/00000.parquet", "indexes/two.faiss"]
+)
+def test_a_night_with_truncated_files_publishes_nothing(store: Store, path: str):
+    publish(store, "one")
+    night = candidate(store, "two", 1)
+    content = store.read(path)
+    store.write(path, content[:-1])
+    size = len(content)
+    with pytest.raises(
+        TransientError, match=rf"{path}: expected {size} bytes, found {size - 1} bytes; run again"
+    ):
+        Releases(store).publish(night, str)
+    assert not store.exists(manifest_path(2))
+
+
+@pytest.mark.usefixtures("unit_form")
 def test_commits_may_be_in_another_store(store: Store, tmp_path: Path):
     commits = open_store(tmp_path / "elsewhere")
     published = Releases(store, commits).publish(candidate(store, "one", None), str)
