@@ -75,7 +75,7 @@ def _open_and_search(sender: Connection, stores: Sequence[Store], number: int) -
     manifest = releases.get(number)
     _limit_memory(_MEMORY_PER_BYTE * _count_bytes(manifest) + _SEARCH_MEMORY)
     try:
-        try_release(open_release(releases, number, verify=False))
+        try_release(open_release(releases, number, verify=False), filters=False)
     except PipelineError as error:
         sender.send(error)
     except MemoryError:

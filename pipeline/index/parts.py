@@ -5,7 +5,6 @@ that the base still holds. The parts are searched in parallel.
 """
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -27,6 +26,7 @@ from pipeline.index.threads import map_in_threads
 from pipeline.index.truth import NO_NEIGHBOUR
 from pipeline.store.base import Store, normal_path
 from pipeline.store.dead import Dead
+from pipeline.store.disk import temporary_folder
 from pipeline.store.manifest import IndexFiles
 from pipeline.store.stored import FileRef
 
@@ -201,9 +201,9 @@ def linked_folder(files: Sequence[tuple[str, Path]]) -> Iterator[Path]:
 
     A file that was mapped into memory from the folder stays mapped after the folder is deleted.
     """
-    with tempfile.TemporaryDirectory(prefix="manta-") as directory:
+    with temporary_folder("manta-") as folder:
         for name, path in files:
-            link = Path(directory, normal_path(name))
+            link = folder / normal_path(name)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.resolve())
-        yield Path(directory)
+        yield folder

@@ -71,12 +71,7 @@ def inspect_factory(factory: str, dim: int) -> IndexLayout:
             f"leave out IDMap (the build adds ids), RFlat and the like, or choose one of "
             f"{', '.join(KIND_NAMES)}",
         )
-    problems = [problem for transform in transforms_of(index) if (problem := _impossible(transform))]
-    if isinstance(ann, faiss.IndexIVF) and not ann.nlist:
-        problems.append("no inverted lists")
-    if problems:
-        remedy = "correct the string, for instance PCA64,IVF1024,Flat"
-        raise ConfigError(f"index.kind: {factory}", "an index that can be trained", problems[0], remedy)
+    _check_trainable(factory, index, ann)
     codewords = 1 << ann.pq.nbits if hasattr(ann, "pq") else 0
     nlist = getattr(ann, "nlist", 0)
     rotation_bytes = 4 * dim * dim if index is not ann else 0
@@ -99,6 +94,16 @@ def inspect_factory(factory: str, dim: int) -> IndexLayout:
         mapped_bytes=refine_bytes,
         transform_rows=max(map(_training_rows, transforms_of(index)), default=0),
     )
+
+
+def _check_trainable(factory: str, index: Any, ann: Any) -> None:
+    """Raise ConfigError if no rows can train the index, which has `ann` after its transforms."""
+    problems = [problem for transform in transforms_of(index) if (problem := _impossible(transform))]
+    if isinstance(ann, faiss.IndexIVF) and not ann.nlist:
+        problems.append("no inverted lists")
+    if problems:
+        remedy = "correct the string, for instance PCA64,IVF1024,Flat"
+        raise ConfigError(f"index.kind: {factory}", "an index that can be trained", problems[0], remedy)
 
 
 def _impossible(transform: Any) -> str | None:

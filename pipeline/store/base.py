@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -163,7 +162,7 @@ class Store(abc.ABC):
 
         A store on a local disk makes it on that disk, so that `put` moves files instead of copying them.
         """
-        with temporary_folder("manta-", tempfile.gettempdir()) as folder:
+        with temporary_folder("manta-") as folder:
             yield folder
 
     def uri_of(self, path: str) -> str:

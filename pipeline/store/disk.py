@@ -18,13 +18,18 @@ _NOT_WRITABLE = (PermissionError, NotADirectoryError, FileExistsError)  # or a f
 
 
 @contextlib.contextmanager
-def temporary_folder(prefix: str, parent: str) -> Iterator[Path]:
+def temporary_folder(prefix: str, parent: str | None = None) -> Iterator[Path]:
     """Yield a directory below `parent` that is removed at the end of the block.
+
+    Args:
+        parent: an existing folder; None: that of temporary files.
 
     Raises:
         TransientError: the disk is full, or another process has removed the directory.
+        ConfigError: the parent is not writable.
     """
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name, translate_disk_errors(parent):
+    parent = parent or temporary_files()
+    with translate_disk_errors(parent), tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
         try:
             yield Path(name)
         except (OSError, RuntimeError, pa.ArrowException, DataError) as error:
@@ -32,6 +37,14 @@ def temporary_folder(prefix: str, parent: str) -> Iterator[Path]:
                 raise
             remedy = "see what removes files there, and run again: finished work is kept"
             raise TransientError(name, "temporary files of a running job", "none", remedy) from error
+
+
+def temporary_files() -> str:
+    """Return the folder of temporary files, even if nothing can be written there."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:  # it tries to write a file in each of several folders
+        return os.environ.get("TMPDIR") or "/tmp"
 
 
 @contextlib.contextmanager
@@ -60,7 +73,8 @@ def translate_disk_errors(where: str) -> Iterator[None]:
             where,
             "space for a new file",
             found,
-            "free disk space (manta releases prune, or a larger disk) and run again: finished work is kept",
+            "free disk space or inodes (manta releases prune, or a larger disk) and run again: finished work "
+            "is kept",
         ) from error
 
 

@@ -111,7 +111,8 @@ class LocalStore(Store):
     def delete(self, path: str) -> None:
         file = Path(self.uri, normal_path(path))
         self._refuse_outside(file.parent)  # not the file itself: deleting a link leaves its target alone
-        file.unlink(missing_ok=True)
+        with translate_disk_errors(self.uri):
+            file.unlink(missing_ok=True)
 
     def free_bytes(self) -> int | None:
         folder = Path(self.uri)
@@ -182,7 +183,8 @@ class LocalStore(Store):
                     os.replace(temporary, file)
             _sync_directory(file.parent)
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # `sweep` removes it later
+                temporary.unlink(missing_ok=True)
 
 
 class ScratchStore(LocalStore):

@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from pipeline import config, yaml_tree
-from pipeline.errors import ConfigError, DataError, TransientError
+from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
 from pipeline.models.folder.locate import locate
 from pipeline.store.base import Store
-from pipeline.store.disk import translate_disk_errors
+from pipeline.store.disk import temporary_folder, translate_disk_errors
 from pipeline.store.store import open_store
 
 ROOT = Path(__file__).parent.parent.parent
@@ -220,6 +220,34 @@ def test_a_full_disk_is_recognized_in_errors_of_every_library(error: Exception):
         raise OSError(errno.EIO, "Input/output error")
     with pytest.raises(KeyError), translate_disk_errors("/somewhere"):
         raise KeyError("x")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.EROFS, 2), (errno.EACCES, 2), (errno.ENOSPC, 75), (errno.EIO, 75)]
+)
+def test_no_new_folder_or_file_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+):
+    store = open_store(tmp_path / "root")
+    store.write("a", b"x")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    def make_scratch() -> None:
+        with store.scratch():
+            pass
+
+    def make_temporary() -> None:
+        with temporary_folder("manta-"):
+            pass
+
+    for name in ("mkdir", "unlink"):
+        monkeypatch.setattr(os, name, fail)
+    for call in (make_scratch, make_temporary, lambda: store.delete("a"), lambda: store.write("new/a", b"")):
+        with pytest.raises(PipelineError) as caught:
+            call()
+        assert caught.value.exit_code == code
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")

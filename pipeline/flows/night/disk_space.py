@@ -3,7 +3,6 @@
 The corpus is not read.
 """
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from pipeline.log import size
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.store.base import Store
+from pipeline.store.disk import temporary_files
 from pipeline.store.local import LocalStore
 from pipeline.text.corpus.sources import SourceFile
 
@@ -98,7 +98,7 @@ def check_disk_space(estimate: SpaceEstimate, store: Store, root: str) -> str:
             remedy = "make room (manta releases prune), or choose another release.root"
             raise ConfigError(root, _needed(needed, estimate), size(free), remedy)
         return f"{size(free)} free, about {size(needed)} needed: {estimate.sentence}"
-    folder = tempfile.gettempdir()
+    folder = temporary_files()
     free = LocalStore(folder).free_bytes() or 0
     if free < estimate.scratch:
         remedy = "make room there, or set TMPDIR to a larger disk"

@@ -1,6 +1,5 @@
 """Estimate a night from file footers, sampled texts, and a few seconds of encoding on this machine."""
 
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from pipeline.flows.workers.nodes import Node
 from pipeline.index.plan import IndexPlan, plan_extension, plan_index
 from pipeline.log import RunningStage, Stages
 from pipeline.settings import CorpusSettings, Job
+from pipeline.store.disk import temporary_folder
 from pipeline.text.corpus.chunking import row_cutter
 from pipeline.text.corpus.corpus_record import reading_digest
 from pipeline.text.corpus.docstrings import harvest_docstrings
@@ -147,11 +147,11 @@ def plan(
     from pipeline.models.inference.encoder import load_encoder
 
     nodes = planned_nodes(job.cluster, stages, verbose=verbose)
-    with tempfile.TemporaryDirectory(prefix="manta-plan-") as directory:
+    with temporary_folder("manta-plan-") as directory:
         corpus = corpus_of(job)
         if corpus.harvest is not None:
-            harvest_docstrings(directory, corpus.max_rows)
-            corpus = corpus.model_copy(update={"uri": directory, "harvest": None})
+            harvest_docstrings(str(directory), corpus.max_rows)
+            corpus = corpus.model_copy(update={"uri": str(directory), "harvest": None})
         with stages("sample"):
             files = list_files(corpus)
             check_judged_ids_in_files(job.gates, corpus, files)

@@ -1,7 +1,6 @@
 """Run the ranks of a training on Ray Train: start them together, and restart all if one is lost."""
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from pipeline.flows.workers.workers import Workers
 from pipeline.log import RunningStage, counted, listening, say
 from pipeline.settings import ClusterSettings
 from pipeline.settings.training import TrainSettings
+from pipeline.store.disk import temporary_folder
 from pipeline.text.rows.batches import RankSlice
 
 if TYPE_CHECKING:
@@ -191,8 +191,8 @@ class RankGroup:
         new = {name: value for name, value in variables.items() if name not in os.environ}
         os.environ.update(new)
         try:
-            with tempfile.TemporaryDirectory(prefix="manta-train-") as folder:
-                yield folder
+            with temporary_folder("manta-train-") as folder:
+                yield str(folder)
         finally:
             for name in new:
                 os.environ.pop(name, None)

@@ -17,6 +17,7 @@ from pipeline.errors import ConfigError
 from pipeline.flows.workers import local_ray
 from pipeline.flows.workers.address import TOKEN_SETTINGS, ClusterAddress
 from pipeline.flows.workers.local import LocalWorkers
+from pipeline.flows.workers.lost_cluster import abort_if_cluster_dies
 from pipeline.flows.workers.nodes import addable_nodes, nodes_alive
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, end_process
@@ -73,7 +74,7 @@ def connect(
         if connects_here:
             _connect_to_ray(settings, verbose)
     try:
-        with local_ray.abort_if_it_dies() if connects_here else contextlib.nullcontext():
+        with _abort_if_ray_dies(settings) if connects_here else contextlib.nullcontext():
             set_patience(settings.patience_s, settings.wait_s)
             nodes = tuple(node for _, node in nodes_alive().values())
             free_cpus = ray.available_resources().get("CPU", 0)
@@ -86,6 +87,12 @@ def connect(
     finally:
         if connects_here:
             local_ray.shut_down()
+
+
+def _abort_if_ray_dies(settings: ClusterSettings) -> contextlib.AbstractContextManager[None]:
+    """Abort this process with a message if the Ray that it is connected to ends."""
+    cluster = ClusterAddress.of(settings)
+    return local_ray.abort_if_it_dies() if cluster.is_local else abort_if_cluster_dies(cluster)
 
 
 def _ray_options(cluster: ClusterAddress, verbose: bool) -> dict[str, Any]:

@@ -26,7 +26,12 @@ class WorkerProcess:
     @classmethod
     def current(cls, node: str = "") -> "WorkerProcess":
         """Return this process."""
-        return cls(node, os.getpid(), _read_stat(os.getpid()).start_ticks)
+        return cls.of(os.getpid(), node)
+
+    @classmethod
+    def of(cls, pid: int, node: str = "") -> "WorkerProcess":
+        """Return the process with an id. Raises OSError if there is none."""
+        return cls(node, pid, _read_stat(pid).start_ticks)
 
     def runs(self) -> bool:
         """Return whether the process, which is one of this machine, has not ended."""

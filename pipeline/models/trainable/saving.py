@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from pipeline.models.trainable.soft_prompt import LearnedTemplate
 from pipeline.models.trainable.static_saving import write_static
 from pipeline.models.trainable.word_table import WordTable
 from pipeline.settings import EncoderSettings
+from pipeline.store.disk import temporary_folder
 from pipeline.text.tokens.templates import add_tokens, wrap_tokenizer
 
 _WEIGHTS = "model.safetensors"
@@ -110,8 +110,8 @@ def _create_folder(path: Path | str, write: Callable[[Path], None]) -> EncoderFo
     if target.exists():
         raise ModelError(str(target), "a new path", "an existing one", "name another, or remove it")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-        folder = Path(scratch) / target.name
+    with temporary_folder(f".{target.name}-", str(target.parent)) as scratch:
+        folder = scratch / target.name
         folder.mkdir()
         write(folder)
         # safetensors gives permissions to the owner only, but a server may run as another user

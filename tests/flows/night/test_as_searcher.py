@@ -19,6 +19,7 @@ from pipeline.flows.night.nightly import nightly
 from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
+from pipeline.index.open_apart import check_opens
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
@@ -115,6 +116,12 @@ def test_a_flipped_byte_in_any_kind_of_file_is_found(run: Run, second_night: tup
         flip(root / path)
         assert not gate.passed, kind
         assert path in gate.sentence, gate.sentence
+
+
+def test_the_release_can_be_opened_in_a_process_of_limited_memory(
+    run: Run, second_night: tuple[Job, ReleaseManifest]
+):
+    check_opens(Releases(run.store), second_night[1])
 
 
 def test_a_missing_or_truncated_file_is_found(run: Run, second_night: tuple[Job, ReleaseManifest]):
