@@ -9,13 +9,14 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from pipeline.errors import ConfigError
 from pipeline.evaluate.similarity import prepare_vectors, row_similarities, similarity_matrix
 from pipeline.evaluate.source import BLANK
+from pipeline.evaluate.task import Similarity
 
 MtebBatch = Mapping[str, Any]
 VectorMap = Callable[[np.ndarray], np.ndarray]
@@ -33,13 +34,14 @@ class TextEncoder(Protocol):
 
 
 class MtebModel:
-    """Implementation of mteb's EncoderProtocol with cosine similarity.
+    """Implementation of mteb's EncoderProtocol with the similarity of the encoder's folder.
 
     Queries get the prompt of the encoder's settings; mteb's prompts for its tasks are not used.
     """
 
     def __init__(self, encoder: TextEncoder, transform: VectorMap | None, name: str) -> None:
         self._encoder, self._transform, self._name = encoder, transform, name
+        self._similarity = cast(Similarity, getattr(encoder, "similarity", "cosine"))
 
     def encode(self, inputs: Iterable[MtebBatch], *, prompt_type: str | None = None, **_: Any) -> np.ndarray:
         """Encode the column `text` of all batches: (n, d) float32; a missing text is read as a blank."""
@@ -48,13 +50,15 @@ class MtebModel:
         return vectors if self._transform is None else np.asarray(self._transform(vectors), np.float32)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Return the cosines of all rows as a tensor (n, m); a single vector counts as one row."""
-        left, right = (prepare_vectors("cosine", _matrix(side)) for side in (embeddings1, embeddings2))
-        return _tensor(similarity_matrix("cosine", left, right))
+        """Return the similarities of all rows as a tensor (n, m); a single vector counts as one row."""
+        left, right = (
+            prepare_vectors(self._similarity, _matrix(side)) for side in (embeddings1, embeddings2)
+        )
+        return _tensor(similarity_matrix(self._similarity, left, right))
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Return the cosines of paired rows as a tensor (n,)."""
-        return _tensor(row_similarities("cosine", _matrix(embeddings1), _matrix(embeddings2)))
+        """Return the similarities of paired rows as a tensor (n,)."""
+        return _tensor(row_similarities(self._similarity, _matrix(embeddings1), _matrix(embeddings2)))
 
     @cached_property
     def mteb_model_meta(self) -> Any:
@@ -69,7 +73,7 @@ class MtebModel:
                 "max_tokens": self._encoder.max_length,
                 "embed_dim": int(getattr(self._transform, "k", self._encoder.dim)),
                 "framework": ["PyTorch"],
-                "similarity_fn_name": "cosine",
+                "similarity_fn_name": self._similarity,
             }
         )
 

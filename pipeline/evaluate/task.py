@@ -117,7 +117,7 @@ class EvaluationTask(ABC):
     @property
     def similarity(self) -> Similarity:
         """Similarity measure of two vectors."""
-        return self.settings.similarity
+        return self.settings.similarity or "cosine"
 
     @abstractmethod
     def sentences(self) -> Sequence[str]:

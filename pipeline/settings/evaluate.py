@@ -228,9 +228,9 @@ class EvaluateSettings(Settings):
     """encoder paths, release:current, ROOT#7, or mappings with name, encoder, transform, fit, release, root,
     or tfidf ({} is the job's encoder); none: the job's encoder. Each further candidate is compared
     with the first one, with intervals of the differences"""
-    similarity: Literal["cosine", "angular", "euclidean", "manhattan", "dot"] = "cosine"
-    """similarity of two sentences: angular as in Cer et al. 2018 (USE); euclidean and manhattan are minus the
-    distance (L2 and L1)"""
+    similarity: Literal["cosine", "angular", "euclidean", "manhattan", "dot"] | None = None
+    """similarity of two sentences; null: similarity_fn_name of the encoder's folder, else cosine. angular is
+    that of Cer et al. 2018 (USE); euclidean and manhattan are minus the distance (L2 and L1)"""
     aggregation: Literal["all", "mean", "wmean"] = "all"
     """score of a task with subsets. all: one correlation over all pairs; mean: the mean over the subsets;
     wmean: their mean weighted by number of pairs"""

@@ -125,6 +125,15 @@ def test_similarities_are_cosines():
     np.testing.assert_allclose(model.similarity_pairwise(x, y), [0, 1], atol=1e-6)
 
 
+def test_similarities_are_those_of_the_encoders_folder():
+    values = {"dim": 2, "space_id": "", "max_length": 8, "similarity": "dot"}
+    model = mteb_model(type("Any", (), values)())
+    x, y = np.array([[1, 0], [1, 1]], np.float32), np.array([[0, 2], [3, 3]], np.float32)
+    np.testing.assert_allclose(model.similarity(x, y), x @ y.T)
+    np.testing.assert_allclose(model.similarity_pairwise(x, y), [0, 6])
+    assert model.mteb_model_meta.similarity_fn_name.value == "dot"
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, minilm):
     monkeypatch.setitem(sys.modules, "mteb", None)
     with pytest.raises(ConfigError, match="manta-embeddings\\[bench\\]"):

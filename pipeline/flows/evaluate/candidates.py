@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -50,6 +50,8 @@ class ResolvedCandidate:
     root: str | None = None
     bytes: int = 0
     """size of the encoder's files"""
+    similarity: Similarity = "cosine"
+    """similarity that the encoder's folder names"""
     tfidf: TfIdf | None = None
     """the counts of TF-IDF, which makes sparse vectors in place of an encoder; `encoder.path` names their
     corpus"""
@@ -127,6 +129,7 @@ def _without_transform(name: str, encoder: EncoderSettings, folder: EncoderFolde
         folder.space_id,
         folder.dim,
         bytes=sum(folder.file(each).stat().st_size for each in folder.files),
+        similarity=cast(Similarity, folder.similarity),
     )
 
 
@@ -185,6 +188,20 @@ def _with_fit(raw: ResolvedCandidate, settings: CandidateSettings, job: Job) -> 
         fit=settings.fit.model_copy(update={"whiten": whiten}),
         transform_name=f"{whiten.transform}, fitted for each task on {on}",
     )
+
+
+def similarity_of(candidates: Sequence[ResolvedCandidate]) -> Similarity:
+    """Return the similarity that the folders of all candidates name. Raises ConfigError if they differ."""
+    first, *others = candidates
+    for other in others:
+        if other.similarity != first.similarity:
+            raise ConfigError(
+                "evaluate.similarity",
+                "one similarity for all candidates",
+                f"{first.similarity} for {first.name}, {other.similarity} for {other.name}",
+                "set it to one of them",
+            )
+    return first.similarity
 
 
 def check_sparse(

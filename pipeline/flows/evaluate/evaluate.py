@@ -10,7 +10,12 @@ from pipeline.config import Settings, digest_of, to_yaml
 from pipeline.errors import ConfigError
 from pipeline.evaluate.mask_words import MaskWordsReport
 from pipeline.evaluate.tasks import MissingTask, Selection, select_tasks
-from pipeline.flows.evaluate.candidates import ResolvedCandidate, check_sparse, resolve_candidates
+from pipeline.flows.evaluate.candidates import (
+    ResolvedCandidate,
+    check_sparse,
+    resolve_candidates,
+    similarity_of,
+)
 from pipeline.flows.evaluate.disagreements import disagreements
 from pipeline.flows.evaluate.geometry import check_hidden_states, measure_geometry
 from pipeline.flows.evaluate.mask_words import read_mask_words
@@ -107,10 +112,13 @@ def evaluate(
         ConfigError, DataError, ModelError, SpaceMismatch: as in `resolve_candidates` and `select_tasks`.
     """
     store = open_store(f"{open_store(job.evaluate.root or job.release.root).uri}/evaluations")
-    candidates, selected = resolve_candidates(job, store), select_tasks(job.evaluate)
+    candidates = resolve_candidates(job, store)
+    similarity = job.evaluate.similarity or similarity_of(candidates)
+    job = job.model_copy(update={"evaluate": job.evaluate.model_copy(update={"similarity": similarity})})
+    selected = select_tasks(job.evaluate)
     if selected.missing:
         say(f"missing tasks, listed at the end: {len(selected.missing)}")
-    check_sparse(candidates, selected.tasks, job.evaluate.similarity, analyses=geometry or mask_words)
+    check_sparse(candidates, selected.tasks, similarity, analyses=geometry or mask_words)
     if geometry:
         check_hidden_states(candidates)
     work = EvaluationWork.read(job, store, stages, selected.tasks, candidates)

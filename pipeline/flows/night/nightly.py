@@ -69,7 +69,10 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         releases.commits.next_number()  # a damaged sequence shows before any work
         previous = load_previous(releases)
         record_current(releases, previous.release)
-        encoder = encoder_copy_path(open_folder(job.encoder))  # an unusable encoder shows before any work
+        folder = open_folder(job.encoder)  # an unusable encoder shows before any work
+        encoder = encoder_copy_path(folder)
+        for sentence in folder.ranking_warnings:
+            say(f"warning: {sentence}")
         harvest_corpus(job, stages)
         damage = find_damage(store, previous, stages, by_content=verify)
         if damage is not None:

@@ -119,7 +119,7 @@ class _Checks:
         check_store(store, creates_once=needs_create)
         return f"{store.uri}: write, {'create once, ' if needs_create else ''}delete"
 
-    def encoder(self) -> str:
+    def encoder(self) -> Check:
         """Check that the encoder loads and encodes."""
         from pipeline.models.inference.encoder import load_encoder
 
@@ -129,7 +129,10 @@ class _Checks:
         name = str(folder.path)
         if folder.family == "words":
             name = f"{self.job.encoder.path}: {folder.config['vocab_size']:,} words"
-        return f"{name}: {encoder.dim} dimensions, {encoder.max_length} tokens, space {encoder.space_id[:16]}"
+        found = (
+            f"{name}: {encoder.dim} dimensions, {encoder.max_length} tokens, space {encoder.space_id[:16]}"
+        )
+        return Check("encoder", found, warnings=folder.ranking_warnings)
 
     def index(self) -> str:
         """Check that the index can be made of the encoder's vectors."""

@@ -75,6 +75,8 @@ class EncoderFolder:
     """weights of the pooling ngrams, relative to `path`; None for other poolings, or if there are none"""
     ends_sentences: bool = False
     """a text without final punctuation gets a full stop"""
+    similarity: str = "cosine"
+    """similarity by which the folder's vectors are to be compared: cosine, dot, euclidean or manhattan"""
     parts: tuple["EncoderFolder", ...] = ()
     """encoders whose vectors are concatenated; empty for a single encoder. All of them read texts alike"""
     space_id: str = ""
@@ -139,6 +141,17 @@ class EncoderFolder:
     def normalize(self) -> bool:
         """True if the vectors have length one."""
         return self.tail[-1:] == (Normalization(),)
+
+    @property
+    def ranking_warnings(self) -> tuple[str, ...]:
+        """Sentences about a ranking that differs from the cosine's, by which searches rank."""
+        is_cosine = self.similarity == "cosine" or (self.normalize and self.similarity != "manhattan")
+        if is_cosine:
+            return ()
+        return (
+            f"{self.path}: similarity_fn_name is {self.similarity}, but searches rank by cosine, which gives "
+            "other results; use an encoder trained for cosine similarity",
+        )
 
     def file(self, relative: str) -> Path:
         """Return the path of one of `files`. Word counts may be outside the folder; a copy includes them."""

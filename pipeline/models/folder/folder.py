@@ -28,7 +28,7 @@ from pipeline.models.folder.modules import (
     read_json,
 )
 from pipeline.models.folder.pretrained import check_code
-from pipeline.models.folder.reading import NO_LIMIT, prompts_of, truncation_side
+from pipeline.models.folder.reading import NO_LIMIT, prompts_of, similarity_of, truncation_side
 from pipeline.models.folder.static_embedding import open_static, plain_model2vec
 from pipeline.models.folder.tail import tail_of
 from pipeline.models.folder.transformer_settings import read_transformer_settings
@@ -114,6 +114,7 @@ def _open_layers(
         lower=bool(st_config.get("do_lower_case")),
         truncation_side=truncation_side(transformer_path),
         template=settings.template,
+        similarity=similarity_of(path),
         ends_sentences=settings.ensure_final_punctuation or bool(st_config.get(ENDS_SENTENCES)),
         dim=0,  # with_identity fills in dim and files
         weights=weights_of(path, transformer),

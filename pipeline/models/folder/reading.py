@@ -15,6 +15,7 @@ from pipeline.text.tokens.tokens import Side
 
 NO_LIMIT = 1_000_000  # tokens; files of tokenizers without a limit have 1e30
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order of sentence-transformers
+_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # of sentence-transformers
 _TRUNCATION = re.compile(rb'"truncation":\s*(\{[^{}]*\})')
 _HEAD_BYTES = 2_048  # of tokenizer.json, in which `truncation` comes second
 
@@ -47,6 +48,20 @@ def prompts_of(settings: EncoderSettings, path: Path) -> tuple[str, str]:
     if settings.prompt is not None:
         prompt = query_prompt = settings.prompt
     return prompt, query_prompt if settings.query_prompt is None else settings.query_prompt
+
+
+def similarity_of(path: Path) -> str:
+    """Return the similarity by which the folder's vectors are to be compared, cosine if it names none."""
+    file = path / "config_sentence_transformers.json"
+    similarity = read_json(file).get("similarity_fn_name") or "cosine"
+    if similarity not in _SIMILARITIES:
+        raise ModelError(
+            str(file),
+            f"similarity_fn_name among {', '.join(_SIMILARITIES)}",
+            repr(similarity),
+            "restore the file",
+        )
+    return str(similarity)
 
 
 def truncation_side(folder: Path) -> Side:

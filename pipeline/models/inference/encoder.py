@@ -46,6 +46,7 @@ class Encoder:
     ) -> None:
         self.folder, self.name = folder, name or str(folder.path)
         self.dim, self.space_id, self.max_length = folder.dim, folder.space_id, folder.max_length
+        self.similarity = folder.similarity
         self.counters = Counters()
         longest = 0 if folder.holds_any_text else folder.max_length
         self.arithmetic = arithmetic_of(encode, device, longest)
