@@ -17,7 +17,7 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.post import Transform, load_transform
 from pipeline.post.chain import check_transform, name_of
-from pipeline.settings import CandidateSettings, EncoderSettings, FitSettings, Job
+from pipeline.settings import CandidateSettings, EncoderSettings, EvaluateSettings, FitSettings, Job
 from pipeline.settings.evaluate import TARGET
 from pipeline.settings.training import PairSettings
 from pipeline.store.base import Store
@@ -190,8 +190,14 @@ def _with_fit(raw: ResolvedCandidate, settings: CandidateSettings, job: Job) -> 
     )
 
 
-def similarity_of(candidates: Sequence[ResolvedCandidate]) -> Similarity:
-    """Return the similarity that the folders of all candidates name. Raises ConfigError if they differ."""
+def with_similarity(settings: EvaluateSettings, candidates: Sequence[ResolvedCandidate]) -> EvaluateSettings:
+    """Set the similarity, if it is null, to the one that the folders of all candidates name.
+
+    Raises:
+        ConfigError: they name different ones.
+    """
+    if settings.similarity is not None:
+        return settings
     first, *others = candidates
     for other in others:
         if other.similarity != first.similarity:
@@ -201,13 +207,13 @@ def similarity_of(candidates: Sequence[ResolvedCandidate]) -> Similarity:
                 f"{first.similarity} for {first.name}, {other.similarity} for {other.name}",
                 "set it to one of them",
             )
-    return first.similarity
+    return settings.model_copy(update={"similarity": first.similarity})
 
 
 def check_sparse(
     candidates: Sequence[ResolvedCandidate],
     tasks: Sequence[EvaluationTask],
-    similarity: Similarity,
+    similarity: Similarity | None,
     *,
     analyses: bool,
 ) -> None:
@@ -216,11 +222,11 @@ def check_sparse(
     Args:
         candidates: the candidates.
         tasks: the tasks to score them on.
-        similarity: similarity of two vectors.
+        similarity: similarity of two vectors; None: that of the candidates, cosine for sparse ones.
         analyses: the vectors are to be analysed beyond tasks, as by --geometry.
     """
     found = [f"the {task.kind} task {task.name}" for task in tasks if not task.accepts_sparse]
-    if similarity != "cosine":
+    if similarity not in (None, "cosine"):
         found.append(f"evaluate.similarity={similarity}")
     if analyses:
         found.append("--geometry or --mask-words")

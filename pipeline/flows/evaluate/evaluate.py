@@ -14,7 +14,7 @@ from pipeline.flows.evaluate.candidates import (
     ResolvedCandidate,
     check_sparse,
     resolve_candidates,
-    similarity_of,
+    with_similarity,
 )
 from pipeline.flows.evaluate.disagreements import disagreements
 from pipeline.flows.evaluate.geometry import check_hidden_states, measure_geometry
@@ -113,14 +113,11 @@ def evaluate(
     """
     store = open_store(f"{open_store(job.evaluate.root or job.release.root).uri}/evaluations")
     candidates = resolve_candidates(job, store)
-    similarity = job.evaluate.similarity or similarity_of(candidates)
-    job = job.model_copy(update={"evaluate": job.evaluate.model_copy(update={"similarity": similarity})})
-    selected = select_tasks(job.evaluate)
+    selected = select_tasks(with_similarity(job.evaluate, candidates))
     if selected.missing:
         say(f"missing tasks, listed at the end: {len(selected.missing)}")
-    check_sparse(candidates, selected.tasks, similarity, analyses=geometry or mask_words)
-    if geometry:
-        check_hidden_states(candidates)
+    check_sparse(candidates, selected.tasks, job.evaluate.similarity, analyses=geometry or mask_words)
+    check_hidden_states(candidates if geometry else ())
     work = EvaluationWork.read(job, store, stages, selected.tasks, candidates)
     sampled = (geometry + mask_words) * job.evaluate.geometry.sentences * len(work.vectors)
     with (
