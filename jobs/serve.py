@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 TOKEN = "MANTA_SERVE_TOKEN"
 """environment variable with the token that requests must carry"""
-_SHUTDOWN_S = 5  # time for open requests to end after SIGTERM
 
 
 @dataclass(frozen=True)
@@ -115,6 +114,8 @@ def _run(app: "FastAPI", listener: socket.socket, when_it_listens: Callable[[], 
     """Serve an application until SIGTERM or Ctrl-C; open requests are answered first."""
     import uvicorn
 
+    from pipeline.serve.connections import server_config
+
     class Server(uvicorn.Server):
         """A server that says when it listens."""
 
@@ -126,9 +127,8 @@ def _run(app: "FastAPI", listener: socket.socket, when_it_listens: Callable[[], 
                 raise _not_free(host, port, error) from None
             when_it_listens()
 
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S)
     with contextlib.suppress(KeyboardInterrupt):
-        Server(config).run(sockets=[listener])
+        Server(server_config(app)).run(sockets=[listener])
 
 
 def _token() -> str:

@@ -29,6 +29,8 @@ _OTHER_SITE = (
     b'{"error":"CrossSite","message":"without a token, this service answers no request that a page of '
     b'another site makes a browser send: open its address directly"}'
 )
+_MAX_BODIES = 8  # of the largest size, at the same time
+_TOO_MANY = "too many large bodies are received at the same time: send them again later"
 _TOO_LARGE = "the body is too large: send fewer queries at a time"
 
 
@@ -97,10 +99,13 @@ class LoopbackOnly:
 
 
 class BodyLimit:
-    """Answers 413 to requests whose body is too large, before it is read."""
+    """Answers 413 to requests whose body is too large, before it is read.
+
+    While the bodies of all requests that are being received take too much memory, further ones get 503.
+    """
 
     def __init__(self, app: AsgiApp, limit: int) -> None:
-        self._app, self._limit = app, limit
+        self._app, self._limit, self._held = app, limit, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -114,11 +119,17 @@ class BodyLimit:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
+            self._held += len(message.get("body", b""))
             if size > self._limit:  # a body without a declared length
                 raise HTTPException(413, _TOO_LARGE)
+            if self._held > _MAX_BODIES * self._limit:
+                raise HTTPException(503, _TOO_MANY, {"Retry-After": "1"})
             return message
 
-        await self._app(scope, receive_limited, send)
+        try:
+            await self._app(scope, receive_limited, send)
+        finally:
+            self._held -= size
 
 
 def _host_of(scope: Scope, header: bytes) -> str:

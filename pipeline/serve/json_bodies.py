@@ -1,7 +1,8 @@
 """Bodies of requests, parsed by pydantic's parser instead of Python's.
 
 Parsing holds Python's global lock, so other requests wait for it, in whatever thread it runs. Pydantic's
-parser takes a sixth of the time.
+parser takes a sixth of the time. It makes an object for each value before any of them is checked, so values
+are counted first, by NumPy, which releases the lock.
 """
 
 import codecs
@@ -10,10 +11,17 @@ import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import Request, Response
+import numpy as np
+from fastapi import HTTPException, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
+from pipeline.serve.messages import MAX_QUERIES
+
+_SMALL = 1 << 17  # bytes; any body of this size is parsed within about 20 ms
+_MOST = {"{": 1, "[": 1 + MAX_QUERIES, ",": MAX_QUERIES << 13}
+"""largest numbers of objects, lists and commas outside of strings: 256 vectors of 8,192 components"""
 _PLACE = re.compile(r"at line (\d+) column (\d+)$")
 
 
@@ -21,12 +29,34 @@ class JsonRequest(Request):
     """A request whose JSON is parsed by pydantic's parser."""
 
     async def json(self) -> Any:
-        """Parse the body. Raises JSONDecodeError, which FastAPI answers with 422, if it is not JSON."""
+        """Parse the body.
+
+        Raises:
+            JSONDecodeError: it is not JSON; FastAPI answers with 422.
+            HTTPException: it has more values than any search.
+        """
         body = (await self.body()).removeprefix(codecs.BOM_UTF8)
+        if len(body) > _SMALL and not await run_in_threadpool(_has_few_values, body):
+            raise HTTPException(
+                413, "the body has more values than a search can have: send fewer queries at a time"
+            )
         try:
             return from_json(body)
         except ValueError as error:
             raise json.JSONDecodeError(str(error), "", _position(body, str(error))) from None
+
+
+def _has_few_values(body: bytes) -> bool:
+    """Return whether a body has at most `_MOST` objects, lists and commas outside of strings."""
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(
+            b'\\"', b""
+        )  # so that only quotes that delimit strings remain
+    characters = np.frombuffer(body, np.uint8)
+    in_string = np.bitwise_xor.accumulate(characters == ord('"'))
+    return all(
+        np.count_nonzero((characters == ord(sign)) & ~in_string) <= most for sign, most in _MOST.items()
+    )
 
 
 def _position(body: bytes, message: str) -> int:

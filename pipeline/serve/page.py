@@ -14,9 +14,9 @@ from pipeline.charts.plane import PlanePoint, group_numbers, plane_chart
 from pipeline.errors import PipelineError
 from pipeline.index.search import OpenRelease
 from pipeline.index.texts import MissingTexts
-from pipeline.log import say
 from pipeline.report.explore import ExplorePage, MapPage, Question, render, render_map, render_map_wait
 from pipeline.serve.batches import Batches, Found, IsGone, Search
+from pipeline.serve.connections import say_seldom
 from pipeline.serve.follow import Follower
 from pipeline.serve.messages import MAX_CHARACTERS
 from pipeline.serve.problems import status_of
@@ -63,7 +63,7 @@ def _add_search_page(app: FastAPI, release: OpenRelease, batches: Batches, follo
         except PipelineError as error:
             problem, status = str(error), status_of(error)
             if status >= 500:
-                say(f"GET /: {error}")
+                say_seldom(f"GET /: {error}", type(error).__name__)
         shown = ExplorePage(
             **_page(opened, question, follower),
             answers=answers,

@@ -9,8 +9,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from pipeline.errors import ConfigError, PipelineError, QueryError, SpaceMismatch
-from pipeline.log import say
 from pipeline.serve.batches import ClientGone
+from pipeline.serve.connections import say_seldom
 
 CLIENT_GONE = 499
 """status of requests whose client has gone, as nginx counts them"""
@@ -41,7 +41,7 @@ async def _explain(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, PipelineError)
     status = status_of(error)
     if status >= 500:
-        say(f"{request.method} {request.url.path}: {error}")
+        say_seldom(f"{request.method} {request.url.path}: {error}", type(error).__name__)
     body = {"error": type(error).__name__, "message": str(error)}
     return JSONResponse(body, status, {"Retry-After": "1"} if status == 503 else None)
 

@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 
 from pipeline.index.search import open_release
+from pipeline.serve.connections import Limits, server_config
 from pipeline.serve.service import ServiceOptions, make_app
 
 
@@ -55,10 +56,12 @@ class Client:
 
 
 @contextlib.contextmanager
-def serving(uri: str, options: ServiceOptions = ServiceOptions(), **headers: str) -> Iterator[Client]:
+def serving(
+    uri: str, options: ServiceOptions = ServiceOptions(), limits: Limits | None = None, **headers: str
+) -> Iterator[Client]:
     """Serve a root while the block runs."""
     app = make_app(open_release(uri), options)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=5))
+    server = uvicorn.Server(server_config(app, limits, port=0))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 30

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from fastapi import HTTPException
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,3 +54,27 @@ def test_the_error_has_the_position_of_pythons_parser(body: bytes):
 def test_other_bodies_are_refused(body: bytes):
     with pytest.raises(json.JSONDecodeError):
         parsed(body)
+
+
+PADDING = " " * (1 << 17)  # bodies of this size are looked through before they are parsed
+
+
+@pytest.mark.parametrize("unit", ["{}", "[]", "[[]]", '{"a":0}', '"",[]', r'"\"[\\",[]'])
+def test_a_large_body_with_more_values_than_a_search_has_is_not_parsed(unit: str):
+    body = f'{PADDING}{{"queries": [{",".join([unit] * 300)}]}}'.encode()
+    with pytest.raises(HTTPException) as refused:
+        parsed(body)
+    assert refused.value.status_code == 413
+
+
+def test_too_many_numbers_are_not_parsed_and_those_of_large_vectors_are():
+    rows = [[1] * 4_096] * 256
+    assert parsed(json.dumps({"vectors": rows}).encode()) == {"vectors": rows}
+    with pytest.raises(HTTPException):
+        parsed(b'{"vectors": [[' + b"0," * (1 << 22) + b"0]]}")
+
+
+@pytest.mark.parametrize("sign", ["{", "[", ",", '"', "\\", '\\"', '\\\\"[', "\n"])
+def test_signs_within_the_strings_of_a_large_body_are_not_counted(sign: str):
+    body = {"queries": [sign * 5_000, PADDING, sign * 5_000]}
+    assert parsed(json.dumps(body).encode()) == body
