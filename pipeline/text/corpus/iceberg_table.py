@@ -1,7 +1,9 @@
 """List the live data files of an Iceberg table, with the library pyiceberg."""
 
+import contextlib
 import re
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -41,9 +43,10 @@ def list_iceberg_files(uri: str, names: Iterable[str], snapshot: int | datetime 
 
     try:
         with storage_errors(uri, ""):
-            table = _open(uri, names)
-            scan = table.scan(snapshot_id=_find_snapshot(uri, table, snapshot))
-            tasks = sorted(scan.plan_files(), key=lambda task: task.file.file_path)
+            with _reading_metadata():
+                table = _open(uri, names)
+                scan = table.scan(snapshot_id=_find_snapshot(uri, table, snapshot))
+                tasks = sorted(scan.plan_files(), key=lambda task: task.file.file_path)
             _check_formats(tasks)
             return Listing("", _data_files(table, scan, tasks))
     except (ValueError, ValidationError, NotImplementedError) as error:
@@ -52,6 +55,17 @@ def list_iceberg_files(uri: str, names: Iterable[str], snapshot: int | datetime 
             raise DataError(uri, "a readable Iceberg table", found, "check its metadata") from error
         remedy = "rewrite its data files with the engine that writes it, so that no equality deletes are left"
         raise DataError(uri, "an Iceberg table with position deletes only", found, remedy) from error
+
+
+@contextlib.contextmanager
+def _reading_metadata() -> Iterator[None]:
+    """Turn the errors that the library raises for damaged metadata into ValueError."""
+    from pyiceberg.exceptions import ResolveError
+
+    try:
+        yield
+    except (LookupError, TypeError, EOFError, SystemError, ResolveError, zlib.error) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def _check_formats(tasks: Sequence[Any]) -> None:

@@ -1,20 +1,28 @@
 """Nights over Iceberg tables. Their rows are those that pyiceberg reads."""
 
+import bz2
+import contextlib
+import gzip
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
+import zlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 from pyiceberg.types import StringType
 
 from pipeline.errors import DataError
 from pipeline.store.units import Changes
+from pipeline.text.corpus import iceberg_io
+from pipeline.text.corpus.iceberg_io import StoredInput
 from pipeline.text.corpus.sources import list_files
 from tests.text.corpus.editing import addresses
 from tests.text.corpus.lake_tables import delete_by_equality, delete_by_positions, delete_by_puffin, rows
@@ -189,6 +197,8 @@ import sys
 from pipeline.errors import PipelineError
 from pipeline.settings import CorpusSettings
 from pipeline.text.corpus.reader import survey_files
+from pipeline.text.corpus import iceberg_io
+from pipeline.text.corpus.iceberg_io import StoredInput
 from pipeline.text.corpus.sources import list_files
 corpus = CorpusSettings(uri=sys.argv[1])
 try:
@@ -242,3 +252,63 @@ def test_a_table_in_an_object_store_is_read_through_the_project(tmp_path, s3):
     assert nights.checked().changes == Changes(new=6)
     nights.table.delete("id = 2")
     assert nights.checked().changes == Changes(deleted=1, unchanged=5)
+
+
+UNPACKED = 5 << 20  # more than metadata may have in these tests
+
+
+def bomb(codec: str) -> bytes:
+    """Return a block of an Avro file that is unpacked to UNPACKED bytes."""
+    if codec == "deflate":
+        return zlib.compress(bytes(UNPACKED), 9)[2:-4]
+    if codec == "bzip2":
+        return bz2.compress(bytes(UNPACKED))
+    if codec == "zstandard":
+        return zstandard.ZstdCompressor().compress(bytes(UNPACKED))
+    return bytes([UNPACKED >> shift & 127 | 128 for shift in (0, 7, 14)] + [UNPACKED >> 21])  # the size first
+
+
+@pytest.mark.parametrize("codec", ["deflate", "bzip2", "zstandard", "snappy"])
+def test_a_manifest_that_is_unpacked_to_too_much_is_refused_before(tmp_path, codec, monkeypatch):
+    monkeypatch.setattr(iceberg_io, "_MAX_UNPACKED", 4 << 20)
+    content = bomb(codec)
+    header = (
+        b"Obj\x01" + bytes([2, 20]) + b"avro.codec" + bytes([2 * len(codec)]) + codec.encode() + bytes(17)
+    )
+    block, size = bytes([2]), len(content) << 1
+    while size > 127:
+        block, size = block + bytes([size & 127 | 128]), size >> 7
+    path = tmp_path / "m0.avro"
+    path.write_bytes(header + block + bytes([size]) + content + bytes(16))
+    with pytest.raises(DataError, match="at most 4 MiB, unpacked"):
+        StoredInput(str(path)).open()
+
+
+def test_metadata_that_is_unpacked_to_too_much_is_refused_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(iceberg_io, "_MAX_UNPACKED", 4 << 20)
+    nights = IcebergNights(tmp_path, rows(range(4)))
+    (latest,) = Path(nights.root, "metadata").glob("00001-*.metadata.json")
+    name = latest.name.replace("00001-", "00002-").replace(".metadata", ".gz.metadata")
+    packed = gzip.compress(latest.read_bytes().rstrip()[:-1] + b" " * UNPACKED + b"}")
+    assert len(packed) < 1 << 16
+    latest.with_name(name).write_bytes(packed)
+    with pytest.raises(DataError, match="at most 4 MiB, unpacked"):
+        nights.night()
+
+
+@pytest.mark.parametrize("suffix", [".json", "m0.avro", "snap-*.avro"])
+def test_damaged_metadata_is_an_error_that_names_the_table(tmp_path, suffix):
+    nights = IcebergNights(tmp_path, rows(range(4)))
+    path = max(Path(nights.root, "metadata").glob(f"*{suffix}"))
+    content = path.read_bytes()
+    for stop in range(0, len(content) - 1, len(content) // 20):
+        path.write_bytes(content[:stop])
+        with pytest.raises(DataError):
+            list_files(nights.corpus)
+    draw = random.Random(0)
+    for _ in range(60):
+        damaged = bytearray(content)
+        damaged[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        with contextlib.suppress(DataError):  # or it is read, if the byte says nothing
+            list_files(nights.corpus)
