@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,20 @@ from pipeline.errors import ConfigError, DataError, TransientError
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNREACHABLE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # the server of a network file system is gone
 _NOT_WRITABLE = (PermissionError, NotADirectoryError, FileExistsError)  # or a file where a folder is needed
+
+
+def regular_file(path: str | Path) -> str:
+    """Return the path of a file that can be opened: opening a pipe would wait for ever.
+
+    Raises:
+        OSError: the path does not lead to a regular file.
+    """
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "a pipe, a device or a socket, and not a regular file", str(path))
+    return str(path)
 
 
 @contextlib.contextmanager

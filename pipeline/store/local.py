@@ -21,6 +21,7 @@ from pipeline.store.base import (
     normal_path,
 )
 from pipeline.store.disk import (
+    regular_file,
     remove,
     temporary_folder,
     translate_disk_errors,
@@ -45,7 +46,7 @@ class LocalStore(Store):
 
     def read(self, path: str) -> bytes:
         with translate_read_errors(self.uri):
-            return self._absolute(path).read_bytes()
+            return Path(regular_file(self._absolute(path))).read_bytes()
 
     def write(self, path: str, data: bytes) -> None:
         with self._temporary(self._absolute(path), replace=True) as temporary:
@@ -67,7 +68,8 @@ class LocalStore(Store):
 
     def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
         with translate_read_errors(self.uri):
-            file = check_sha256(self._absolute(path), sha256, self.uri_of(path))
+            file = Path(regular_file(self._absolute(path)))
+            check_sha256(file, sha256, self.uri_of(path))
             return pa.memory_map(str(file)) if file.stat().st_size else pa.OSFile(str(file))
 
     def local(self, path: str, sha256: str | None = None) -> Path:

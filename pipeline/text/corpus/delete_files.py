@@ -18,6 +18,7 @@ from pipeline.text.corpus.storage_errors import storage_errors
 from pipeline.text.corpus.table_file import DeleteFile
 
 _NO_ROWS = np.zeros(0, np.int64)
+_MAX_BITMAPS = 16  # of a deletion vector: a Parquet file has less than 2^36 rows
 _MAX_CACHED_ROWS = 1 << 20  # of a file of positions: 8 MiB of numbers
 
 
@@ -110,14 +111,24 @@ def _vectors(file: Any, location: str) -> list[Any]:
     file.footer = file.footer.model_copy(update={"blobs": wanted})
     try:
         for blob in wanted:
-            _check_sum(file.get_blob_payload(blob))
+            _check_vector(file.get_blob_payload(blob))
     except ZstdError as error:
         raise ValueError(str(error)) from error
     return deletion_vectors_from_puffin_file(file)
 
 
-def _check_sum(blob: bytes) -> None:
-    """Raise ValueError unless a blob has the checksum in its last bytes: its length and vector precede it."""
+def _check_vector(blob: bytes) -> None:
+    """Raise ValueError unless a blob has its checksum, and few bitmaps: the library makes all up to the last.
+
+    Its length and vector precede the checksum. Each bitmap has the numbers of 2^32 rows.
+    """
+    from pyroaring import BitMap
+
     stop = 4 + int.from_bytes(blob[:4], "big")
     if len(blob) != stop + 4 or zlib.crc32(blob[4:stop]) != int.from_bytes(blob[stop:], "big"):
         raise ValueError("a deletion vector without the checksum that it was written with")
+    start = 16
+    for _ in range(int.from_bytes(blob[8:16], "little")):
+        if (key := int.from_bytes(blob[start : start + 4], "little")) >= _MAX_BITMAPS:
+            raise ValueError(f"a deletion vector of row {key << 32:,}")
+        start += 4 + len(BitMap.deserialize(blob[start + 4 : stop]).serialize())

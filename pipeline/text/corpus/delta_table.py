@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -28,6 +29,7 @@ _FEATURES = {
     "variantType",
     "variantType-preview",
 }
+_OTHER_VERSION = "check corpus.uri and corpus.snapshot: the log may have no such version; null is the latest"
 _MAPPING = "delta.columnMapping."
 
 
@@ -51,7 +53,7 @@ def list_delta_files(uri: str, snapshot: int | datetime | None) -> Listing:
             "write the current rows to a table without them",
         )
     read, columns = TableSnapshot(format="Delta", id=table.version()), _columns(table, features)
-    deleted = dict(_deleted_rows(table)) if "deletionVectors" in features else {}
+    deleted = _deleted_rows(uri, table) if "deletionVectors" in features else {}
     files = [
         FoundFile(
             path=unquote(add["path"]),
@@ -81,6 +83,7 @@ def _open(uri: str, snapshot: int | datetime | None) -> Any:
     from deltalake.exceptions import DeltaError
 
     version = snapshot if isinstance(snapshot, int) else None
+    _check_log(local_path(uri))
     try:
         table = DeltaTable(local_path(uri) or uri, version, _storage_options())
         if isinstance(snapshot, datetime):
@@ -89,6 +92,14 @@ def _open(uri: str, snapshot: int | datetime | None) -> Any:
     except (DeltaError, OSError, ValueError) as error:
         raise _explained(uri, error) from error
     return table
+
+
+def _check_log(root: str | None) -> None:
+    """Raise DataError if the log of a local table has a pipe or the like: the library would wait for it."""
+    folder = Path(root or "", "_delta_log")
+    for entry in os.scandir(folder) if root and folder.is_dir() else ():
+        if not (entry.is_file() or entry.is_dir()):
+            raise DataError(entry.path, "a regular file", "a pipe, a device or a socket", "remove it")
 
 
 def _check_time(uri: str, version: int, snapshot: datetime) -> None:
@@ -106,12 +117,11 @@ def _check_time(uri: str, version: int, snapshot: datetime) -> None:
         )
 
 
-def _explained(uri: str, error: Exception) -> PipelineError:
+def _explained(uri: str, error: Exception, remedy: str = _OTHER_VERSION) -> PipelineError:
     """Return the project's error for an error of the library."""
     found = next(iter(str(error).splitlines()), type(error).__name__)  # a stack trace may follow
     if "error sending request" in found or isinstance(error, TimeoutError | ConnectionError):
         return TransientError(uri, "an answer of the storage", found, "run again")
-    remedy = "check corpus.uri, and corpus.snapshot: the log may have no such version, and null is the latest"
     return DataError(uri, "a readable Delta table", found, remedy)
 
 
@@ -159,12 +169,19 @@ def _added_files(table: Any) -> Iterator[tuple[dict[str, Any], dict[str, pa.Scal
         yield add, {name: column[row] for name, column in zip(names, values, strict=True)}
 
 
-def _deleted_rows(table: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (path, deleted rows) of each data file with a deletion vector."""
-    for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
-        for location, kept in zip(batch["filepath"].to_pylist(), batch["selection_vector"], strict=True):
-            path = unquote(location.removeprefix(table.table_uri))
-            yield path, np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+def _deleted_rows(uri: str, table: Any) -> dict[str, np.ndarray]:
+    """Return the deleted rows of each data file with a deletion vector, by its path."""
+    from deltalake.exceptions import DeltaError
+
+    deleted = {}
+    try:
+        for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
+            for location, kept in zip(batch["filepath"].to_pylist(), batch["selection_vector"], strict=True):
+                path = unquote(location.removeprefix(table.table_uri))
+                deleted[path] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+    except (DeltaError, OSError, ValueError) as error:  # its message names the vector
+        raise _explained(uri, error, "restore the file of the vector, or read another version") from error
+    return deleted
 
 
 def _file_uri(root: str, path: str) -> str:

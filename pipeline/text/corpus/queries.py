@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.store.arrays import is_text
+from pipeline.store.disk import regular_file
 from pipeline.store.store import store_of
 from pipeline.text.corpus.normalize import strings_of
 
@@ -54,7 +55,8 @@ def _open(file: str) -> Iterator[Any]:
             with store.open(name) as source:
                 yield source
         else:
-            with open(file, "rb") as stream:
+            is_stream = file.startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/"))  # <(command) in a shell
+            with open(file if is_stream else regular_file(file), "rb") as stream:
                 yield stream
     except (FileNotFoundError, IsADirectoryError):
         raise ConfigError(f"queries: {file}", "a file", "no such file", remedy) from None

@@ -16,6 +16,7 @@ from pipeline.errors import DataError
 from pipeline.log import counted
 from pipeline.settings import CorpusSettings
 from pipeline.store.base import in_threads
+from pipeline.store.disk import regular_file
 from pipeline.store.range_reader import RangeReader
 from pipeline.store.store import store_of
 from pipeline.text.corpus.lakes import LOG_FOLDERS, list_table, possible_table_roots, refuse_tables
@@ -192,7 +193,7 @@ def open_file(file: SourceFile) -> pa.NativeFile:
         return pa.BufferReader(file.content)
     path = local_path(file.uri)
     if path is not None:
-        return pa.OSFile(path)
+        return pa.OSFile(regular_file(path))
     store, name = store_of(file.uri)
     return pa.BufferReader(store.read(name)) if file.size <= LARGE_BYTES else store.open(name)
 
@@ -201,7 +202,7 @@ def open_ranges(file: SourceFile) -> pa.NativeFile:
     """Open a file for random access. Each read of an object is a request for a range of it."""
     path = local_path(file.uri)
     if path is not None:
-        return pa.OSFile(path)
+        return pa.OSFile(regular_file(path))
     store, name = store_of(file.uri)
     reader = RangeReader(lambda start, stop: store.read_range(name, start, stop).to_pybytes(), file.size)
     return pa.PythonFile(reader, mode="r")

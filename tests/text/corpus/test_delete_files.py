@@ -1,9 +1,15 @@
 """Rows that delete files of Iceberg tables list, and damaged files."""
 
+import json
+import os
+import struct
+import zlib
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyroaring import BitMap
 
 from pipeline.errors import DataError
 from pipeline.text.corpus import delete_files
@@ -72,3 +78,32 @@ def test_a_damaged_vector_of_another_data_file_is_not_decoded(tmp_path):
     content[content.find(b"PFA1", 4) - 6] ^= 1  # in the last vector
     path.write_bytes(content)
     assert nights.checked().rows == 2
+
+
+@pytest.mark.parametrize("rows_before", [0, 1])
+def test_a_deletion_vector_of_a_huge_row_is_refused_before_it_is_unpacked(tmp_path, rows_before):
+    key = struct.pack("<i", 2**31 - 1)
+    bitmaps = [struct.pack("<i", 0) + BitMap([7]).serialize()] * rows_before + [key + BitMap([1]).serialize()]
+    body = struct.pack("<iq", 1_681_511_377, len(bitmaps)) + b"".join(bitmaps)
+    blob = struct.pack(">i", len(body)) + body + struct.pack(">I", zlib.crc32(body))
+    properties = {"referenced-data-file": "/a", "cardinality": "1"}
+    place = {"offset": 4, "length": len(blob), "properties": properties}
+    footer = json.dumps(
+        {
+            "blobs": [
+                {"type": "deletion-vector-v1", "fields": [], "snapshot-id": 1, "sequence-number": 1} | place
+            ]
+        }
+    ).encode()
+    path = tmp_path / "vectors.puffin"
+    path.write_bytes(
+        b"PFA1" + blob + b"PFA1" + footer + struct.pack("<i", len(footer)) + b"\0\0\0\0" + b"PFA1"
+    )
+    with pytest.raises(DataError, match="deletion vector of row"):
+        deleted_rows(DeleteFile(str(path), path.stat().st_size, is_puffin=True), "/a")
+
+
+def test_a_pipe_in_place_of_a_delete_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "delete.parquet")
+    with pytest.raises(DataError, match="a pipe, a device or a socket"):
+        deleted_rows(DeleteFile(str(tmp_path / "delete.parquet"), 9, is_puffin=False), "/a")

@@ -2,6 +2,7 @@
 
 import os
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -249,3 +250,35 @@ def test_a_table_at_a_file_uri_has_its_partitions(tmp_path, absolute, slashes):
     if not absolute:
         delete_by_vector(nights.root, nights.file_of(1).table.location, [0])
         assert nights.night().changes == Changes(deleted=1, unchanged=3)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "empty", "one bit", "a row behind the last"])
+def test_a_damaged_deletion_vector_is_an_error_of_the_table(tmp_path, damage):
+    nights = DeltaNights(tmp_path)
+    nights.write(rows(range(20)), configuration=VECTORS)
+    (file,) = list_files(nights.corpus)
+    delete_by_vector(nights.root, file.table.location, [0, 25 if damage == "a row behind the last" else 3])
+    (path,) = Path(nights.root).glob("deletion_vector_*.bin")
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage != "a row behind the last":
+        flipped = content[:-6] + bytes([content[-6] ^ 1]) + content[-5:]
+        path.write_bytes({"cut": content[:-9], "empty": b"", "one bit": flipped}[damage])
+    with pytest.raises(DataError, match="readable Delta table") as caught:
+        nights.night()
+    name = Path(file.uri).name if damage == "a row behind the last" else path.name
+    assert name in caught.value.found
+
+
+def test_pipes_that_a_table_names_are_refused_at_once(tmp_path):
+    nights = DeltaNights(tmp_path)
+    nights.write(rows(range(20)))
+    (file,) = list_files(nights.corpus)
+    Path(file.uri).unlink()
+    os.mkfifo(file.uri)
+    with pytest.raises(DataError, match="a pipe, a device or a socket"):
+        nights.night()
+    os.mkfifo(nights.root / "_delta_log" / "_last_checkpoint")
+    with pytest.raises(DataError, match="a pipe, a device or a socket"):
+        list_files(nights.corpus)
