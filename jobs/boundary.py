@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 
 import typer
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, TransientError
 from pipeline.log import ends_by, printable
+from pipeline.terminal import open_missing_streams, tolerate_lost_messages
 
 EXIT_CODES = (
     "Exit codes: 0 done, 2 configuration, 3 data, 4 model, 5 a gate refused the release, 75 transient "
@@ -127,6 +128,8 @@ def _shortage(error: BaseException) -> str | None:
             f"no further file can be opened ({os.strerror(code)}); raise the limit (ulimit -n), or end "
             "other programs"
         )
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return f"no disk space or inodes are left ({error}); free some"
     if code == errno.ENOMEM or isinstance(error, MemoryError):
         return "no memory is left; free some, or use fewer workers (cluster.workers)"
     return None
@@ -150,7 +153,7 @@ def _report(failure: _Failure, say: Say | None) -> None:
             "message": failure.message,
             "exit_code": failure.code,
         }
-        with contextlib.suppress(OutputClosed):
+        with contextlib.suppress(OutputClosed, TransientError):  # the sentence and the exit code remain
             say(json.dumps(facts | failure.facts, default=str))
 
 
@@ -171,11 +174,49 @@ def _standard_output() -> Iterator[Say]:
 
 
 def _write_line(line: str, output: TextIO) -> None:
-    """Print a line. Raises OutputClosed if the pipe is closed; later lines are discarded."""
+    """Print a line. After an error, later lines are discarded.
+
+    Raises:
+        OutputClosed: standard output is a pipe that its reader has closed.
+        TransientError: it is a file on a full disk.
+    """
     try:
         print(line, file=output, flush=True)
-    except BrokenPipeError:
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, output.fileno())
-        os.close(devnull)
-        raise OutputClosed from None
+    except OSError as error:
+        discard(output)
+        if isinstance(error, BrokenPipeError):
+            raise OutputClosed from None
+        raise _unwritten(error) from None
+
+
+def discard(output: TextIO) -> None:
+    """Discard what was written to a stream that failed, and all that follows."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, output.fileno())
+    os.close(devnull)
+
+
+def _unwritten(error: OSError) -> TransientError:
+    remedy = "free disk space, or write elsewhere, and run again"
+    return TransientError("standard output", "a stream that takes the output", str(error), remedy)
+
+
+def run_program(application: Callable[[], object]) -> None:
+    """Run a command line. Help and usage, which it prints itself, end with a documented exit code, too."""
+    open_missing_streams()
+    tolerate_lost_messages()
+    ended = SystemExit(0)
+    try:
+        try:
+            application()
+        except SystemExit as error:
+            ended = error
+        sys.stdout.flush()
+    except BrokenPipeError:  # not an error, as in `guarded`
+        discard(sys.stdout)
+    except OSError as error:
+        discard(sys.stdout)
+        failure = _describe_failure(_unwritten(error))
+        _report(failure, None)
+        ended = SystemExit(failure.code)
+    raise ended

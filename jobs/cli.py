@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from jobs.augment import augment
-from jobs.boundary import EXIT_CODES
+from jobs.boundary import EXIT_CODES, run_program
 from jobs.command import application
 from jobs.completion import completion
 from jobs.count import count
@@ -108,4 +108,4 @@ app.command()(completion)
 
 
 if __name__ == "__main__":
-    app()
+    run_program(app)

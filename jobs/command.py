@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.boundary import OutputClosed, Say, guarded
+from jobs.boundary import OutputClosed, Say, guarded, run_program
 from pipeline.config import load_settings, refuse_credentials, to_yaml, uri_of
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.log import Stages, printable
@@ -82,7 +82,7 @@ def standalone(command: Command) -> None:
     """Run one command as a program, `python -m jobs.<name>`."""
     app = application()
     app.command()(command)
-    app()
+    run_program(app)
 
 
 def job_command(work: Callable[..., Answer]) -> Command:

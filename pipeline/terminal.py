@@ -1,7 +1,36 @@
-"""The progress bar of a stage on a terminal."""
+"""Standard streams, which may be closed or full, and the progress bar of a stage on a terminal."""
 
+import contextlib
+import io
 import os
 import sys
+from typing import Any
+
+
+class _LosesText(io.FileIO):
+    """A file whose writer need not know that the disk is full or that the reader is gone."""
+
+    def write(self, data: Any, /) -> int:
+        with contextlib.suppress(OSError):
+            super().write(data)
+        return len(data)
+
+
+def tolerate_lost_messages() -> None:
+    """Let this process go on if standard error cannot be written to: messages are lost, work is not."""
+    stream = io.BufferedWriter(_LosesText(2, "w", closefd=False))
+    sys.stderr = io.TextIOWrapper(stream, "utf-8", "backslashreplace", line_buffering=True)
+
+
+def open_missing_streams() -> None:
+    """Open /dev/null for each standard stream that is closed, before another file takes its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number
+    if sys.stdout is None:
+        sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8")
 
 
 def is_terminal() -> bool:

@@ -23,11 +23,12 @@ def run() -> NoReturn:
     except ImportError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    from jobs.boundary import run_program
     from jobs.cli import app
 
     signal.signal(signal.SIGINT, before)
     try:
-        app()
+        run_program(app)
     except SystemExit as ended:
         _leave(ended.code)
     sys.exit()
@@ -40,7 +41,7 @@ def _leave(code: str | int | None) -> NoReturn:
     processes in exit handlers.
     """
     if not isinstance(code, str) and "ray" not in sys.modules:
-        with contextlib.suppress(OSError):  # the reader of the output has closed it
+        with contextlib.suppress(OSError):  # the reader of the output has closed it, or its disk is full
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code or 0)

@@ -26,6 +26,7 @@ from pipeline.flows.workers.workers import Workers
 from pipeline.keep_alive import on_keep_alive
 from pipeline.log import RunningStage, say
 from pipeline.settings import ClusterSettings, EncodeSettings
+from pipeline.terminal import tolerate_lost_messages
 
 MAX_STARTS = 20  # of one item; no item kills its process this often by chance
 _POLL_S = 0.2  # time between two reads of the reported rows
@@ -211,6 +212,7 @@ def _read_report(counters: Any) -> tuple[int, int, bool]:
 def _begin_child(counters: Any) -> None:
     global _counters
     _counters = counters
+    tolerate_lost_messages()
     set_progress_listener(_report)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver, which ends the child
     threading.Thread(target=_follow_driver, daemon=True).start()
