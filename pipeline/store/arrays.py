@@ -132,7 +132,7 @@ def _python_value(scalar: pa.Scalar) -> Any:
             return [_python_value(each) for each in scalar.values]
         if isinstance(scalar, pa.StructScalar):
             return {name: _python_value(each) for name, each in scalar.items()}
-        if pa.types.is_timestamp(scalar.type) and scalar.type.tz:
+        if pa.types.is_timestamp(scalar.type) and scalar.type.tz and not _is_known_zone(scalar.type.tz):
             instant = _python_value(scalar.cast(pa.timestamp(scalar.type.unit)))
             return f"{instant}Z" if isinstance(instant, str) else instant.replace(tzinfo=UTC)
         return scalar.cast(pa.string()).as_py().replace(" ", "T")

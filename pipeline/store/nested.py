@@ -82,8 +82,15 @@ def _inner_arrays(array: pa.Array) -> list[pa.Array]:
         return [array.keys.slice(first, last - first), array.items.slice(first, last - first)]
     if types.is_fixed_size_list(kind):
         return [array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)]
-    has_values = (pc.sum(pc.list_value_length(array)).as_py() or 0) > 0
-    return [array.flatten() if has_values else array.values[:0]]  # Arrow makes no empty arrays of extensions
+    starts, lengths = array.offsets.to_numpy()[: len(array)], _lengths(array)
+    if (starts[:-1] + lengths[:-1] == starts[1:]).all():
+        return [array.values.slice(starts[0] if len(starts) else 0, lengths.sum())]
+    return [array.flatten()]  # views in any order
+
+
+def _lengths(array: pa.Array) -> np.ndarray:
+    """Return (n,) int64: the numbers of values of lists, 0 for null."""
+    return pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _nested_array(array: pa.Array, inner: Sequence[pa.Array]) -> pa.Array:
@@ -97,8 +104,7 @@ def _nested_array(array: pa.Array, inner: Sequence[pa.Array]) -> pa.Array:
         return pa.MapArray.from_arrays(offsets, *inner, type=wanted, mask=mask)
     if types.is_fixed_size_list(wanted):
         return pa.FixedSizeListArray.from_arrays(inner[0], type=wanted, mask=mask)
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     is_large = types.is_large_list(wanted)
-    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64 if is_large else np.int32)
+    ends = np.concatenate([[0], np.cumsum(_lengths(array))]).astype(np.int64 if is_large else np.int32)
     list_class = pa.LargeListArray if is_large else pa.ListArray
     return list_class.from_arrays(pa.array(ends), inner[0], type=wanted, mask=mask)

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.store.arrays import python_values
+from pipeline.store.nested import map_values
 
 _INT64_MAX = 2**63 - 1
 
@@ -20,14 +21,16 @@ def python_column(column: pa.ChunkedArray) -> list[Any]:
     Raises:
         OverflowError: a time is outside the years 1 to 9999.
     """
-    kind = column.type
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
-    elif pa.types.is_time64(kind):
-        column = column.cast(pa.time64("us"), safe=False)
-    elif pa.types.is_duration(kind):
-        column = column.cast(pa.duration("us"), safe=False)
-    return list(column.to_pylist())
+    return [value for chunk in column.chunks for value in map_values(chunk, _in_microseconds).to_pylist()]
+
+
+def _in_microseconds(leaf: pa.Array) -> pa.Array:
+    kind = leaf.type
+    if pa.types.is_temporal(kind) and getattr(kind, "unit", "") == "ns":
+        zoned = pa.types.is_timestamp(kind)
+        make = pa.time64 if pa.types.is_time64(kind) else pa.duration
+        return leaf.cast(pa.timestamp("us", kind.tz) if zoned else make("us"), safe=False)
+    return leaf
 
 
 def json_column(column: pa.ChunkedArray) -> Iterator[Any]:
@@ -35,7 +38,9 @@ def json_column(column: pa.ChunkedArray) -> Iterator[Any]:
     try:
         values = python_column(column)
     except (OverflowError, ValueError):
-        values = python_values(column)
+        values = [
+            value for chunk in column.chunks for value in python_values(map_values(chunk, _in_microseconds))
+        ]
     return map(json_value, values)
 
 

@@ -30,6 +30,13 @@ UUID = uuid.UUID("12345678-1234-5678-1234-567812345678")
         (pa.array([0, 1, None], pa.date32()), ["1970-01-01", "1970-01-02", None]),
         (pa.array([1_500], pa.timestamp("ms", "UTC")), ["1970-01-01T00:00:01.500000+00:00"]),
         (pa.array([1_000_000_001], pa.timestamp("ns")), ["1970-01-01T00:00:01"]),
+        (pa.array([[1_001], None], pa.list_(pa.timestamp("ns"))), [["1970-01-01T00:00:00.000001"], None]),
+        (pa.array([{"at": 1_001}], pa.struct([("at", pa.time64("ns"))])), [{"at": "00:00:00.000001"}]),
+        (pa.array([[1_001]], pa.list_(pa.duration("ns"))), [[1e-6]]),
+        (
+            pa.array([1, 253_402_300_800], pa.timestamp("s", "Nowhere/At all")),
+            ["1970-01-01T00:00:01+00:00", "10000-01-01T00:00:00Z"],
+        ),
         (
             pa.array([253_402_300_800, 0, None], pa.timestamp("s")),
             ["10000-01-01T00:00:00", "1970-01-01T00:00:00", None],

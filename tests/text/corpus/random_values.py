@@ -39,7 +39,13 @@ _leaves = (
         )
     )
 )
-_values = _leaves.filter(lambda kind: not isinstance(kind, pa.BaseExtensionType))
+_values = _leaves.filter(
+    lambda kind: (
+        not (
+            isinstance(kind, pa.BaseExtensionType) or kind in (pa.null(), pa.string_view(), pa.binary_view())
+        )
+    )
+)
 _dictionaries = _values.map(lambda kind: pa.dictionary(pa.int8(), kind))
 
 
@@ -51,7 +57,7 @@ def _nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataT
     lists = (pa.list_, pa.large_list, pa.list_view, pa.large_list_view)
     return st.one_of(
         *(inner.map(make) for make in lists),
-        st.builds(pa.list_, inner, st.integers(0, 3)),
+        st.builds(pa.list_, inner, st.integers(1, 3)),  # Arrow's Parquet writer aborts for 0
         fields.map(pa.struct),
         st.builds(pa.map_, keys, inner),
     )
@@ -60,7 +66,9 @@ def _nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataT
 kinds = st.recursive(_leaves | _dictionaries, _nested, max_leaves=5)
 """types of any depth, as Parquet files have them"""
 encoded_kinds = kinds | st.recursive(
-    _values.map(lambda kind: pa.run_end_encoded(pa.int32(), kind)), _nested, max_leaves=5
+    _values.flatmap(lambda kind: st.sampled_from([pa.run_end_encoded(pa.int32(), kind), pa.list_(kind, 0)])),
+    _nested,
+    max_leaves=5,
 )
 """types of any depth, as arrays in memory have them, too"""
 
@@ -88,16 +96,20 @@ def draw(kind: pa.DataType, count: int, rng: np.random.Generator, faulty: float)
 
 
 def _draw_encoded(kind: pa.DataType, count: int, rng: np.random.Generator, faulty: float) -> Drawn:
-    """Draw a dictionary or runs of three values."""
-    inner, picked = draw(kind.value_type, 3, rng, faulty), rng.integers(0, 3, count)
+    """Draw a dictionary, some of whose indices are null, or runs of three values."""
+    inner, picked = _draw_valid(kind.value_type, 3, rng, faulty), rng.integers(0, 3, count)
     if pa.types.is_dictionary(kind):
-        array = pa.DictionaryArray.from_arrays(pa.array(picked, kind.index_type), inner.array)
+        is_null = rng.random(count) < 0.2
+        indices = pa.array(picked, kind.index_type, mask=is_null)
+        array = pa.DictionaryArray.from_arrays(indices, inner.array)
     else:
         picked.sort()
+        is_null = np.zeros(count, bool)
         used, counts = np.unique(picked, return_counts=True)
         ends = pa.array(np.cumsum(counts), pa.int32())
         array = pa.RunEndEncodedArray.from_arrays(ends, inner.array.take(pa.array(used)))
-    return Drawn(array, [inner.values[each] for each in picked], [inner.faults[each] for each in picked])
+    values, faults = [inner.values[each] for each in picked], [inner.faults[each] for each in picked]
+    return _with_nulls(Drawn(array, values, faults), is_null)
 
 
 def _draw_nested(kind: pa.DataType, count: int, rng: np.random.Generator, faulty: float) -> Drawn:
@@ -118,7 +130,7 @@ def _draw_nested(kind: pa.DataType, count: int, rng: np.random.Generator, faulty
     lengths = np.where(is_null & (not is_fixed), 0, kind.list_size if is_fixed else rng.integers(0, 3, count))
     is_map, total = pa.types.is_map(kind), int(lengths.sum())
     inner = draw(kind.item_type if is_map else kind.value_type, total, rng, faulty)
-    keys = _valid_keys(kind.key_type, total, rng) if is_map else None
+    keys = _draw_valid(kind.key_type, total, rng, 0) if is_map else None
     ends = np.concatenate([[0], np.cumsum(lengths)])
     spans = [slice(start, stop) for start, stop in pairwise(ends)]
     if keys:
@@ -130,11 +142,14 @@ def _draw_nested(kind: pa.DataType, count: int, rng: np.random.Generator, faulty
     return _with_nulls(Drawn(array, values, faults), is_null)
 
 
-def _valid_keys(kind: pa.DataType, count: int, rng: np.random.Generator) -> Drawn:
-    drawn = draw(kind, 4 * count + 9, rng, 0)
-    rows = [row for row, value in enumerate(drawn.values) if value is not None][:count]
-    assert len(rows) == count
-    return Drawn(drawn.array.take(pa.array(rows, pa.int64())), [drawn.values[row] for row in rows], [])
+def _draw_valid(kind: pa.DataType, count: int, rng: np.random.Generator, faulty: float) -> Drawn:
+    """Draw values of which none is null."""
+    while True:
+        drawn = draw(kind, 4 * count + 9, rng, faulty)
+        rows = [row for row, value in enumerate(drawn.values) if value is not None][:count]
+        if len(rows) == count:
+            array = drawn.array.take(pa.array(rows, pa.int64()))
+            return Drawn(array, [drawn.values[row] for row in rows], [drawn.faults[row] for row in rows])
 
 
 def _nested_array(
