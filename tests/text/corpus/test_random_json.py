@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.settings import CorpusSettings
@@ -56,6 +56,10 @@ def stored_values(corpus: Corpus, folder: Any) -> dict[str, Any]:
 
 
 @pytest.mark.hypothesis
+@settings(max_examples=settings.default.max_examples // 4)
+@example([[True, 1, {}, [True]], ["yes", True]])
+@example([[{}, [{}], {"a": {}}], [None]])
+@example([[{"\ud800": 1}, {"a": {"\ud800": 1}}]])
 @given(files)
 def test_values_of_any_shape_are_kept_or_counted(tmp_path_factory, files):
     """Two nights, in units of two rows; in the second one all files are written again, and one is new."""
@@ -66,8 +70,8 @@ def test_values_of_any_shape_are_kept_or_counted(tmp_path_factory, files):
         content = (json.dumps({"id": name, "text": "t", "kept": value}) for name, value in lines.items())
         (folder / "in" / f"{number}.jsonl").write_text("\n".join(content) + "\n")
         written |= lines
-    settings, store = CorpusSettings(uri=str(folder / "in"), keep=("kept",)), open_store(folder / "out")
-    first = ingest(settings, 2, store)
+    corpus, store = CorpusSettings(uri=str(folder / "in"), keep=("kept",)), open_store(folder / "out")
+    first = ingest(corpus, 2, store)
     stored = stored_values(first, folder)
     assert stored.keys() == written.keys()
     lost = [name for name in written if not is_kept(written[name], stored[name])]
@@ -75,6 +79,6 @@ def test_values_of_any_shape_are_kept_or_counted(tmp_path_factory, files):
     for file in (folder / "in").iterdir():
         os.utime(file, ns=(1, 1))
     (folder / "in" / "new.jsonl").write_text('{"id": "new", "text": "t"}\n')
-    second = ingest(settings, 2, store, ParentCorpus(first, first.next_ordinal))
+    second = ingest(corpus, 2, store, ParentCorpus(first, first.next_ordinal))
     assert not second.rebuild_reason
     assert second.changes == Changes(new=1, unchanged=len(written))

@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
+from collections.abc import Iterable
+from itertools import chain, count, islice
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError
@@ -27,21 +30,24 @@ from tests.text.corpus.random_values import Drawn, draw, encoded_kinds, kinds, m
 class Written:
     """Parquet files of random kept columns, and the rows that a corpus of them has to have."""
 
-    def __init__(self, folder: Path, kinds: list[pa.DataType], seed: int, faulty: float) -> None:
+    def __init__(
+        self, folder: Path, kinds: list[pa.DataType], seed: int, faulty: float, texts: Iterable[str] = ()
+    ) -> None:
         self.folder, self.kinds, self.faulty = folder, kinds, faulty
-        self.names = tuple(f"kept {number}" for number in range(len(kinds)))
+        self.texts = chain(texts, (f"text {number}" for number in count()))
+        self.names = tuple(f"kept{number}" for number in range(len(kinds)))
         self.rng = np.random.default_rng(seed)
         self.good: dict[str, list[object]] = {}
         self.bad = self.nulled = 0
         folder.mkdir()
 
-    def add(self, name: str, count: int) -> None:
+    def add(self, name: str, rows: int) -> None:
         """Write one more file; skip the test for types that Parquet files cannot have."""
-        columns = [draw(kind, count, self.rng, self.faulty) for kind in self.kinds]
-        ids = [f"{name}-{number}" for number in range(count)]
+        columns = [draw(kind, rows, self.rng, self.faulty) for kind in self.kinds]
+        ids = [f"{name}-{number}" for number in range(rows)]
         arrays = [
             pa.array(ids),
-            pa.array([f"text {each}" for each in ids]),
+            pa.array(list(islice(self.texts, rows))),
             *(each.array for each in columns),
         ]
         file = self.folder / f"{name}.parquet"
@@ -85,6 +91,12 @@ def check(corpus: Corpus, written: Written, folder: Path) -> None:
 
 
 @pytest.mark.hypothesis
+@settings(max_examples=settings.default.max_examples // 4)
+@example(kept=[pa.list_(pa.dictionary(pa.int8(), pa.string()))], counts=[9], seed=0, faulty=0)
+@example(kept=[pa.struct([("a", pa.string())]), pa.json_()], counts=[12, 12], seed=0, faulty=0.2)
+@example(
+    kept=[pa.time64("us"), pa.decimal128(5, 2), pa.timestamp("us", "Local")], counts=[9], seed=0, faulty=0.2
+)
 @given(
     kept=st.lists(kinds, min_size=1, max_size=3),
     counts=st.lists(st.integers(1, 12), min_size=1, max_size=3),
@@ -95,23 +107,48 @@ def test_values_of_any_type_are_kept(tmp_path_factory, kept, counts, seed, fault
     """Two nights over several files in units of four rows; all files but the last are written again."""
     folder = tmp_path_factory.mktemp("random")
     written = Written(folder / "in", kept, seed, faulty)
-    settings = CorpusSettings(uri=str(written.folder), keep=written.names, max_quarantined=1)
-    for number, count in enumerate(counts):
-        written.add(f"file-{number}", count)
+    corpus_settings = CorpusSettings(uri=str(written.folder), keep=written.names, max_quarantined=1)
+    for number, rows in enumerate(counts):
+        written.add(f"file-{number}", rows)
     if not written.good:
         with pytest.raises(DataError, match="at least one row"):
-            ingest(settings, 4, open_store(folder / "out"))
+            ingest(corpus_settings, 4, open_store(folder / "out"))
         return
-    first = ingest(settings, 4, open_store(folder / "out"))
+    first = ingest(corpus_settings, 4, open_store(folder / "out"))
     check(first, written, folder)
     before = len(written.good)
     written.add("last", 3)
     for file in written.folder.iterdir():
         os.utime(file, ns=(1, 1))
-    second = ingest(settings, 4, open_store(folder / "out"), ParentCorpus(first, first.next_ordinal))
+    second = ingest(corpus_settings, 4, open_store(folder / "out"), ParentCorpus(first, first.next_ordinal))
     check(second, written, folder)
     assert not second.rebuild_reason
     assert second.changes == Changes(new=len(written.good) - before, unchanged=before)
+
+
+@pytest.mark.hypothesis
+@given(first=kinds, second=kinds | st.none(), seed=st.integers(0, 2**32))
+def test_files_of_two_types_are_united_or_refused(tmp_path_factory, first, second, seed):
+    folder = tmp_path_factory.mktemp("random")
+    written = Written(folder / "in", [first], seed, 0.05)
+    written.add("first", 9)
+    written.kinds = [second or first]
+    written.add("second", 9)
+    corpus_settings = CorpusSettings(uri=str(written.folder), keep=written.names, max_quarantined=1)
+    try:
+        corpus = ingest(corpus_settings, 4, open_store(folder / "out"))
+    except DataError as error:
+        refused = str(error)
+    else:
+        refused = ""
+    if refused:
+        assert second not in (None, first)
+        assert re.search(r"parquet: expected column 'kept0'|at least one row", refused), refused
+        return
+    assert (corpus.rows, corpus.counts["quarantined"]) == (len(written.good), written.bad)
+    assert corpus.counts.get("kept_values_dropped", 0) == written.nulled
+    for unit in corpus.units:
+        pq.read_table(open_store(folder / "out").open(unit.path)).validate(full=True)
 
 
 @pytest.mark.hypothesis
