@@ -47,6 +47,7 @@ def nightly(run: CommandRun, verify: Verify = False) -> Answer:
     }[outcome.status]
     lines = [
         f"{first}, {duration(sum(stage.seconds for stage in run.stages.finished))}",
+        *(f"  note    {note}" for note in outcome.facts.get("notes", ())),
         *_query_lines(outcome.facts["gates"]),
         f"  root    {outcome.root}",
         f"  report  {outcome.report}",

@@ -121,6 +121,27 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(canonical(value)).hexdigest()
 
 
+def dump_for_digest(
+    settings: Settings, *, leave_out: Collection[str], always: Collection[str]
+) -> dict[str, Any]:
+    """Return the settings that a digest covers, as JSON values.
+
+    A setting counts unless it is named, so that a new one cannot be forgotten; at its default it is left out,
+    so that earlier digests stay the same.
+
+    Args:
+        leave_out: names of settings that do not count.
+        always: names of settings that are also there at their defaults.
+    """
+    fields = {name: field for name, field in type(settings).model_fields.items() if name not in leave_out}
+    changed = {
+        name
+        for name, field in fields.items()
+        if name in always or getattr(settings, name) != field.get_default(call_default_factory=True)
+    }
+    return settings.model_dump(mode="json", include=changed)
+
+
 def load_settings(kind: type[S], file: str | Path | None = None, overrides: tuple[str, ...] = ()) -> S:
     """Load settings from a YAML file, then apply overrides.
 

@@ -1,17 +1,20 @@
 """The context of a running command."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from pipeline.errors import PipelineError
 from pipeline.flows.workers.tasks import Pool, Task
 from pipeline.flows.workers.workers import Workers
-from pipeline.log import RunningStage, Stages
+from pipeline.log import RunningStage, Stages, counted
 from pipeline.settings import Job
 from pipeline.store.base import Store
+from pipeline.store.units import UnitRecord
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+AnyUnit = TypeVar("AnyUnit", bound=UnitRecord)
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,29 @@ class ItemNeeds(NamedTuple):
 
     memory: float = 0.0
     gpus: float = 0.0
+
+
+def map_kept_units(
+    run: Run,
+    task: Task[AnyUnit, Result],
+    units: Sequence[AnyUnit],
+    pool: Pool,
+    bar: RunningStage,
+) -> Iterator[tuple[int, Result]]:
+    """Apply a task, which keeps its results, to units as `map_units` does.
+
+    If the night is stopped, the last line of the stage says how many units are finished: others start again.
+    """
+    finished = set[int]()
+    try:
+        for number, result in run.workers.map_units(task, units, pool, bar):
+            finished.add(number)
+            yield number, result
+    except (KeyboardInterrupt, PipelineError):
+        rows = sum(unit.rows for number, unit in enumerate(units) if number not in finished)
+        done = f"{len(finished):,} of {counted(len(units), 'unit')} finished"
+        bar.stage.note = f"{done}; the other {counted(rows, 'row')} start again"
+        raise
 
 
 def map_in_order(

@@ -61,6 +61,7 @@ _GATE_NAMES = {
     "finite_vectors": "non-finite vectors",
     "unique_ids": "repeated ids",
     "quarantined": "rows quarantined, of those read",
+    "space": "change of the vector space without a setting",
     "deleted_rows": "rows deleted, of the previous release's",
     "empty_texts": "rows without a text, increase",
     "shorter_texts": "mean length of the texts, decrease",

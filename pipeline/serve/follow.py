@@ -66,7 +66,10 @@ class Follower:
             is_refused = newer is not None and self._same_space and newer.space_id != self._release.space_id
             self.refused = newer.release if newer is not None and is_refused else None
             if newer is not None and is_refused:
-                why = f"release {newer.release} is of another space ({newer.space_id})"
+                why = (
+                    f"release {newer.release} is of another space ({newer.space_id}); give the clients its "
+                    "encoder and restart the service, start it with --any-space, or roll back"
+                )
                 sentence = f"still serves release {self._release.number}: {why}"
             elif newer is not None and self._swap(newer, poll_s):
                 sentence = f"serves release {self._release.number}: {len(self._release):,} rows"

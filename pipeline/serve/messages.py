@@ -116,6 +116,8 @@ class Health(BaseModel):
     release: int
     checked_s: float
     """seconds since the root's current release was last followed, or refused, without an error"""
+    refused_release: int | None
+    """number of the root's current release if it is of another space and was therefore refused"""
 
 
 class Problem(BaseModel):

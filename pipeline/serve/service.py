@@ -113,7 +113,12 @@ def _add_state(app: FastAPI, release: OpenRelease, follower: Follower, metrics: 
     @app.get(OPEN_PATH)
     async def healthz() -> Health:
         """Say that the service answers, and how old its knowledge of the root is."""
-        return Health(status="ok", release=release.number, checked_s=round(follower.checked_s, 3))
+        return Health(
+            status="ok",
+            release=release.number,
+            checked_s=round(follower.checked_s, 3),
+            refused_release=follower.refused,
+        )
 
     @app.get("/release")
     async def current() -> ServedRelease:

@@ -97,6 +97,10 @@ class GateSettings(Settings):
     canary_cosine: Annotated[float, Field(ge=-1, le=1)] | None = None
     """lowest cosine of a canary text's vector with its vector in the previous release, if both are in the
     same space; null: 0.9999 in float32, 0.999 in half precision"""
+    space: Literal["same", "set"] | None = "set"
+    """whether the vectors may be in another space than those of the previous release, so that the queries of
+    clients with its encoder find nothing. set: if a setting of `encoder` changed, not if only a file of the
+    encoder did. same: never. null: always"""
     max_deleted: Annotated[float, Field(ge=0, le=1)] | None = 0.2
     """largest proportion of the previous release's rows (with corpus.chunk, documents) whose ids may be gone
     from the corpus. A corpus that is a window of n nights loses 1 / n of them every night. This and the next

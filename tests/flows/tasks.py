@@ -10,10 +10,11 @@ from pathlib import Path
 
 from pipeline.device import resolve
 from pipeline.errors import DataError
-from pipeline.flows.workers.tasks import progress
+from pipeline.flows.workers.tasks import PlainTask, progress
 from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.store.cache import get_or_build
 from pipeline.store.store import open_store
+from pipeline.store.units import UnitRecord
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,14 @@ class Double:
         if item == 13:
             raise DataError("item 13", "luck", "13", "take another number")
         return 2 * item, os.getpid()
+
+
+@dataclass(frozen=True)
+class NameUnit(PlainTask[UnitRecord, str]):
+    """Return the name of a unit."""
+
+    def work(self, unit: UnitRecord) -> str:
+        return unit.name
 
 
 @dataclass(frozen=True)

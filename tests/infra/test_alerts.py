@@ -216,6 +216,54 @@ CASES = [
         firing=(Firing("50h", NEVER, {"namespace": "manta"}),),
     ),
     Case(
+        "MantaRowsDeleted",
+        "a night that loses 5 % of the rows, then one that loses 30 %",
+        "1m",
+        {'ray_manta_gate_value{WorkerId="a",gate="deleted_rows"}': "0.05x10 0.3x10 _x200"},
+        silent=("5m", "3h"),
+        firing=(Firing("15m", "30% of the previous release's rows are not in the corpus any more"),),
+    ),
+    Case(
+        "MantaServeRefusesRelease",
+        "another encoder is published after ten minutes, and rolled back an hour later",
+        "1m",
+        {'manta_serve_refused_release{instance="search:8080"}': "0x10 2x60 0x60"},
+        silent=("5m", "15m", "100m"),
+        firing=(
+            Firing(
+                "40m",
+                "The service search:8080 refuses release 2, which is of another space, and answers from an "
+                "older one",
+                {"instance": "search:8080"},
+            ),
+        ),
+    ),
+    Case(
+        "MantaServeNotFollowing",
+        "one failure, and later a release that cannot be opened, which is tried every ten minutes",
+        "1m",
+        {'manta_serve_refresh_failures_total{instance="a"}': "0x9 1x80 2x9 3x9 4x9 5x9 6x80"},
+        silent=("15m", "30m", "90m", "3h20m"),
+        firing=(
+            Firing(
+                "125m",
+                "A service cannot read or open the current release, and answers from an older one",
+                {"instance": "a"},
+            ),
+        ),
+    ),
+    Case(
+        "MantaServeFailing",
+        "a seventh of the requests fails for half an hour",
+        "1m",
+        {
+            'manta_serve_requests_total{instance="a",route="/search",status="200"}': "0+60x120",
+            'manta_serve_requests_total{instance="a",route="/search",status="500"}': "0x30 10+10x30 310x60",
+        },
+        silent=("20m", "90m"),
+        firing=(Firing("55m", "14.29% of the requests to services failed with a status of 500 or above"),),
+    ),
+    Case(
         "MantaScheduleUnknown",
         "the schedule is deleted after five hours",
         "1m",

@@ -8,17 +8,21 @@ import pytest
 import yaml
 
 from pipeline.flows.workers import metrics
+from pipeline.serve.metrics import ServiceMetrics
 from tests.infra.manifests import INFRA, of_kind, pods
 from tests.infra.queries import RULES, alerts, dashboard, exported, names, names_used, queries
 
 SERIES = {
     exported(value): value for value in vars(metrics).values() if isinstance(value, metrics.MetricSeries)
 }
-# Labels of the series that are not Manta's: those of Ray's nodes, and those of kube-state-metrics.
+# Labels of the series that no night exports: those of Ray's nodes, of services, and of kube-state-metrics.
 _OF_JOBS = ("namespace", "job_name")
 OTHERS = {
     "ray_node_mem_used": ("NodeAddress",),
     "ray_node_mem_total": ("NodeAddress",),
+    "manta_serve_requests_total": ("route", "status"),
+    "manta_serve_refused_release": ("instance",),
+    "manta_serve_refresh_failures_total": ("instance",),
     "kube_job_failed": (*_OF_JOBS, "condition"),
     "kube_job_owner": (*_OF_JOBS, "owner_kind", "owner_name"),
     "kube_job_status_start_time": _OF_JOBS,
@@ -41,6 +45,11 @@ def test_names_are_found_in_a_query():
 
 def test_every_queried_metric_exists():
     assert names_used() <= SERIES.keys() | OTHERS.keys()
+
+
+def test_services_export_the_metrics_that_are_queried():
+    exported_names = ServiceMetrics().text().decode()
+    assert all(f"# TYPE {name} " in exported_names for name in OTHERS if name.startswith("manta_serve_"))
 
 
 def test_every_exported_metric_is_in_a_chart_or_an_alert():

@@ -61,6 +61,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, encoder: Path, child: LocalWo
         f"encoder.path={encoder}",
         "index.kind=SQ8",
         "whiten.mode=off",
+        "gates.max_deleted=0.4",
         f"release.root={folder}/releases",
     )
     job = load_settings(Job, None, overrides)

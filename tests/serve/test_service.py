@@ -205,6 +205,8 @@ def test_a_release_of_another_space_is_refused_until_it_is_wanted(
         release = client.json("/release")
         assert (release["release"], release["space_id"], release["rows"]) == (1, space_id, 330)
         assert "manta_serve_refused_release 2.0" in client.get("/metrics")[1]
+        health = client.json("/healthz")
+        assert (health["status"], health["refused_release"]) == ("ok", 2)
         assert client.post("/search", {"queries": QUERIES})[1]["release"] == 1
         publish(CORPUS[:100])
         wait_for_release(client, 3)

@@ -11,7 +11,7 @@ from pipeline.flows.augment.check import needs_encoder
 from pipeline.flows.augment.model_units import MakeUnit, stage_folders, total_rows, units_to_do
 from pipeline.flows.augment.variant_units import AssembleUnit
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
-from pipeline.flows.run import Run
+from pipeline.flows.run import Run, map_kept_units
 from pipeline.flows.workers.cluster import is_local
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import ClusterSettings, Job, WorkerSettings
@@ -127,7 +127,7 @@ class VariantPlan:
             if todo:
                 cluster = _cluster_for(self.job.cluster, [stage.model for stage in task.model_stages])
                 pool = run.workers.pool(cluster, len(todo))
-                for _, unit_stats in run.workers.map_units(task, todo, pool, bar):
+                for _, unit_stats in map_kept_units(run, task, todo, pool, bar):
                     stats = stats.merge(unit_stats)
             bar.reach(new_outputs)
             bar.stage.note = _describe(stats)
@@ -155,7 +155,7 @@ class VariantPlan:
         records: dict[str, UnitRecord] = {}
         pool = workers.pool(self.job.cluster, len(todo))
         with run.stages("variants", total_rows(todo)) as bar:
-            for number, record in workers.map_units(task, todo, pool, bar):
+            for number, record in map_kept_units(run, task, todo, pool, bar):
                 records[todo[number].sha256] = record
             bar.reach(total_rows(todo))
         return tuple(records[unit.sha256] for unit in live)

@@ -13,7 +13,7 @@ from pipeline.flows.encode.samples import sample_folder, with_samples
 from pipeline.flows.encode.unit import EncodeUnit, load_record, record_path
 from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.flows.rows import placed_units
-from pipeline.flows.run import Run
+from pipeline.flows.run import Run, map_kept_units
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.log import RunningStage, say
@@ -133,7 +133,7 @@ def encode_units(
 ) -> tuple[tuple[UnitRecord, ...], WorkerStats]:
     """Encode the units and log warnings. Returns their records in order, and the workers' stats."""
     records, stats = {}, WorkerStats()
-    for number, (record, unit_stats) in run.workers.map_units(task, units, pool, bar):
+    for number, (record, unit_stats) in map_kept_units(run, task, units, pool, bar):
         records[number] = record
         stats = stats.merge(unit_stats)
     for sentence in stats.warnings:

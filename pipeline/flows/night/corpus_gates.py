@@ -1,4 +1,4 @@
-"""Gates on what the corpus lost since the previous release, judged before anything is encoded."""
+"""Gates that compare encoder and corpus with the previous release, judged before anything is encoded."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from pipeline.flows.night.previous import PreviousRelease
 from pipeline.flows.night.release_changes import differing_values
 from pipeline.flows.run import Run
 from pipeline.log import counted, say
+from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.store.base import Store, in_threads
 from pipeline.store.changes import ChangedRows
@@ -20,6 +21,11 @@ from pipeline.store.units import Corpus, CorpusUnit
 
 DISTINCT_TEXTS = "distinct_texts"
 """Name of the count of a release's distinct texts."""
+COMPARED_BY = frozenset(
+    f"gates.{name}"
+    for name in ("space", "max_deleted", "max_empty_texts", "max_shorter_texts", "max_repeated_texts")
+)
+"""Settings of these gates: they judge the step from one release to the next, not a release."""
 _MIN_ROWS = 10  # of the previous release: of fewer, a single row is a large proportion
 _MEASURED_UNITS = 64  # footers of units that are read to measure the texts
 _PREFIX_BYTES = 4  # of the length that Parquet stores before each text
@@ -30,7 +36,7 @@ class JudgedCorpus:
     """Tonight's corpus, compared with the previous release.
 
     Attributes:
-        gates: by name; empty on the first night, and after a release of fewer than ten rows.
+        gates: by name; none on the first night, and only `space` after a release of fewer than ten rows.
         repeated_ids: live rows whose id another live row has.
         distinct_texts: distinct texts of the live rows; an estimate if there are many.
     """
@@ -59,6 +65,8 @@ def _gates(
     run: Run, previous: PreviousRelease, corpus: Corpus, distinct_texts: int
 ) -> Iterator[tuple[str, Gate]]:
     settings, release = run.job.gates, previous.release
+    if release is not None and settings.space is not None:
+        yield "space", _space_gate(run.job, release)
     if release is None or (lost := count_deleted(run.store, previous, corpus)).before < _MIN_ROWS:
         return
     if settings.max_deleted is not None:
@@ -71,6 +79,26 @@ def _gates(
         yield "shorter_texts", texts.shorter(settings.max_shorter_texts)
     if settings.max_repeated_texts is not None:
         yield "repeated_texts", texts.repeated(settings.max_repeated_texts, distinct_texts)
+
+
+def _space_gate(job: Job, release: ReleaseManifest) -> Gate:
+    """Return the gate on the space of the vectors."""
+    space_id = open_folder(job.encoder).space_id
+    is_other = space_id != release.space_id
+    names = [
+        name
+        for name in differing_values(release.settings, job.model_dump(mode="json"))
+        if name.startswith("encoder.") and name != "encoder.query_prompt"
+    ]
+    refused = is_other and (job.gates.space == "same" or not names)
+    sentence = f"the vectors are of the space of release {release.release}"
+    if is_other:
+        cause = f"{', '.join(names)} changed" if names else f"a file of {job.encoder.path} changed"
+        sentence = f"the vectors are of another space than those of release {release.release}: {cause}"
+    if refused:
+        remedy = "if this is intended, set gates.space=null for one night, and replace the clients' encoder"
+        sentence = f"{sentence}; their queries would find nothing; {remedy}"
+    return Gate(value=int(refused), threshold=0, passed=not refused, relation="exactly", sentence=sentence)
 
 
 class DeletedRows(NamedTuple):

@@ -79,13 +79,13 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
             say(f"{damage}; this night makes again what is missing, and publishes it as a new release")
         up_to_date = None if damage else same_release(job, previous, encoder)
         if up_to_date and has_same_files(job, previous):
-            return unchanged_outcome(releases, up_to_date, "nothing changed")
+            return unchanged_outcome(job, releases, previous)
 
         check_before_reading(job, releases, previous)
         with lease(store), night_workers(job, store, previous, stages, verbose=verbose) as workers:
             corpus = ingest_corpus(job, releases, previous, stages, workers.for_ingest())
             if up_to_date and corpus.has_same_rows:
-                return unchanged_outcome(releases, up_to_date, "files changed, but no row did")
+                return unchanged_outcome(job, releases, previous, corpus)
             run = workers.for_corpus(corpus)
             record_current(releases, previous.release)  # again, because Ray takes metrics only now
             judged = judge_corpus(run, previous, corpus)

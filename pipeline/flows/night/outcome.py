@@ -1,7 +1,7 @@
 """End a night: publish its candidate, or keep it unpublished if it is refused or the root is held."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
@@ -9,21 +9,23 @@ from typing import Any, Literal
 from pipeline.config import to_yaml
 from pipeline.errors import GatesRefused, PublishConflict, RootHeld
 from pipeline.flows.night.candidate import PACKAGES, Candidate
-from pipeline.flows.night.corpus_gates import JudgedCorpus
+from pipeline.flows.night.corpus_gates import COMPARED_BY, JudgedCorpus
 from pipeline.flows.night.example_rows import deleted_rows, rejected_rows
 from pipeline.flows.night.overview import write_summary
 from pipeline.flows.night.previous import PreviousRelease
+from pipeline.flows.night.release_changes import differing_values
 from pipeline.flows.night.report import ReleaseComparison, summarize, warnings_of
 from pipeline.flows.night.stages import corpus_choice
 from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
-from pipeline.log import packages, say
+from pipeline.log import counted, packages, say
 from pipeline.report.night import NightReport, render
 from pipeline.report.refused_corpus import RefusedCorpus, render_refused
+from pipeline.settings import Job
 from pipeline.store.base import Store
 from pipeline.store.manifest import Choice, Gate, ReleaseManifest, report_path
 from pipeline.store.release import Releases
-from pipeline.store.units import Corpus
+from pipeline.store.units import Corpus, counts_under
 from pipeline.text.tokens.coverage import token_facts
 
 NightStatus = Literal["published", "unchanged", "overtaken", "held"]
@@ -127,10 +129,61 @@ def record_current(releases: Releases, release: ReleaseManifest | None) -> None:
         metrics.record_release(release.release, release.rows, committed_at)
 
 
-def unchanged_outcome(releases: Releases, release: ReleaseManifest, why: str) -> NightOutcome:
-    """Describe a night after which the current release stays current, because `why`."""
+def unchanged_outcome(
+    job: Job, releases: Releases, previous: PreviousRelease, corpus: Corpus | None = None
+) -> NightOutcome:
+    """Describe a night after which the current release stays current, because no live row changed.
+
+    Args:
+        corpus: tonight's corpus; None if its files are those of the current release.
+    """
+    release = previous.release
+    assert release is not None
     metrics.count_night("unchanged")
-    return outcome_of("unchanged", release, releases.store.uri, {"why": why})
+    facts: dict[str, Any] = {"why": "nothing changed" if corpus is None else "files changed, but no row did"}
+    notes = list(_unmeasured_gates(job, release))
+    if corpus is not None:
+        metrics.count_quarantined(corpus.counts)
+        earlier = previous.corpus.counts if previous.corpus else {}
+        facts["counts"] = _with_rejected(release.counts, earlier, corpus.counts)
+        if corpus.quarantine and facts["counts"] != release.counts:
+            facts["quarantine"] = releases.store.uri_of(corpus.quarantine.path)
+            notes.append(_describe_rejected(corpus, earlier, facts["quarantine"]))
+    return outcome_of("unchanged", release, releases.store.uri, facts | {"notes": notes})
+
+
+def _with_rejected(
+    counts: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the counts of a release with the rows that are quarantined since its corpus was read."""
+    names = [name for name in {**before, **now} if name.startswith("quarantined")]
+    rows = {"total": now["rows"] - before.get("rows", now["rows"])}
+    changes = rows | {name: now.get(name, 0) - before.get(name, 0) for name in sorted(names)}
+    return dict(counts) | {
+        name: counts.get(name, 0) + change for name, change in changes.items() if change or name in counts
+    }
+
+
+def _describe_rejected(corpus: Corpus, before: Mapping[str, int], path: str) -> str:
+    counts, earlier = (counts_under("quarantined_", each) for each in (corpus.counts, before))
+    reasons = ", ".join(
+        f"{reason} {count:,} (before {earlier.get(reason, 0):,})"
+        for reason, count in counts.items()
+        if count != earlier.get(reason, 0)
+    )
+    rows = counted(corpus.counts["quarantined"], "row")
+    return f"{rows} of the corpus are quarantined: {reasons}; see {path}"
+
+
+def _unmeasured_gates(job: Job, release: ReleaseManifest) -> Iterator[str]:
+    """Yield a sentence on the gates that were set after the release was published."""
+    changed = differing_values(release.settings, job.model_dump(mode="json"))
+    names = [name for name in changed if name.startswith("gates.") and name not in COMPARED_BY]
+    if names:
+        yield (
+            f"not measured, because there is no new candidate: {', '.join(names)}; `manta evaluate` with "
+            f"these settings measures release {release.release}"
+        )
 
 
 def _held_outcome(held: RootHeld, releases: Releases, folder: str) -> NightOutcome:

@@ -10,7 +10,7 @@ from pipeline.errors import DataError
 from pipeline.flows.corpus import corpus_of
 from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
-from pipeline.settings import EncoderSettings, Job
+from pipeline.settings import CorpusSettings, EncoderSettings, GateSettings, Job
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
@@ -158,22 +158,33 @@ def changed_files(files: Iterable[SourceFile], corpus: Corpus | None) -> list[So
     return [file for file in files if (file.name, file.size, file.stamp) not in known]
 
 
+# Settings on which the published files do not depend, by section; all others of these sections count.
+NOT_PUBLISHED: dict[str, frozenset[str]] = {
+    "corpus": frozenset(CorpusSettings.model_fields) - {"id"},  # compared by the digest of the corpus
+    "encoder": frozenset(  # compared by the space
+        (
+            *("path", "pooling", "template", "ensure_final_punctuation", "prompt", "max_length"),
+            *("normalize", "dim", "exclude", "frequent", "frequencies", "sif"),
+        )
+    ),
+    "encode": frozenset(  # change the bits of vectors, or the units, which are not computed again for that
+        ("unit_rows", "max_tokens", "window_rows", "dtype", "compile", "threads", "device")
+    ),
+    "whiten": frozenset(("write_vectors", "flow")),  # an index never contains a flow
+    "index": frozenset(("shards",)),
+    "gates": frozenset(GateSettings.model_fields) - {"recall_at_10"},  # the search effort is chosen for it
+}
+
+
 def _release_settings(job: Job) -> dict[str, object]:
     """Return the settings on which the published files depend."""
-    settings = job.model_dump(mode="json")
-    whiten = settings["whiten"]
-    for name in ("write_vectors", "flow"):  # an index never contains a flow
-        del whiten[name]
-    if job.whiten.mode == "off":
-        whiten = {"mode": "off"}
-    return {
-        "whiten": whiten,
-        "index": {name: value for name, value in settings["index"].items() if name != "shards"},
-        "vectors": settings["encode"]["vectors"],
-        "recall_at_10": settings["gates"]["recall_at_10"],  # the search effort is chosen for it
-        "query_prompt": settings["encoder"]["query_prompt"],
-        "id": settings["corpus"]["id"],
+    settings = {
+        section: getattr(job, section).model_dump(mode="json", exclude=names)
+        for section, names in NOT_PUBLISHED.items()
     }
+    if job.whiten.mode == "off":
+        settings["whiten"] = {"mode": "off"}
+    return settings
 
 
 def _stored_release_settings(release: ReleaseManifest) -> dict[str, object]:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from pydantic import Field
@@ -25,6 +26,19 @@ CHECKPOINTS, ENCODER, REPORT = "checkpoints", "encoder", "report.html"
 _VERSION = "training-1"  # increased by every change of the code that changes bits of the result
 # Settings that do not change the result, and `data`, which is in the definition together with its files.
 _NOT_DEFINING = {"root", "name", "seeds", "data", "workers", "threads", "failures", "checkpoint", "watch"}
+# Settings that are newer than _VERSION, each with the setting at whose default a definition leaves it out.
+_NEWER = {
+    "dev.measure": "dev.measure",
+    "test": "test.uri",
+    "max_length": "max_length",
+    "convolutional": "convolutional.width",
+    "dan": "dan.width",
+    "transformer": "transformer.width",
+    "word_table": "word_table.dim",
+    "paragraph_vectors": "paragraph_vectors.dim",
+    "schedule.final": "schedule.final",
+    "expand": "expand.words",
+}
 _VALID_NAME = re.compile(r"[\w][\w.+=-]*")
 _LAST_ENCODER_FILE = "config.json"  # written last, so an encoder that has it is complete
 _LENGTH_FILE = "sentence_bert_config.json"  # has the max_seq_length of an encoder
@@ -219,28 +233,13 @@ def _not_defining(settings: TrainSettings) -> dict[str, Any]:
     Among them are defaults of settings that are newer than _VERSION, so that earlier definitions stay equal.
     """
     excluded: dict[str, Any] = dict.fromkeys(_NOT_DEFINING, True)
-    if settings.dev.measure == "spearman":
-        excluded["dev"] = {"measure"}
-    if settings.test.uri is None:
-        excluded["test"] = True
-    if settings.max_length is None:
-        excluded["max_length"] = True
-    if settings.convolutional.width is None:
-        excluded["convolutional"] = True
-    if settings.dan.width is None:
-        excluded["dan"] = True
-    if settings.transformer.width is None:
-        excluded["transformer"] = True
-    if settings.word_table.dim is None:
-        excluded["word_table"] = True
-    if settings.paragraph_vectors.dim is None:
-        excluded["paragraph_vectors"] = True
+    for name, decides in _NEWER.items():
+        value, default = (attrgetter(decides)(each) for each in (settings, TrainSettings()))
+        section, _, key = name.partition(".")
+        if value == default:
+            excluded[section] = {key} if key else True
     if not settings.bound_sources:
         excluded["objective"] = {"__all__": {"source"}}
-    if not settings.schedule.final:
-        excluded["schedule"] = {"final"}
-    if settings.expand.words is None:
-        excluded["expand"] = True
     return excluded
 
 

@@ -1,6 +1,6 @@
 """Digests that identify a corpus, and checks that its record is complete and enough rows are good."""
 
-from pipeline.config import digest_of
+from pipeline.config import digest_of, dump_for_digest
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
 from pipeline.store.base import Store
@@ -13,15 +13,23 @@ from pipeline.text.corpus.sources import SourceFile
 # Increased with every change of the temporary files, of the sizes of buckets, and of how items are formed.
 _WORK_VERSION = 5
 
+NOT_READING = frozenset({"uri", "snapshot", "format", "harvest", "max_quarantined", "fingerprint"})
+"""Settings of a corpus that do not decide how a file is read. They name the files, whose names, sizes and
+stamps are compared, or limit what may be quarantined. All others count; those of chunks, if there are any."""
+# Settings that are in every digest. Later ones are left out at their defaults, so that digests stay the same.
+_FIRST_READING = frozenset({"id", "text", "keep", "max_rows", "bad_files"})
+_FIRST_CHUNK = frozenset({"by", "max_tokens", "max_characters", "overlap"})
+
 
 def reading_digest(corpus: CorpusSettings) -> str:
     """Return the sha256 (hex) of the settings that decide how rows are read.
 
     If it changes, unchanged files have to be read again.
     """
-    settings = corpus.model_dump(mode="json", include={"id", "text", "keep", "max_rows", "bad_files"})
+    settings = dump_for_digest(corpus, leave_out=NOT_READING | {"chunk", "cutter"}, always=_FIRST_READING)
     if isinstance(corpus, ChunkedCorpus):
-        settings |= {"chunk": corpus.chunk.model_dump(mode="json"), "space_id": corpus.cutter.space_id}
+        chunk = dump_for_digest(corpus.chunk, leave_out=frozenset(), always=_FIRST_CHUNK)
+        settings |= {"chunk": chunk, "space_id": corpus.cutter.space_id}
     return digest_of({"corpus": settings, "normalizer": NORMALIZER_VERSION})
 
 

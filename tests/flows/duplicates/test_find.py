@@ -125,7 +125,7 @@ def test_copies_are_found_at_a_threshold_of_one(publish):
 def test_dead_rows_are_in_no_group(publish):
     overrides = ("index.kind=hnsw", "whiten.mode=off")
     first = find_duplicates(search_of(publish(*overrides), 0.9999), Stages())[1]
-    root = publish(*overrides, rows=125)
+    root = publish(*overrides, "gates.max_deleted=0.3", rows=125)
     found = find_duplicates(search_of(root, 0.9999), Stages())[1]
     names = pq.read_table(Path(root, found.file.path))["id"].to_pylist()
     assert (first.release, first.largest) == (1, 41)

@@ -191,3 +191,52 @@ def test_a_refused_night_can_be_pruned_and_run_again(night: Callable[..., NightO
     prune(Releases(open_store(tmp_path / "releases")), keep=1)
     assert "30 of 40 rows" in str(refused(night, ROWS[:10]))
     assert night(ROWS).status == "unchanged"
+
+
+def test_rows_that_are_only_quarantined_are_counted_by_a_night_without_changes(
+    night: Callable[..., NightOutcome], make_job: Callable[..., Job], tmp_path: Path
+):
+    night(ROWS)
+    bad = pa.table({"id": ["id-01", "id-02", "x"], "text": ["twice", "twice", ""]})
+    pq.write_table(bad, tmp_path / "corpus" / "zz.parquet")
+    metrics_file = tmp_path / "manta.prom"
+    outcome = nightly(make_job(*RELEASED, f"release.metrics_file={metrics_file}"), Stages())
+    counts = outcome.facts["counts"]
+    assert (outcome.status, outcome.rows, counts["total"], counts["quarantined"]) == ("unchanged", 40, 43, 3)
+    assert (counts["quarantined_duplicate_id"], counts["quarantined_empty"]) == (2, 1)
+    assert pq.read_table(outcome.facts["quarantine"]).num_rows == 3
+    [note] = outcome.facts["notes"]
+    assert "3 rows of the corpus are quarantined: duplicate_id 2 (before 0), empty 1 (before 0); see" in note
+    metrics = metrics_file.read_text()
+    assert 'ray_manta_quarantined_rows_total{reason="duplicate_id"} 2' in metrics
+    assert "ray_manta_release_number 1.0\n" in metrics
+
+
+def test_gates_that_were_set_later_are_said_to_be_unmeasured(night: Callable[..., NightOutcome]):
+    night(ROWS)
+    assert night(ROWS).facts["notes"] == []
+    [note] = night(ROWS, "gates.p99_ms=1e-9", "gates.max_deleted=0.5").facts["notes"]
+    assert note == (
+        "not measured, because there is no new candidate: gates.p99_ms; `manta evaluate` with these settings "
+        "measures release 1"
+    )
+
+
+def test_a_refused_night_reports_the_current_release(night: Callable[..., NightOutcome], tmp_path: Path):
+    night(ROWS)
+    metrics_file = tmp_path / "manta.prom"
+    for overrides in ((), ("gates.max_deleted=", "gates.max_size_gib=1e-9")):
+        refused(night, ROWS[:20], f"release.metrics_file={metrics_file}", *overrides)
+        metrics = metrics_file.read_text()
+        assert "ray_manta_release_number 1.0\n" in metrics
+        assert "ray_manta_release_rows 40.0\n" in metrics
+        assert "ray_manta_release_published_timestamp_seconds" in metrics
+        assert 'ray_manta_nights_total{exit_code="5",outcome="refused"} 1.0\n' in metrics
+    assert 'ray_manta_gate_passed{gate="size_gib"} 0.0' in metrics
+
+
+def test_another_space_can_be_forbidden(night: Callable[..., NightOutcome]):
+    night(ROWS)
+    error = refused(night, ROWS, "encoder.pooling=cls", "gates.space=same")
+    assert "another space than those of release 1: encoder.pooling changed" in str(error)
+    assert gates(night(ROWS, "encoder.pooling=cls"))["space"].passed

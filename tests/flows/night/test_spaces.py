@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from pipeline.errors import DataError, ModelError, SpaceMismatch
+from pipeline.errors import DataError, GatesRefused, ModelError, SpaceMismatch
 from pipeline.flows.corpus import open_releases
 from pipeline.flows.encode.unit import EncodeUnit
 from pipeline.flows.night.previous import load_previous
@@ -47,6 +47,12 @@ def replace_model(night: Night, tmp_path: Path) -> str:
     return open_folder(night.job.encoder).space_id
 
 
+def allow_another_space(night: Night) -> None:
+    """Allow the vectors to be of another space although no setting changed."""
+    gates = night.job.gates.model_copy(update={"space": None})
+    night.job = night.job.model_copy(update={"gates": gates})
+
+
 def test_a_worker_with_another_model_than_the_driver_refuses_to_encode(night: Night, tmp_path: Path):
     old_space = open_folder(night.job.encoder).space_id
     task = EncodeUnit(
@@ -64,6 +70,10 @@ def test_a_worker_with_another_model_than_the_driver_refuses_to_encode(night: Ni
 def test_another_model_under_the_same_path_reuses_no_unit(released: Night, tmp_path: Path):
     first, vectors = released.current(), live_vectors(released)
     new_space = replace_model(released, tmp_path)
+    with pytest.raises(GatesRefused, match=r"a file of .* changed; .* set gates.space=null for one night"):
+        released.run()
+    assert not list(Path(released.job.release.root).glob(f"units/vectors/{new_space[:16]}/*.json"))
+    allow_another_space(released)
     released.run()
     now = released.current()
     assert (first.space_id != new_space, now.space_id) == (True, new_space)
@@ -90,6 +100,7 @@ def test_a_record_moved_to_another_space_is_refused_naming_both_spaces(released:
     first = released.current()
     store = open_store(released.job.release.root)
     new_space = replace_model(released, tmp_path)
+    allow_another_space(released)
     unit = first.units[0]
     store.write(unit.record.replace(first.space_id[:16], new_space[:16]), store.read(unit.record))
     with pytest.raises(SpaceMismatch, match=f"{new_space}.*{first.space_id}"):

@@ -163,7 +163,7 @@ def test_word_vectors_without_stop_words_accept_english_and_refuse_chinese(
         pa.table({"id": [f"c{row}" for row in range(400)], "text": segmented, "lang": ["zh"] * 400}),
         tmp_path / "corpus" / "chinese.parquet",
     )
-    refused = manta("nightly", *arguments)
+    refused = manta("nightly", *arguments, "gates.max_repeated_texts=")
     assert refused.code == 5
     assert "unknown to the encoder's tokenizer" in refused.err
     assert "Chinese texts" in refused.err

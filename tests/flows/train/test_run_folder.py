@@ -5,9 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
-from pipeline.flows.train.run_folder import RESULT, ResultRecord, RunFolder, RunRecord, open_run
+from pipeline.flows.train.run_folder import (
+    _NEWER,
+    _NOT_DEFINING,
+    RESULT,
+    ResultRecord,
+    RunFolder,
+    RunRecord,
+    _not_defining,
+    open_run,
+)
 from pipeline.models.folder.folder import open_folder
+from pipeline.settings import TrainSettings
 from tests.flows.train.training import training_job, write_sentences
 
 
@@ -167,3 +178,24 @@ def test_a_stored_result_is_found(tmp_path: Path, encoder: Path):
     assert run.result() is None  # the encoder is missing
     run.store.write("encoder/config.json", b"{}")
     assert run.result() == result
+
+
+def test_a_definition_has_every_setting_that_is_not_named_and_none_that_is_newer_at_its_default():
+    """A new setting fails here: name it in _NEWER, so that trainings that began before keep their digest,
+    or in _NOT_DEFINING if it does not change the result.
+    """
+    settings = TrainSettings()
+    dumped = settings.model_dump(mode="json", exclude=_not_defining(settings))
+    assert digest_of(dumped) == "43a2aa443dcee9e592ec8b2fc8afb448b380bfb7ee49248e8adbb6abdcbf09d5"
+    assert not _NOT_DEFINING & dumped.keys()
+    for name, value in {
+        "dev": {"measure": "pearson"},
+        "test": {"uri": "test.parquet"},
+        "max_length": 12,
+        "schedule": {"final": 0.1},
+        "expand": {"words": "words.txt"},
+        "convolutional": {"width": 8},
+    }.items():
+        changed = TrainSettings.model_validate({name: value})
+        assert changed.model_dump(exclude=_not_defining(changed))[name]
+    assert {name.partition(".")[0] for name in _NEWER} <= TrainSettings.model_fields.keys()
