@@ -8,7 +8,7 @@ from typer.main import get_command
 from jobs.boundary import EXIT_CODES
 from jobs.cli import app
 from pipeline.settings import Job
-from pipeline.store.manifest import RELEVANCE, RELEVANCE_CHANGE
+from pipeline.store.manifest import READABLE, RELEVANCE, RELEVANCE_CHANGE
 from tests.infra.manifests import INFRA, ROOT, of_kind
 
 TEXT = (INFRA / "README.md").read_text()
@@ -66,7 +66,10 @@ def test_documented_gates_and_reasons_are_those_of_the_code():
     judged = (ROOT / "pipeline" / "index" / "gates.py").read_text()
     judged = judged[judged.index("def judge") :]
     in_judge = set(re.findall(r'(?:gates\[|^        )"(\w+)"', judged, re.MULTILINE))
-    assert gates == in_judge | {RELEVANCE, RELEVANCE_CHANGE}
+    compared = (ROOT / "pipeline" / "flows" / "night" / "corpus_gates.py").read_text()
+    of_the_corpus = set(re.findall(r'^ +yield "(\w+)", ', compared, re.MULTILINE))
+    assert len(of_the_corpus) == 5
+    assert gates == in_judge | of_the_corpus | {RELEVANCE, RELEVANCE_CHANGE, READABLE}
     source = "".join(file.read_text() for file in (ROOT / "pipeline").rglob("*.py"))
     for reason in ("duplicate_id", "unusable_vector"):
         assert f"`{reason}`" in TEXT

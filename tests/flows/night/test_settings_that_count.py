@@ -5,14 +5,8 @@ import pytest
 from pipeline.flows.night.previous import NOT_PUBLISHED, _release_settings
 from pipeline.settings import Job
 
-UNREAD = {
-    "evaluate",
-    "train",
-    "augment",
-    "pairs",
-    "release",
-    "cluster",
-}  # sections without influence on files
+# Sections that do not decide the files of a release.
+UNREAD = {"evaluate", "train", "augment", "pairs", "release", "cluster"}
 
 
 def test_every_section_is_compared_or_without_influence():
