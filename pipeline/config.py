@@ -218,6 +218,18 @@ def refuse_credentials(uri: str) -> None:
         )
 
 
+def refuse_web_address(uri: str) -> None:
+    """Raise ConfigError for the address of a web page or an FTP server, which cannot be listed or written."""
+    scheme = uri.partition("://")[0].lower()
+    if scheme in ("http", "https", "ftp", "ftps"):
+        raise ConfigError(
+            uri,
+            "a path, or the URI of a store such as s3://bucket/prefix",
+            f"an address with {scheme}://",
+            "download it first; for an encoder, a hub id has the form owner/name",
+        )
+
+
 def uri_of(path: str | Path) -> str:
     """Return a path as text. pathlib shortens the "://" of a URI to ":/"; restore it."""
     return re.sub(r"^([a-z][a-z0-9+.-]+):/(?!/)", r"\1://", str(path), count=1, flags=re.IGNORECASE)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from pipeline.config import refuse_credentials
+from pipeline.config import refuse_credentials, refuse_web_address
 from pipeline.errors import ConfigError
 from pipeline.store.base import Store
 from pipeline.store.local import LocalStore
@@ -16,10 +16,11 @@ def open_store(uri: str | Path) -> Store:
     """Open the store at a directory, a file:// URI, or any URI that fsspec knows (s3://bucket/prefix).
 
     Raises:
-        ConfigError: the URI contains credentials, is empty, or names a file.
+        ConfigError: the URI contains credentials, is empty, or names a file or a web page.
     """
     text = str(uri)
     refuse_credentials(text)
+    refuse_web_address(text)
     if not text or "\0" in text:
         raise ConfigError(
             "the root of a store",

@@ -71,7 +71,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         record_current(releases, previous.release)
         folder = open_folder(job.encoder)  # an unusable encoder shows before any work
         encoder = encoder_copy_path(folder)
-        for sentence in folder.ranking_warnings:
+        for sentence in folder.warnings:
             say(f"warning: {sentence}")
         harvest_corpus(job, stages)
         damage = find_damage(store, previous, stages, by_content=verify)

@@ -132,7 +132,7 @@ class _Checks:
         found = (
             f"{name}: {encoder.dim} dimensions, {encoder.max_length} tokens, space {encoder.space_id[:16]}"
         )
-        return Check("encoder", found, warnings=folder.ranking_warnings)
+        return Check("encoder", found, warnings=folder.warnings)
 
     def index(self) -> str:
         """Check that the index can be made of the encoder's vectors."""

@@ -29,6 +29,8 @@ _SEE_PADDING = (
 )
 _SCALED_BY_LENGTH = ("dynamic", "longrope", "su")  # kinds of rotary positions that depend on a text's length
 
+# beginnings of model types whose SentencePiece models transformers 5 reads otherwise than transformers 4
+_BUILT_OTHERWISE = ("albert", "gemma", "llama", "mistral", "rembert")
 # function that loads a tokenizer, by family, or model2vec; other families have one of transformers
 _LOADERS = {
     **dict.fromkeys(("words", "paragraph"), load_words),
@@ -143,15 +145,23 @@ class EncoderFolder:
         return self.tail[-1:] == (Normalization(),)
 
     @property
-    def ranking_warnings(self) -> tuple[str, ...]:
-        """Sentences about a ranking that differs from the cosine's, by which searches rank."""
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about results that differ from those of the library that wrote the folder."""
+        found = []
         is_cosine = self.similarity == "cosine" or (self.normalize and self.similarity != "manhattan")
-        if is_cosine:
-            return ()
-        return (
-            f"{self.path}: similarity_fn_name is {self.similarity}, but searches rank by cosine, which gives "
-            "other results; use an encoder trained for cosine similarity",
-        )
+        if not is_cosine:
+            found.append(
+                f"{self.path}: similarity_fn_name is {self.similarity}, but searches rank by cosine, which "
+                "gives other results; use an encoder trained for cosine similarity"
+            )
+        has_tokenizer = (self.transformer_path / "tokenizer.json").is_file()
+        if str(self.config.get("model_type")).startswith(_BUILT_OTHERWISE) and not has_tokenizer:
+            found.append(
+                f"{self.transformer_path}: without tokenizer.json, transformers 5 builds another tokenizer "
+                "from the SentencePiece model than transformers 4; save tokenizer.json with the version that "
+                "the encoder was trained with"
+            )
+        return tuple(found)
 
     def file(self, relative: str) -> Path:
         """Return the path of one of `files`. Word counts may be outside the folder; a copy includes them."""

@@ -48,6 +48,11 @@ _TOKENIZER_FILES = (
 )
 _WIDTHS = ("hidden_size", "dim", "d_model", "n_embd", "emb_dim")
 """keys of config.json with the width of the token states"""
+# vocabularies of single families, from which transformers builds a tokenizer if there is no tokenizer.json
+_OTHER_VOCABULARIES = (
+    *("spm.model", "sentencepiece.model", "spm_char.model", "bpe.codes", "dict.txt"),
+    *("prophetnet.tokenizer", "word_shape.json", "word_pronunciation.json", "entity_vocab.json"),
+)
 # keys of config.json that do not change vectors; the space_id leaves them out
 _KEYS_WITHOUT_EFFECT = (
     "transformers_version",
@@ -134,7 +139,7 @@ def _needed_files(folder: EncoderFolder, modules: list[ModuleEntry]) -> list[str
     names = {
         *(
             path_inside(folder.transformer, name)
-            for name in ("config.json", *TRANSFORMER_CONFIGS, *_TOKENIZER_FILES)
+            for name in ("config.json", *TRANSFORMER_CONFIGS, *_tokenizer_names(folder))
         ),
         *("modules.json", "config_sentence_transformers.json", f"{OWN_MODULES}.py"),
         *(path_inside(subfolder, "config.json") for _, subfolder in modules[1:]),
@@ -147,12 +152,18 @@ def _needed_files(folder: EncoderFolder, modules: list[ModuleEntry]) -> list[str
     return sorted(name for name in names if folder.file(name).is_file())
 
 
+def _tokenizer_names(folder: EncoderFolder) -> tuple[str, ...]:
+    """Return the names that files of a tokenizer can have."""
+    has_all = (folder.transformer_path / "tokenizer.json").is_file()
+    return _TOKENIZER_FILES if has_all else (*_TOKENIZER_FILES, *_OTHER_VOCABULARIES)
+
+
 def _space_id(folder: EncoderFolder) -> str:
     """Hash everything that must be equal for two vectors to be comparable.
 
     If there is a tokenizer.json, only what the other tokenizer files change in it counts.
     """
-    tokenizer_files = [path_inside(folder.transformer, name) for name in _TOKENIZER_FILES]
+    tokenizer_files = [path_inside(folder.transformer, name) for name in _tokenizer_names(folder)]
     if tokenizer_files[0] in folder.files:  # tokenizer.json
         tokenizer_files = tokenizer_files[:1]
     added = added_tokens(folder.transformer_path)

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from pipeline.config import refuse_credentials
+from pipeline.config import refuse_credentials, refuse_web_address
 from pipeline.errors import ConfigError, DataError
 from pipeline.store.retry import retrying
 from pipeline.text.corpus.table_file import TableFile
@@ -136,6 +136,7 @@ def _filesystem(uri: str) -> tuple[Any, str]:
     import fsspec
 
     refuse_credentials(uri)
+    refuse_web_address(uri)
     try:
         system, path = fsspec.core.url_to_fs(uri)
     except (ImportError, ValueError) as error:

@@ -78,9 +78,9 @@ def test_a_ranking_that_searches_do_not_have_is_a_warning(
 ):
     folder = Path(shutil.copytree(dot, tmp_path / "encoder"))
     edit_json(folder / FILE, similarity_fn_name=similarity)
-    sentences_ = open_folder(EncoderSettings(path=str(folder), normalize=normalize)).ranking_warnings
-    assert bool(sentences_) == warns
-    assert all(f"similarity_fn_name is {similarity}" in sentence for sentence in sentences_)
+    found = open_folder(EncoderSettings(path=str(folder), normalize=normalize)).warnings
+    assert bool(found) == warns
+    assert all(f"similarity_fn_name is {similarity}" in sentence for sentence in found)
 
 
 def test_an_unknown_similarity_is_refused(tmp_path: Path, dot: Path):

@@ -207,3 +207,26 @@ def test_a_space_before_a_text_is_added_if_tokenizer_config_says_so(
     peer = transformers.AutoTokenizer.from_pretrained(str(folder))
     tokens = load_tokenizer(folder, 64)(TEXTS)
     assert tokens.ids.tolist() == [number for text in TEXTS for number in peer(text)["input_ids"]]
+
+
+@pytest.mark.parametrize("name", ["spm.model", "sentencepiece.model", "bpe.codes"])
+def test_a_vocabulary_of_a_single_family_is_copied_and_part_of_the_space(folders, tmp_path: Path, name: str):
+    folder = Path(shutil.copytree(folders["electra"], tmp_path / "electra"))
+    (folder / name).write_text("a")
+    with_both = folder_at(folder)
+    assert name not in with_both.files, "tokenizer.json is enough"
+    (folder / "tokenizer.json").unlink()
+    first = folder_at(folder)
+    (folder / name).write_text("b")
+    assert name in first.files
+    assert folder_at(folder).space_id != first.space_id
+
+
+@pytest.mark.parametrize("model_type", ["albert", "gemma3_text", "llama", "bert"])
+def test_a_tokenizer_that_transformers_5_builds_otherwise_is_a_warning(bert: Path, model_type: str):
+    edit_json(bert / "config.json", model_type=model_type)
+    assert folder_at(bert).warnings == ()
+    (bert / "tokenizer.json").unlink()
+    found = folder_at(bert).warnings
+    assert len(found) == (model_type != "bert")
+    assert all("transformers 5 builds another tokenizer" in sentence for sentence in found)
