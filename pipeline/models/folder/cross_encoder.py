@@ -31,7 +31,10 @@ def is_cross_encoder(folder: Path, st_config: Mapping[str, Any], *, allowed: boo
         )
     if task not in ("feature-extraction", "sequence-classification"):
         raise ModelError(
-            str(folder), "a Transformer module for feature-extraction", repr(task), "use an encoder of texts"
+            f"{folder}: transformer_task",
+            "a Transformer module for feature-extraction",
+            repr(task),
+            "use an encoder of texts",
         )
     return bool(task == "sequence-classification")
 

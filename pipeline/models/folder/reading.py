@@ -29,6 +29,11 @@ def prompts_of(settings: EncoderSettings, path: Path) -> tuple[str, str]:
     """
     file = path / "config_sentence_transformers.json"
     config = read_json(file)
+    kind = config.get("model_type")
+    if kind == "SparseEncoder":
+        raise ModelError(
+            str(file), "model_type SentenceTransformer", repr(kind), "use an encoder with dense vectors"
+        )
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise ModelError(

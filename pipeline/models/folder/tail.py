@@ -3,8 +3,9 @@
 Imports neither torch nor transformers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.modules import (
@@ -32,11 +33,12 @@ def tail_of(path: Path, modules: list[ModuleEntry], settings: EncoderSettings) -
     Raises:
         ModelError: the configuration of a module is damaged or not supported.
     """
-    readers: dict[str, Callable[[Path, str], Module]] = {"Dense": _read_dense, "Denoising": _read_denoising}
-    tail: list[Module] = [
-        readers[kind](path, folder) if kind in readers else Normalization()
-        for kind, folder in after_pooling(modules)
-    ]
+    readers: dict[str, Callable[[Path, str], Module]] = {
+        "Dense": _read_dense,
+        "Denoising": _read_denoising,
+        "Normalize": _read_normalize,
+    }
+    tail: list[Module] = [readers[kind](path, folder) for kind, folder in after_pooling(modules)]
     if settings.normalize is False:
         tail = [module for module in tail if module != Normalization()]
     file = path / "config_sentence_transformers.json"
@@ -76,14 +78,7 @@ def _read_dense(path: Path, folder: str) -> Dense:
             "neither",
             "restore the file",
         )
-    for key in ("module_input_name", "module_output_name"):
-        if config.get(key, "sentence_embedding") not in ("sentence_embedding", None):
-            raise ModelError(
-                str(file),
-                f"{key} sentence_embedding",
-                repr(config[key]),
-                "use an encoder whose Dense works on the sentence embedding",
-            )
+    _check_names(file, config)
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     if activation.startswith("torch.nn."):  # other classes are code from outside of PyTorch
         activation = activation.rpartition(".")[2]
@@ -96,6 +91,25 @@ def _read_dense(path: Path, folder: str) -> Dense:
             activation=activation,
             residual=bool(config.get("use_residual", False)),
         )
+
+
+def _read_normalize(path: Path, folder: str) -> Normalization:
+    """Read the configuration of a Normalize module, which older folders lack."""
+    if folder:  # "" is the encoder's folder, whose config.json is the model's
+        _check_names(path / folder / "config.json", read_json(path / folder / "config.json"))
+    return Normalization()
+
+
+def _check_names(file: Path, config: Mapping[str, Any]) -> None:
+    """Check that a module works on the sentence embedding, not on token states."""
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key, "sentence_embedding") not in ("sentence_embedding", None):
+            raise ModelError(
+                str(file),
+                f"{key} sentence_embedding",
+                repr(config[key]),
+                "use an encoder whose modules work on the sentence embedding",
+            )
 
 
 def _read_denoising(path: Path, folder: str) -> Denoising:

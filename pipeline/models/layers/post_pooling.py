@@ -247,8 +247,15 @@ def _load_dense(folder: EncoderFolder, config: Dense) -> DenseModule:
             config.activation,
             "use an encoder with one of these",
         )
-    module = DenseModule(config)
-    _open_weights(folder, config).fill(module)
+    module, weights = DenseModule(config), _open_weights(folder, config)
+    if not config.bias and "linear.bias" in weights:
+        raise ModelError(
+            str(folder.file(config.weights)),
+            "no linear.bias, since config.json has bias false",
+            "linear.bias",
+            "restore the files",
+        )
+    weights.fill(module)
     return module
 
 
