@@ -138,7 +138,9 @@ def config_of(name: str, **changes: Any) -> transformers.PreTrainedConfig:
     """Make the configuration of a tiny model, of a family of FAMILIES."""
     known = transformers.AutoConfig.for_model(name).to_dict()
     mapped = getattr(transformers.CONFIG_MAPPING[name], "attribute_map", {})
-    sizes = {key: size for key, size in _SIZES.items() if known.get(key) is not None or key in mapped}
+    sizes = {key: size for key, size in _SIZES.items() if key in known or key in mapped}
+    if known.get("num_key_value_heads") is None:
+        sizes.pop("num_key_value_heads", None)
     if known.get("layer_types"):
         sizes["layer_types"] = (known["layer_types"] * _LAYERS)[:_LAYERS]
     special = {key: _SIZES[key] for key in ("pad_token_id", "bos_token_id", "eos_token_id")}

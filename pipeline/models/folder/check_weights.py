@@ -1,10 +1,10 @@
-"""Check while a model is loaded that its weights are finite, and log those that are not used.
+"""Check while a model is loaded that its weights are finite, and that none of its layers' is left out.
 
 Imports torch where a tensor is checked.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from pipeline.errors import ModelError
@@ -14,11 +14,33 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+# constants that models compute, and that older checkpoints store
+_BUFFERS = ("position_ids", "token_type_ids", "inv_freq", "masked_bias", ".attn.bias", ".attention.bias")
 
 
-def log_unused(where: str, names: Iterable[str]) -> None:
-    """Log the weights of a model that are stored but not used, for `manta -v`; usually a head or a pooler."""
-    if unused := sorted(names):
+def check_unused(where: str, names: Iterable[str], parts: Collection[str]) -> None:
+    """Check that a model uses all stored weights of its parts, such as `encoder`.
+
+    Weights outside them, usually of a head or a pooler, are logged for `manta -v`.
+
+    Args:
+        where: path of the model, for errors.
+        names: stored weights that are not used.
+        parts: first components of the names of the weights that are used.
+
+    Raises:
+        ModelError: a part has more weights than config.json describes, so its vectors would be others.
+    """
+    unused = sorted(name for name in names if not name.endswith(_BUFFERS))
+    if inside := [name for name in unused if name.split(".")[0] in parts]:
+        shown = f"{', '.join(inside[:3])}{' ...' if len(inside) > 3 else ''}"
+        raise ModelError(
+            where,
+            "only weights that the model of config.json uses",
+            f"{len(inside)} more: {shown}",
+            "check that weights and config.json belong together, and merge adapters",
+        )
+    if unused:
         _log.info("%s: %d stored weights are not used: %s", where, len(unused), ", ".join(unused))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.errors import ModelError
 from pipeline.models.folder.averaging import resolve_averaging
 from pipeline.models.folder.check_pooling import check_dim, check_pooling, check_template, choose_pooling
+from pipeline.models.folder.check_settings import check_settings
 from pipeline.models.folder.concatenated import open_joined
 from pipeline.models.folder.cross_encoder import is_cross_encoder
 from pipeline.models.folder.encoder_folder import (
@@ -94,6 +95,7 @@ def _open_layers(
     config = read_json(transformer_path / "config.json", required=True)
     if config.get("model_type") in TABLE_FAMILIES:
         check_numbers(transformer_path / "config.json", config)
+    check_settings(transformer_path / "config.json", config)
     st_config = read_transformer_settings(transformer_path)
     folder_pooling, include_prompt = pooling_of(path, modules, config)
     is_cross = is_cross_encoder(transformer_path, st_config, allowed=cross_encoder)

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.check_weights import check_finite, log_unused
+from pipeline.models.folder.check_weights import check_finite, check_unused
 from pipeline.models.folder.modules import read_json
 from pipeline.text.tokens.tokenizer_errors import tokenizer_errors
 
@@ -130,8 +130,8 @@ def load_complete(
         options: further arguments of `from_pretrained`.
 
     Raises:
-        ModelError: the folder cannot be loaded, or weights are NaN, infinite or missing; transformers would
-            draw missing ones at random.
+        ModelError: the folder cannot be loaded, or weights are NaN, infinite, missing or too many;
+            transformers would draw missing ones at random, and leave others out.
     """
     _check_known(folder, auto.__name__)
     try:
@@ -152,7 +152,8 @@ def load_complete(
             f"{len(missing)} weights missing: {shown}",
             remedy,
         )
-    log_unused(str(folder), report["unexpected_keys"])
+    prefix, parts = f"{model.base_model_prefix}.", dict(model.base_model.named_children())
+    check_unused(str(folder), (name.removeprefix(prefix) for name in report["unexpected_keys"]), parts)
     for name, parameter in model.named_parameters():
         if not name.startswith(tuple(unused)):
             check_finite(str(folder), name, parameter.detach())

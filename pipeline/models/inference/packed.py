@@ -47,7 +47,7 @@ class PackedModel(Model):
         names = NAMES[folder.family]
         used = tensor_names(names, self.shape)
         checkpoint.check_present(used)
-        checkpoint.log_unused(used)
+        checkpoint.check_used(used)
         loader = LayerLoader(self.shape, names, checkpoint, arithmetic)
         self._tables = self._embeddings(loader, names)
         self._types = self._type_differences(loader, names)

@@ -45,9 +45,11 @@ ROTARY_FAMILIES = {
 """families with rotary positions, by model_type"""
 PACKED_FAMILIES = TABLE_FAMILIES | ROTARY_FAMILIES
 
+# keys that make a decoder of an encoder
+_OF_DECODERS = ("is_causal", "is_decoder", "is_encoder_decoder", "add_cross_attention")
+_ENCODERS = (*TABLE_FAMILIES, "modernbert", "nomic_bert", "gte")
 _NO_BIASES = Biases(inputs=False, attention=False, inner=False, outer=False, norms=False)
-# keys of the code that nomic_bert was published with, and the only values that transformers computes, too
-_NOMIC_SETTINGS: Config = {
+NOMIC_SETTINGS: Config = {
     "activation_function": "swiglu",
     "causal": False,
     "mlp_fc1_bias": False,
@@ -63,6 +65,7 @@ _NOMIC_SETTINGS: Config = {
     "scale_attn_weights": True,
     "use_rms_norm": False,
 }
+"""keys of the code that nomic_bert was published with, and the only values that are computed"""
 _NOMIC_SIZES = {
     "hidden_size": "n_embd",
     "num_attention_heads": "n_head",
@@ -78,6 +81,8 @@ def architecture_of(config: Config) -> Architecture | None:
     """Read the architecture from config.json; None if the packed forward pass does not compute it."""
     read = _READERS.get(str(config.get("model_type")))
     if read is None or config.get("quantization_config"):
+        return None
+    if config["model_type"] in _ENCODERS and any(config.get(name) for name in _OF_DECODERS):
         return None
     try:
         return read(config)
@@ -98,7 +103,6 @@ def _table_family(config: Config) -> Architecture:
     activation_name = config.get("activation" if family == "distilbert" else "hidden_act") or "gelu"
     require(
         config.get("position_embedding_type", "absolute") == "absolute"
-        and not config.get("is_decoder")
         and activation_name in ("gelu", "relu", "gelu_new")
     )
 
@@ -146,7 +150,7 @@ def _modernbert(config: Config) -> Architecture:
 
 def _nomic(config: Config) -> Architecture:
     """Read nomic_bert (Nussbaum et al. 2024), with the keys of transformers or of its authors' code."""
-    require(all(config.get(name, value) == value for name, value in _NOMIC_SETTINGS.items()))
+    require(all(config.get(name, value) == value for name, value in NOMIC_SETTINGS.items()))
     given = {name: config[own] for name, own in _NOMIC_SIZES.items() if own in config} | dict(config)
     attention = LayerAttention(base=rotary_base(given, 1_000.0))
     return Architecture(

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.check_weights import check_finite, log_unused
+from pipeline.models.folder.check_weights import check_finite, check_unused
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.names import NAMES
 
@@ -108,9 +108,14 @@ class Checkpoint:
                 "check that weights and config.json belong together",
             )
 
-    def log_unused(self, used: Iterable[str]) -> None:
-        """Log the tensors of the encoder other than the `used` ones, for `manta -v`."""
-        log_unused(self._path, self._load.keys() - set(used))
+    def check_used(self, names: Iterable[str]) -> None:
+        """Check that the encoder's parts have no tensors but these; log tensors of heads, for `manta -v`.
+
+        Raises:
+            ModelError: there are more; the message names the first ones and their number.
+        """
+        used = set(names)
+        check_unused(self._path, self._load.keys() - used, {name.split(".")[0] for name in used})
 
     def raw(self, name: str) -> Tensor:
         """Read a tensor without checks, in the type in which it is stored."""

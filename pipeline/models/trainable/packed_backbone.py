@@ -50,6 +50,7 @@ class PackedBackbone(Backbone):
             buckets = int(folder.config.get("relative_attention_num_buckets", 32))
             table = nn.Embedding(buckets, self.shape.heads, device="meta")
             add_module(self, self.names.relative_bias, table)
+        weights.check_used(name for name, _ in self.named_parameters())
         weights.fill(self)
 
     def forward(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:

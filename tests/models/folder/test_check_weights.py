@@ -1,4 +1,4 @@
-"""A model with NaN or infinity among its weights is refused, and weights that are not used are logged."""
+"""NaN or infinity among the weights is refused, and so are weights of layers that are not used."""
 
 import logging
 import shutil
@@ -52,18 +52,44 @@ def test_nan_or_infinity_in_one_row_of_the_word_table_is_refused(folders, tmp_pa
 
 
 @pytest.mark.parametrize("family", ["bert", "electra"])
-def test_stored_weights_that_are_not_used_are_logged(folders, tmp_path, family, caplog):
+@pytest.mark.parametrize("load", LOADERS)
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "encoder.layer.0.attention.self.distance_embedding.weight",
+        "encoder.layer.3.output.dense.bias",
+        "embeddings.more.weight",
+    ],
+)
+def test_weights_of_the_encoder_that_no_layer_uses_are_refused(folders, tmp_path, load, family, extra):
     folder = shutil.copytree(folders[family], tmp_path / family)
+    add_weights(folder, extra)
+    with pytest.raises(ModelError, match=f"only weights that the model .*, found 1 more: .*{extra}; "):
+        LOADERS[load](folder)
+
+
+@pytest.mark.parametrize("family", ["bert", "electra"])
+def test_weights_of_heads_are_logged_and_constants_are_not(folders, tmp_path, family, caplog):
+    folder = shutil.copytree(folders[family], tmp_path / family)
+    add_weights(folder, "embeddings.position_ids", "encoder.layer.0.attention.inv_freq")
     tensors = load_file(folder / "model.safetensors")
-    prefix = "" if "embeddings.word_embeddings.weight" in tensors else f"{family}."
-    extra = f"{prefix}encoder.layer.0.attention.self.query_norm.weight"
-    save_file(tensors | {extra: np.ones(48, np.float32)}, folder / "model.safetensors", {"format": "pt"})
+    save_file(tensors | {"qa_outputs.weight": np.ones(2, np.float32)}, folder / "model.safetensors")
     with caplog.at_level(logging.INFO, "pipeline"):
         LOADERS["encode"](folder)
     (line,) = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
     assert line.startswith(f"{folder}: ")
-    assert "encoder.layer.0.attention.self.query_norm.weight" in line
-    assert "query.weight" not in line
+    assert "qa_outputs.weight" in line
+    assert "ids" not in line
+    assert "inv_freq" not in line
+
+
+def add_weights(folder: Path, *names: str) -> None:
+    """Add vectors of ones to the weights of an encoder, under its own prefix."""
+    tensors = load_file(folder / "model.safetensors")
+    table = next(name for name in tensors if name.endswith("embeddings.word_embeddings.weight"))
+    prefix = table.removesuffix("embeddings.word_embeddings.weight")
+    more = {f"{prefix}{name}": np.ones(48, np.float32) for name in names}
+    save_file(tensors | more, folder / "model.safetensors", {"format": "pt"})
 
 
 def test_invalid_values_of_a_bias_are_counted(tmp_path):

@@ -1,0 +1,58 @@
+"""Refuse settings of config.json that change vectors, but that neither transformers nor this project reads.
+
+Imports neither torch nor transformers.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ModelError
+from pipeline.models.layers.families import NOMIC_SETTINGS
+
+_POSITIONS = "position_embedding_type"
+"""key of many families; up to transformers 4 it could be relative_key or relative_key_query"""
+_READ_POSITIONS = ("esm", "evolla", "granitemoehybrid")  # model types of which transformers reads that key
+_NAMES_OF_ROTARY = ("rope", "rotary")
+# keys of the code that models were published with, and the only values that transformers computes
+_COMPUTED: Mapping[str, Mapping[str, Any]] = {
+    "nomic_bert": NOMIC_SETTINGS,
+    "gte": {"layer_norm_type": "layer_norm", "logn_attention_scale": False},
+}
+
+
+def check_settings(file: Path, config: Mapping[str, Any]) -> None:
+    """Check that no setting is silently ignored, and that vectors are not random.
+
+    Args:
+        file: path of config.json, for errors.
+        config: its values.
+
+    Raises:
+        ModelError: a setting cannot be computed; the message names it.
+    """
+    model_type = str(config.get("model_type"))
+    for name, value in _COMPUTED.get(model_type, {}).items():
+        if (found := config.get(name, value)) != value:
+            raise _refused(file, f"{name} {value!r}", found)
+    positions = config.get(_POSITIONS)
+    is_rotary = positions in _NAMES_OF_ROTARY and model_type not in ("bert", "roberta", "xlm-roberta")
+    if positions not in (None, "absolute") and not is_rotary and model_type not in _READ_POSITIONS:
+        raise _refused(file, f"{_POSITIONS} 'absolute'", positions)
+    is_hashed = model_type == "reformer" and "lsh" in (config.get("attn_layers") or "lsh")
+    if is_hashed and config.get("hash_seed") is None:
+        raise ModelError(
+            str(file),
+            "a hash_seed, by which a text always gets the same vector",
+            "random hashes (hash_seed null)",
+            "write a number as hash_seed",
+        )
+
+
+def _refused(file: Path, expected: str, found: Any) -> ModelError:
+    return ModelError(
+        str(file),
+        f"{expected}, the only value that is computed",
+        repr(found)[:60],
+        "use an encoder without this setting",
+    )

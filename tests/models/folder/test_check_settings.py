@@ -1,0 +1,55 @@
+"""Settings of config.json that change vectors and are not computed are refused by name."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ModelError
+from tests.models.every_family import save_family
+from tests.models.folders import edit_json, folder_at
+
+_NOMIC = {
+    "activation_function": "geglu",
+    "causal": True,
+    "mlp_fc1_bias": True,
+    "num_experts": 8,
+    "parallel_block": True,
+    "prenorm": True,
+    "rotary_emb_fraction": 0.5,
+    "rotary_emb_interleaved": True,
+    "rotary_emb_scale_base": 512,
+    "rotary_scaling_factor": 2.0,
+    "scale_attn_weights": False,
+    "use_rms_norm": True,
+}
+_IGNORED = [
+    *(("nomic_bert", key, value) for key, value in _NOMIC.items()),
+    ("gte", "layer_norm_type", "rms_norm"),
+    ("gte", "logn_attention_scale", True),
+    ("gte", "position_embedding_type", "absolute_and_relative"),
+    ("bert", "position_embedding_type", "relative_key"),
+    ("roberta", "position_embedding_type", "rope"),
+    ("electra", "position_embedding_type", "relative_key_query"),
+    ("reformer", "hash_seed", None),
+]
+
+
+@pytest.mark.parametrize(("family", "key", "value"), _IGNORED)
+def test_a_setting_that_is_not_computed_is_refused_by_name(
+    tmp_path: Path, family: str, key: str, value: object
+):
+    folder = save_family(family, tmp_path)
+    folder_at(folder)
+    edit_json(folder / "config.json", **{key: value})
+    with pytest.raises(ModelError, match=rf"config\.json: .*{key}"):
+        folder_at(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "positions"),
+    [("bert", "absolute"), ("bert", None), ("modernbert", "absolute"), ("gte", "rope"), ("esm", "rotary")],
+)
+def test_positions_that_are_computed_are_accepted(tmp_path: Path, family: str, positions: str | None):
+    folder = save_family(family, tmp_path)
+    edit_json(folder / "config.json", position_embedding_type=positions)
+    folder_at(folder)
