@@ -100,7 +100,7 @@ DECODERS: Mapping[str, Mapping[str, Any]] = {
         ("openai-gpt", "opt", "bloom", "mpt", "falcon", "phi", "phi3", "gemma", "gemma2"), _PLAIN
     ),
     **dict.fromkeys(("granite", "olmo", "olmo2", "olmo3", "cohere", "cohere2", "starcoder2", "glm"), _PLAIN),
-    **dict.fromkeys(("glm4", "helium", "nemotron", "persimmon", "xglm", "biogpt", "codegen", "ctrl"), _PLAIN),
+    **dict.fromkeys(("glm4", "helium", "persimmon", "xglm", "biogpt", "codegen", "ctrl"), _PLAIN),
     **dict.fromkeys(("smollm3", "ernie4_5", "exaone4", "bitnet", "arcee", "apertus", "diffllama"), _PLAIN),
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "jetmoe", "phimoe"), _PLAIN),
     **dict.fromkeys(("gpt_oss", "llama4_text", "minimax", "doge", "flex_olmo", "seed_oss"), _PLAIN),
@@ -127,6 +127,7 @@ DECODERS: Mapping[str, Mapping[str, Any]] = {
         "linear_num_key_heads": 2,
         **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
     },
+    "nemotron": {"num_key_value_heads": 2},
     "stablelm": {"partial_rotary_factor": 0.5, "head_dim": None},
 }
 """the same of decoders and of recurrent models"""

@@ -7,10 +7,11 @@ from typing import Any
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.averaging import TokenAveraging
+from pipeline.models.folder.check_vocabulary import check_vocabulary
 from pipeline.models.folder.frequencies import FREQUENCIES
 from pipeline.models.folder.modules import Module, Normalization
 from pipeline.models.folder.word_vectors import load_sequences, load_words
-from pipeline.models.layers.families import ROTARY_FAMILIES
+from pipeline.models.layers.families import PACKED_FAMILIES, ROTARY_FAMILIES
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.text.tokens.static_tokens import load_model2vec, load_static
 from pipeline.text.tokens.templates import apply_template
@@ -88,7 +89,8 @@ class EncoderFolder:
         """Load the tokenizer, with prompt and template.
 
         Raises:
-            ModelError: it cannot be loaded, or has no mask token for its template.
+            ModelError: it cannot be loaded, has tokens for which the model has no vector, or has no mask
+                token for its template.
         """
         folder = self.transformer_path
         model_type = self.config.get("model_type")
@@ -104,6 +106,8 @@ class EncoderFolder:
             ends_sentences=self.ends_sentences,
             keyed=self.family == "paragraph",
         )
+        if self.family == "other" or self.family in PACKED_FAMILIES.values():
+            check_vocabulary(folder, tokenizer, self.config.get("vocab_size"))
         self._check_types(tokenizer)
         is_masked = self.pooling == MASKED
         if not is_masked and self.template is None:

@@ -3,6 +3,7 @@
 Imports neither torch nor transformers.
 """
 
+import codecs
 import gzip
 import re
 import zlib
@@ -60,6 +61,7 @@ def read_vectors(file: Path, name: str) -> Iterator[Words]:
         layout = read_layout(file, name)
         found = 0
         with _open(file) as stream:
+            _skip_mark(stream)
             read = _read_text if layout.form == "text" else _read_binary
             for words, vectors in read(stream, layout, name):
                 found += len(words)
@@ -101,6 +103,7 @@ def read_layout(file: Path, name: str) -> Layout:
         ModelError: the file does not have word vectors.
     """
     with _open(file) as stream:
+        _skip_mark(stream)
         first = stream.readline(_MAX_LINE_BYTES)
         for magic, (found, remedy) in _OTHER_FILES.items():
             if first.startswith(magic):
@@ -125,9 +128,16 @@ def read_layout(file: Path, name: str) -> Layout:
 
 
 def _open(file: Path) -> BinaryIO:
+    """Open a file, gzipped or not."""
     with file.open("rb") as stream:
         is_gzip = stream.read(2) == b"\x1f\x8b"
     return cast(BinaryIO, gzip.open(file)) if is_gzip else file.open("rb")
+
+
+def _skip_mark(stream: BinaryIO) -> None:
+    """Skip the byte order mark at the beginning of a file, if it has one."""
+    if stream.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+        stream.seek(0)
 
 
 def _count_numbers(first: bytes, name: str) -> int:

@@ -129,3 +129,13 @@ def test_errors_name_the_line_of_the_file(tmp_path, content, message):
     file.write_bytes(content)
     with pytest.raises(ModelError, match=message):
         read(file)
+
+
+@pytest.mark.parametrize("header", ["", "2 3\n"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_byte_order_mark_is_not_part_of_the_first_word(tmp_path, header, pack):
+    file = tmp_path / "vectors.txt"
+    file.write_bytes(pack(f"\ufeff{header}the 1 2 3\ncat 4 5 6\n".encode()))
+    ((words, vectors),) = read_vectors(file, str(file))
+    assert words == ["the", "cat"]
+    np.testing.assert_array_equal(vectors, [[1, 2, 3], [4, 5, 6]])

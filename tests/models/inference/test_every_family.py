@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.models.inference.packed import PackedModel
 from pipeline.models.inference.padded import PaddedModel
 from tests.models.every_family import FAMILIES, LONGEST, save_family, texts_of, vectors_alone
 from tests.models.folders import edit_json, encoder_at
@@ -44,9 +45,13 @@ def check_family(folder: Path) -> None:
 
     alone = np.concatenate([encode([text]) for text in SHORT + LONG])
     short, long = alone[: len(SHORT)], alone[len(SHORT) :]
-    np.testing.assert_array_equal(encode(SHORT, LONG), long, "after short texts")
-    np.testing.assert_array_equal(encode(LONG, SHORT), short, "after long texts")
-    np.testing.assert_array_equal(encode(LONG + SHORT), np.concatenate([long, short]), "with others")
+    scale = 0 if isinstance(encoder_at(folder)._model, PackedModel) else np.abs(alone).max()
+    for found, expected in (
+        (encode(SHORT, LONG), long),
+        (encode(LONG, SHORT), short),
+        (encode(LONG + SHORT), np.concatenate([long, short])),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * scale)
     longer = [number for number, text in enumerate(SHORT + LONG) if len(text.split()) > 2]
     expected = vectors_alone(folder, [(SHORT + LONG)[number] for number in longer])
     np.testing.assert_allclose(alone[longer], expected, atol=1e-5 * np.abs(expected).max())
@@ -73,8 +78,10 @@ def test_positions_that_are_scaled_by_length_follow_the_length_of_each_text(tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_another_process_computes_the_same_bits(tmp_path: Path, name: str):
+def test_another_process_computes_the_same_vectors(tmp_path: Path, name: str):
     folder, file = save_family(name, tmp_path), tmp_path / "vectors.npy"
     subprocess.run([sys.executable, "-c", _PROGRAM, str(folder), str(file), *SHORT, *LONG], check=True)
     encoder = encoder_at(folder, pooling="mean")
-    np.testing.assert_array_equal(encoder.encode(LONG + SHORT), np.load(file)[[4, 5, *range(4)]])
+    found, expected = encoder.encode(LONG + SHORT), np.load(file)[[4, 5, *range(4)]]
+    scale = 0 if isinstance(encoder._model, PackedModel) else np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * scale)
