@@ -18,7 +18,7 @@ OWN_MODULES = "template_modules"  # name of the Python file in a folder that has
 _OWN_KINDS = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Denoising"}
 STATIC_EMBEDDING = "StaticEmbedding"
 # supported modules of sentence-transformers
-_KINDS = ("Dense", "Normalize", "Pooling", STATIC_EMBEDDING, "Transformer")
+_KINDS = ("Dense", "Dropout", "Normalize", "Pooling", STATIC_EMBEDDING, "Transformer")
 # modules from which a folder's pooled vectors come
 _POOLED_STATES, _POOLED_TABLE = ("Transformer", "Pooling"), (STATIC_EMBEDDING,)
 
@@ -138,7 +138,9 @@ def check_inside(file: Path, names: Iterable[Any]) -> None:
 
 
 def modules_of(path: Path) -> list[ModuleEntry]:
-    """List the modules of an encoder's folder in order; [] for a plain Hugging Face folder.
+    """List the modules of an encoder's folder in order, without Dropout, which changes no vector.
+
+    Returns [] for a plain Hugging Face folder.
 
     Raises:
         ModelError: modules.json is damaged, or names modules that are not supported.
@@ -155,6 +157,7 @@ def modules_of(path: Path) -> list[ModuleEntry]:
         ModuleEntry(_kind(file, class_name), "" if folder in (".", "./") else folder)
         for class_name, folder in entries
     ]
+    modules = [module for module in modules if module.kind != "Dropout"]
     later = after_pooling(modules)
     first = tuple(module.kind for module in modules[: len(modules) - len(later)])
     misplaced = {*_POOLED_STATES, *_POOLED_TABLE} & {module.kind for module in later}

@@ -88,10 +88,12 @@ class Encoder:
     def encode(self, texts: str | Sequence[str], *, query: bool = False) -> np.ndarray:
         """Encode one text or several.
 
+        A string, or queries, are computed in the smallest buffer that holds them, in a fraction of the time.
+        The vector of a text then depends on that buffer by rounding, about 1e-5.
+
         Args:
             texts: a string; or n strings: a sequence, NumPy or pyarrow array, or pandas or Polars series.
-            query: put the query prompt before the texts and use the smallest buffer that holds them. A
-                text's vector then depends on the other texts by rounding, about 1e-5.
+            query: put the query prompt before the texts.
 
         Returns:
             float32, (dim,) for a string, else (n, dim) in input order.
@@ -100,11 +102,11 @@ class Encoder:
             TypeError: a text is not a string.
         """
         tokenizer = self._query_tokenizer if query else self._tokenizer
-        batch = [texts] if isinstance(texts, str) else as_strings(texts)
-        window = Window.of([batch], tokenizer)
-        max_tokens = self._small_buffer(window.tokens) if query else self.max_tokens
+        is_single = isinstance(texts, str)
+        window = Window.of([[texts] if isinstance(texts, str) else as_strings(texts)], tokenizer)
+        max_tokens = self._small_buffer(window.tokens) if query or is_single else self.max_tokens
         vectors = self._encode_window(window, max_tokens, tokenizer).vectors
-        return vectors[0] if isinstance(texts, str) else vectors
+        return vectors[0] if is_single else vectors
 
     def encode_each(self, texts: Sequence[str], *, query: bool = False) -> tuple[np.ndarray, dict[int, str]]:
         """Encode texts as `encode` does, without those for which the encoder raises.

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Dropout, Pooling
 from torch import nn
 
 from pipeline.errors import ModelError
@@ -15,6 +15,7 @@ from pipeline.models.layers.post_pooling import ACTIVATIONS
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.saving import save_folder
 from tests.models.folders import TEXTS, edit_json, encoder_at, folder_at
+from tests.models.folders import save_folder as save_random
 
 
 def of_vectors() -> list[str]:
@@ -73,3 +74,16 @@ def test_an_activation_outside_of_torch_is_refused(folders, tmp_path):
     edit_json(tmp_path / "st" / "2_Dense" / "config.json", activation_function="someones.code.GELU")
     with pytest.raises(ModelError, match=r"an activation among .*, found someones\.code\.GELU"):
         encoder_at(tmp_path / "st")
+
+
+@pytest.mark.parametrize("position", [2, 3])
+def test_dropout_modules_change_no_vector(tmp_path, position):
+    folder = save_random(tmp_path / "plain", "bert")
+    parts = [Transformer(str(folder)), Pooling(48), Normalize()]
+    parts.insert(position, Dropout(0.5))
+    peer = SentenceTransformer(modules=parts, device="cpu")
+    peer.save(str(tmp_path / "published"))
+    assert "Dropout" in (tmp_path / "published" / "modules.json").read_text()
+    np.testing.assert_allclose(
+        encoder_at(tmp_path / "published").encode(TEXTS), peer.encode(TEXTS), atol=1e-5
+    )

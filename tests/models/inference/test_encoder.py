@@ -215,3 +215,11 @@ def test_running_out_of_device_memory_halves_the_buffer(folders, monkeypatch):
     encoder.max_length = 128
     with pytest.raises(ModelError, match="memory for one text"):
         encoder.encode(texts)
+
+
+def test_a_string_is_encoded_in_a_small_buffer(folders):
+    encoder = load_encoder(settings(folders["bert"]), EncodeSettings())
+    vector = encoder.encode("Two dogs run.")
+    assert encoder.counters.padding < 16
+    np.testing.assert_allclose(vector, encoder.encode(["Two dogs run."])[0], atol=1e-5)
+    assert encoder.counters.padding > 1_000
