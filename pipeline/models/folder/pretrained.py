@@ -41,6 +41,13 @@ _PORTS = {
 published files -> model_type in transformers"""
 
 
+def _loading_errors() -> tuple[type[Exception], ...]:
+    """Return the errors by which transformers refuses a folder, also those of checks of config.json."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    return (*_LOADING_ERRORS, StrictDataclassError)
+
+
 def check_code(folder: Path, auto: str = "AutoModel") -> None:
     """Check that a folder's model needs no code outside transformers, without importing it.
 
@@ -137,7 +144,7 @@ def load_complete(
     try:
         with _load_quietly():
             model, report = auto.from_pretrained(str(folder), **OFFLINE, **options, output_loading_info=True)
-    except _LOADING_ERRORS as error:
+    except _loading_errors() as error:
         raise ModelError(str(folder), expected, one_line(error), remedy) from None
     missing = sorted(
         name
@@ -193,7 +200,7 @@ def load_config(folder: Path) -> Any:
     _check_known(folder)
     try:
         return AutoConfig.from_pretrained(str(folder), **OFFLINE)
-    except _LOADING_ERRORS as error:
+    except _loading_errors() as error:
         raise ModelError(
             str(folder), "a config.json that transformers reads", one_line(error), _FETCH_AGAIN
         ) from None

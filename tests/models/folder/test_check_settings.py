@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.errors import ModelError
 from tests.models.every_family import save_family
-from tests.models.folders import edit_json, folder_at
+from tests.models.folders import edit_json, encoder_at, folder_at
 
 _NOMIC = {
     "activation_function": "geglu",
@@ -31,6 +31,7 @@ _IGNORED = [
     ("roberta", "position_embedding_type", "rope"),
     ("electra", "position_embedding_type", "relative_key_query"),
     ("reformer", "hash_seed", None),
+    *((family, "is_causal", True) for family in ("bert", "distilbert", "electra", "eurobert", "gte")),
 ]
 
 
@@ -53,3 +54,10 @@ def test_positions_that_are_computed_are_accepted(tmp_path: Path, family: str, p
     folder = save_family(family, tmp_path)
     edit_json(folder / "config.json", position_embedding_type=positions)
     folder_at(folder)
+
+
+def test_a_config_that_transformers_refuses_is_refused(tmp_path: Path):
+    folder = save_family("qwen3", tmp_path)
+    edit_json(folder / "config.json", num_hidden_layers=4)
+    with pytest.raises(ModelError, match=r"a config.json that transformers reads, found .*layer_types"):
+        encoder_at(folder)
