@@ -26,7 +26,15 @@ _ENCODERS = (
         "gte",
         "jina_embeddings_v3",
     ),
-    *("megatron-bert", "modernbert", "nomic_bert", "rembert", "roberta-prelayernorm", "xlm-roberta-xl"),
+    *(
+        "jina_embeddings_v3",
+        "megatron-bert",
+        "modernbert",
+        "nomic_bert",
+        "rembert",
+        "roberta-prelayernorm",
+        "xlm-roberta-xl",
+    ),
 )
 # keys of the code that models were published with, and the only values that transformers computes
 _COMPUTED: Mapping[str, Mapping[str, Any]] = {
