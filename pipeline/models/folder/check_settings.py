@@ -16,25 +16,9 @@ _READ_POSITIONS = ("esm", "evolla", "granitemoehybrid")  # model types of which 
 _NAMES_OF_ROTARY = ("rope", "rotary")
 # Encoders that transformers makes causal by is_causal, but only if a batch has no padding.
 _ENCODERS = (
-    *(
-        *TABLE_FAMILIES,
-        "albert",
-        "data2vec-text",
-        "electra",
-        "ernie",
-        "eurobert",
-        "gte",
-        "jina_embeddings_v3",
-    ),
-    *(
-        "jina_embeddings_v3",
-        "megatron-bert",
-        "modernbert",
-        "nomic_bert",
-        "rembert",
-        "roberta-prelayernorm",
-        "xlm-roberta-xl",
-    ),
+    *(*TABLE_FAMILIES, "albert", "bert-generation", "data2vec-text", "electra", "ernie", "esm", "eurobert"),
+    *("gte", "jina_embeddings_v3", "megatron-bert", "modernbert", "nomic_bert", "rembert"),
+    *("roberta-prelayernorm", "xlm-roberta-xl"),
 )
 # keys of the code that models were published with, and the only values that transformers computes
 _COMPUTED: Mapping[str, Mapping[str, Any]] = {
