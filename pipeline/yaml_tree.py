@@ -10,6 +10,9 @@ import yaml
 from pipeline.errors import ConfigError
 
 _MOST_VALUES = 100_000  # with aliases spelled out; a job has a few hundred
+_MOST_BITS = 1_024  # of an integer; as many as the largest float has
+# PyYAML's errors for a text that a tag does not fit, such as !!bool x, !!int "", or the date 2026-99-99
+_CONSTRUCTION_ERRORS = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
 
 
 class _Loader(yaml.SafeLoader):
@@ -29,11 +32,18 @@ class _Loader(yaml.SafeLoader):
             )
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value = int(super().construct_yaml_int(node))
+        if value.bit_length() > _MOST_BITS:  # Python refuses to print it in an error message
+            raise ValueError(f"an integer of {value.bit_length():,} bits")
+        return value
+
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
@@ -118,7 +128,7 @@ def _parsed(text: str, name: str) -> Any:
                 f"more than {_MOST_VALUES:,} values, where each alias counts as the values that it repeats"
             )
         return loader.construct_document(node)
-    except (RecursionError, ValueError) as error:  # lists nested a thousand deep; a date such as 2026-99-99
+    except (RecursionError, *_CONSTRUCTION_ERRORS) as error:  # lists nested a thousand deep
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from None
     finally:
         loader.dispose()

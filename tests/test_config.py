@@ -1,5 +1,6 @@
 """Settings equal their YAML and can be pickled; unknown keys and values are refused with a suggestion."""
 
+import contextlib
 import pickle
 from pathlib import Path
 
@@ -227,3 +228,48 @@ def test_errors_pickle_with_all_fields(error: PipelineError):
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert (str(copy), vars(copy)) == (str(error), vars(error))
+
+
+_TAGS = (
+    "",
+    *(
+        f"!!{name}"
+        for name in [
+            "bool",
+            "int",
+            "float",
+            "null",
+            "timestamp",
+            "binary",
+            "str",
+            "omap",
+            "pairs",
+            "set",
+            "seq",
+            "map",
+        ]
+    ),
+)
+_SCALARS = (
+    *("x", '""', "1", "0x" + "f" * 5_000, "[0x" + "f" * 5_000 + "]", "[1]", "{a: 1}", "{1: 2}", "2026-01-01"),
+    *("2026-99-99", "1e999", "[{a: 1}]", "{2026-01-01: 2}", "{[1]: 2}", "~", "<<", "="),
+)
+
+
+@pytest.mark.parametrize("tag", _TAGS)
+def test_no_tag_and_no_scalar_of_yaml_is_an_internal_error(tmp_path: Path, tag: str):
+    for key in ("corpus", "corpus.uri", "encode.unit_rows", "gates.recall_at_10", "train.data"):
+        section, _, name = key.partition(".")
+        for scalar in _SCALARS:
+            value = f"{tag} {scalar}".strip()
+            with contextlib.suppress(ConfigError):
+                load_settings(Job, None, (f"{key}={value}",))
+            file = write(tmp_path, f"{section}:\n  {name}: {value}\n" if name else f"{key}: {value}\n")
+            with contextlib.suppress(ConfigError):
+                load_settings(Job, file)
+
+
+@pytest.mark.parametrize("value", ["!!bool x", "!!timestamp x", '!!int ""', "0x" + "f" * 5_000])
+def test_a_value_that_does_not_fit_its_tag_is_named(tmp_path: Path, value: str):
+    with pytest.raises(ConfigError, match=r"job\.yaml: expected readable YAML"):
+        load_settings(Job, write(tmp_path, f"encode:\n  unit_rows: {value}\n"))

@@ -72,8 +72,8 @@ class PairSettings(ShortSettings):
     columns: dict[str, str] = {}
     """role -> column, if the column's name is not the role"""
     missing: Literal["blank", "drop"] = "blank"
-    """for a row that lacks one of the texts. blank: replace the text by a single blank; drop: leave the row
-    out and count it"""
+    """for a row that lacks one of the texts. blank: replace the text by a single blank, but leave a missing
+    hard negative out of the candidates; drop: leave the row out and count it"""
     values: Values = Values()
     """the meaning of labels and scores"""
     weight: Annotated[int, Field(ge=1)] = 1

@@ -11,7 +11,12 @@ import pyarrow.compute as pc
 from pipeline.errors import ConfigError
 from pipeline.settings.training import TEXTS
 from pipeline.store.arrays import is_text
-from pipeline.text.rows.false_negatives import false_negatives, repeats_earlier_row, text_codes
+from pipeline.text.rows.false_negatives import (
+    false_negatives,
+    repeats_earlier_row,
+    text_codes,
+    without_missing,
+)
 from pipeline.text.rows.roles import COMPARED
 
 
@@ -120,11 +125,11 @@ def _rows(batch: GlobalBatch, first: int, end: int, across_ranks: bool) -> RankR
         for role in table.column_names
         if role != "row"
     }
+    candidates = batch.table if across_ranks else table
     masks = {}
-    if batch.masks_false_negatives and across_ranks:
-        masks = false_negatives(batch.table, first, end)
-    elif batch.masks_false_negatives:
-        masks = false_negatives(table, 0, len(table))
+    if batch.masks_false_negatives:
+        masks = false_negatives(candidates, *((first, end) if across_ranks else (0, len(table))))
+    masks = without_missing(masks, candidates, len(table))
     return RankRows(columns, table["row"].to_numpy(), batch.source, _counts(batch), masks)
 
 

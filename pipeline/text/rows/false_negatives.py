@@ -4,10 +4,13 @@ Texts are compared as integer codes: two codes are equal if and only if the text
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.text.rows.roles import BLANK
 
 # Limits of the search for a row to exchange, in batches and in rows of each: without limits it would take
 # quadratic time if most rows repeat a text.
@@ -53,6 +56,22 @@ def false_negatives(table: pa.Table, first: int, end: int) -> dict[str, np.ndarr
             [_rows_with_common_text(codes[:, :2], first, end), *equal_negatives], axis=1
         )
     return masks
+
+
+def without_missing(masks: Mapping[str, np.ndarray], table: pa.Table, rows: int) -> dict[str, np.ndarray]:
+    """Add the hard negatives that are missing, so that they are candidates of no row.
+
+    Args:
+        masks: masks of `false_negatives`; may be empty.
+        table: all n rows whose texts are candidates.
+        rows: number of rows that get a mask.
+    """
+    negatives = [table[role] for role in ("negative", "negative2") if role in table.column_names]
+    missing = [np.asarray(pc.equal(column, BLANK).to_numpy(), bool) for column in negatives]
+    if not any(column.any() for column in missing) or "anchor" not in table.column_names:
+        return dict(masks)
+    excluded = np.concatenate([np.zeros(len(table), bool), *missing])
+    return {**masks, "anchor": masks.get("anchor", np.zeros((rows, 1), bool)) | excluded}
 
 
 def _rows_with_common_text(codes: np.ndarray, first: int, end: int) -> np.ndarray:

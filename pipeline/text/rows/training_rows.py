@@ -1,17 +1,19 @@
 """Training rows in Parquet files: columns named by role, and rows numbered over all files."""
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, TransientError
 from pipeline.log import say
 from pipeline.settings import CorpusSettings
-from pipeline.settings.training import PairSettings
+from pipeline.settings.training import ROLES, PairSettings
 from pipeline.text.corpus.sources import SourceFile, list_files, open_file
 from pipeline.text.corpus.storage_errors import storage_errors
 from pipeline.text.rows.augmented import is_manifest, manifest_units, newest_manifest
@@ -29,6 +31,7 @@ from pipeline.text.rows.row_groups import (
 # Roles whose columns are read before the first step: labels decide which rows are kept, and an invalid
 # label or score should show at once.
 _CHECKED_FIRST = ("label", "score")
+_NEGATIVE = re.compile(r"(hard[_-]?)?negatives?[_-]?\d*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -135,19 +138,44 @@ def open_training_rows(
         )
     for file, (schema, _) in zip(files, footers, strict=True):
         _check_columns(file, schema, settings, used_roles)
-    groups, counts = [], Counter(rows=0, unlabelled=0, missing=0)
+    groups, counts, scores = [], Counter(rows=0, unlabelled=0, missing=0), list[float]()
     for file, (_, row_groups) in zip(files, footers, strict=True):
         row = 0
         for number, metadata in enumerate(row_groups):
             group = RowGroup(file, number, counts["rows"], row, kept=metadata.num_rows)
-            excluded = _count_excluded(settings, group, used_roles, _null_counts(metadata))
+            excluded = _count_excluded(settings, group, used_roles, _null_counts(metadata), scores)
             groups.append(replace(group, kept=group.kept - excluded.total()))
             counts.update(excluded, rows=metadata.num_rows)
             row += metadata.num_rows
     training_rows = TrainingRows(settings, used_roles, tuple(groups), dict(counts))
     if not len(training_rows):
         raise DataError(settings.uri, "rows to train on", _reason_for_no_rows(counts), "check the files")
+    warnings = (_unused_range(settings, scores), _unused_negatives(settings, footers[0][0], used_roles))
+    for sentence in filter(None, warnings):
+        say(f"{settings.uri}: {sentence}")
     return training_rows
+
+
+def _unused_range(settings: PairSettings, scores: Sequence[float]) -> str | None:
+    """Return a warning if the scores, scaled to 0 to 1, use less than half of the range of the settings."""
+    if not scores or max(scores) - min(scores) >= 0.5:
+        return None
+    low, high = settings.values.score_range
+    first, last = (low + (high - low) * score for score in (min(scores), max(scores)))
+    return (
+        f"its scores are {first:g} to {last:g} of a range of {low:g} to {high:g}, so targets are only "
+        f"{min(scores):g} to {max(scores):g}; set values.score_range of train.data to the scale of the scores"
+    )
+
+
+def _unused_negatives(settings: PairSettings, schema: pa.Schema, roles: Sequence[str]) -> str | None:
+    """Return a warning if further columns look like hard negatives, and the objective reads anchors."""
+    used = {settings.columns.get(role, role) for role in roles}
+    others = [name for name in schema.names if _NEGATIVE.fullmatch(name) and name not in {*used, *ROLES}]
+    if "anchor" not in roles or not others:
+        return None
+    names = ", ".join(others)
+    return f"not used: {names}; name the column of the role negative in `columns` of train.data"
 
 
 def _is_used(role: str, settings: PairSettings, schemas: Sequence[pa.Schema]) -> bool:
@@ -254,11 +282,16 @@ def _check_columns(file: SourceFile, schema: pa.Schema, settings: PairSettings, 
 
 
 def _count_excluded(
-    settings: PairSettings, group: RowGroup, roles: Sequence[str], null_counts: Mapping[str, int]
+    settings: PairSettings,
+    group: RowGroup,
+    roles: Sequence[str],
+    null_counts: Mapping[str, int],
+    scores: list[float],
 ) -> Counter[str]:
     """Count the excluded rows of a row group by reason: unlabelled, or missing a text.
 
-    No row is read if there are no columns to check and the footer's null counts are sufficient.
+    Adds the lowest and the highest score, scaled to 0 to 1, to `scores`. No row is read if there are no
+    columns to check and the footer's null counts are sufficient.
 
     Raises:
         DataError: a row that is kept has an invalid label or score.
@@ -276,6 +309,8 @@ def _count_excluded(
     excluded = Counter(unlabelled=group.kept, missing=0)
     for labelled in read_labelled(settings, group, (*checked, *required)):
         kept = with_texts(labelled, required)
-        convert_values(kept.select([*checked, "row"]), settings.values, group.file.uri)
+        converted = convert_values(kept.select([*checked, "row"]), settings.values, group.file.uri)
+        if "score" in checked and len(converted):
+            scores += pc.min_max(converted["score"]).as_py().values()
         excluded.update(unlabelled=-len(labelled), missing=len(labelled) - len(kept))
     return excluded

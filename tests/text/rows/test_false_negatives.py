@@ -169,3 +169,22 @@ def test_codes_are_equal_for_equal_texts_across_columns_and_chunks():
     texts = pa.chunked_array([["a", "b"], ["a"]], pa.large_string())
     codes = text_codes(pa.table({"anchor": texts, "positive": texts.take([1, 0, 2])}), ["anchor", "positive"])
     assert codes[0, 0] == codes[2, 0] == codes[1, 1] == codes[2, 1] != codes[1, 0] == codes[0, 1]
+
+
+def test_a_missing_hard_negative_is_a_candidate_of_no_row(tmp_path: Path):
+    negatives = ["n0", None, "n2", None]
+    names = ["anchor", "positive", "negative"]
+    texts = [[f"a{row}" for row in range(4)], [f"p{row}" for row in range(4)], negatives]
+    pq.write_table(pa.table(dict(zip(names, texts, strict=True))), tmp_path / "rows.parquet")
+    rows = open_training_rows(PairSettings(uri=str(tmp_path / "rows.parquet")), ["anchor", "positive"], names)
+    for repeats in ("keep", "mask"):
+        order = ShuffledOrder(rows, OrderSettings(batch_rows=4, repeats=repeats))
+        whole = next(rank_rows(order, 0))
+        missing = np.array([text == " " for text in whole.columns["negative"]])
+        assert missing.sum() == 2
+        expected = np.tile(np.concatenate([np.zeros(4, bool), missing]), (4, 1))
+        np.testing.assert_array_equal(whole.false_negatives["anchor"], expected)
+        second = next(rank_rows(order, 0, RankSlice(1, 2)))
+        np.testing.assert_array_equal(second.false_negatives["anchor"], expected[2:])
+        alone = next(rank_rows(order, 0, RankSlice(1, 2), across_ranks=False))
+        np.testing.assert_array_equal(alone.false_negatives["anchor"], expected[2:, [2, 3, 6, 7]])

@@ -348,3 +348,45 @@ def test_a_million_rows_are_read_in_less_memory_than_they_occupy(tmp_path: Path,
     rows, kib = map(int, process.stdout.split())
     assert rows == 1_000_000 - 1_000_000 % 512
     assert kib < 320 * 1024  # all rows are 385 MB, held once; a window of 65,536 of them is 25 MB
+
+
+@pytest.mark.parametrize(
+    ("scores", "sentence"),
+    [
+        (
+            [0.0, 0.25, 1.0],
+            "scores are 0 to 1 of a range of 0 to 5, so targets are only 0 to 0.2; set values",
+        ),
+        ([4.0, 5.0], "scores are 4 to 5 of a range of 0 to 5, so targets are only 0.8 to 1"),
+        ([0.0, 2.5], None),
+        ([0.0, 5.0], None),
+    ],
+)
+def test_a_range_that_is_not_used_is_a_warning(tmp_path: Path, scores: list[float], sentence: str | None):
+    texts = [f"text {row}" for row in range(len(scores))]
+    rows = pa.table({"sentence1": texts, "sentence2": texts, "score": scores})
+    for part in range(2):  # the range is that of all files together
+        pq.write_table(rows.slice(part, None if part else 1), tmp_path / f"{part}.parquet")
+    with listening() as said:
+        open_training_rows(PairSettings(uri=str(tmp_path)), ["sentence1", "sentence2", "score"])
+    assert [one for one in said if "range" in one] == said
+    assert (sentence is None) == (not said)
+    assert sentence is None or sentence in said[0]
+
+
+@pytest.mark.parametrize(
+    "names", [["negative_1", "negative_2"], ["negative", "negative3"], ["hard_negatives"]]
+)
+def test_columns_that_look_like_negatives_and_are_not_used_are_a_warning(tmp_path: Path, names: list[str]):
+    columns = ["anchor", "positive", *names]
+    pq.write_table(pa.table({name: ["a text"] for name in columns}), tmp_path / "rows.parquet")
+    with listening() as said:
+        settings = PairSettings(uri=str(tmp_path / "rows.parquet"))
+        open_training_rows(settings, ["anchor", "positive"], ["negative", "negative2"])
+    [sentence] = said
+    assert f"not used: {', '.join(name for name in names if name != 'negative')};" in sentence
+    with listening() as said:
+        named = {"negative": names[0]} | ({"negative2": names[1]} if len(names) > 1 else {})
+        settings = PairSettings(uri=str(tmp_path / "rows.parquet"), columns=named)
+        open_training_rows(settings, ["anchor", "positive"], ["negative", "negative2"])
+    assert not said
