@@ -174,13 +174,13 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Flip a byte of an index file when the candidate of a night is built. Returns the flipped file."""
     flipped: list[str] = []
 
-    def judge(run: Run, previous: ReleaseManifest | None, candidate: Candidate, **options: Any) -> Any:
+    def judge(run: Run, previous: Any, candidate: Candidate, *others: Any, **options: Any) -> Any:
         if not flipped:
             flipped.append(candidate.manifest.index.files[-1].path)
             content = bytearray(run.store.read(flipped[0]))
             content[len(content) // 2] ^= 1
             run.store.write(flipped[0], bytes(content))
-        return judge_candidate(run, previous, candidate, **options)
+        return judge_candidate(run, previous, candidate, *others, **options)
 
     monkeypatch.setattr(nightly_module, "judge_candidate", judge)
     return flipped
