@@ -16,6 +16,7 @@ from pipeline.config import refuse_credentials, to_yaml, validated
 from pipeline.errors import ConfigError
 from pipeline.log import counted, printable
 from pipeline.settings import CorpusSettings, EncoderSettings, Job
+from pipeline.text.corpus.listing import local_path
 
 if TYPE_CHECKING:
     from pipeline.flows.night.guess_corpus import CorpusGuess
@@ -32,6 +33,7 @@ _WRITTEN_SETTINGS = (
     "release.root",
     "cluster.address",
 )
+_MANY_CUT = 0.2  # proportion of texts that are too long, from which on documents are cut into chunks
 _MAX_COLUMNS = 30  # names of columns in the comment
 _HEADER = """# Written by `manta init`, which read {rows:,} rows of {files} with the columns {columns}.
 #
@@ -88,10 +90,11 @@ def init(options: InitOptions) -> None:
 
 
 def _init(options: InitOptions) -> Answer:
-    from pipeline.flows.night.guess_corpus import guess_corpus
+    from pipeline.flows.night.guess_corpus import guess_corpus, no_language
 
     uri, output = options.corpus, options.output
-    for given in (uri, options.root or ""):
+    root = options.root or f"out/{_corpus_name(uri)}"
+    for given in (uri, root):
         refuse_credentials(given)
     if output.exists():
         raise ConfigError(
@@ -103,22 +106,24 @@ def _init(options: InitOptions) -> Answer:
     found = guess_corpus(
         validated(CorpusSettings, {"uri": uri}, "CORPUS"), options.id_column, options.text_column
     )
+    chunk = {"by": "sentences"} if _is_cut(found) else {}
+    columns_of = {"id": found.id, "text": found.text, "keep": found.keep}
     sections = {
-        "corpus": {"uri": uri, "id": found.id, "text": found.text, "keep": found.keep},
-        "release": {"root": options.root or f"out/{_corpus_name(uri)}"},
+        "corpus": {"uri": uri, **columns_of, "chunk": chunk},
+        "release": {"root": local_path(root) or root},  # the night may start in another folder
     }
     job = validated(Job, sections, "manta init")
     files, columns = counted(found.files, "file"), _list_columns(found)
     head = _HEADER.format(rows=found.rows, files=files, columns=columns, file=output)
-    notes = [note for note in (_id_note(found), _language_note(found)) if note is not None]
-    _write(
-        output, head + "".join(f"# {note}.\n" for note in notes) + "\n" + to_yaml(job, only=_WRITTEN_SETTINGS)
-    )
+    notes = [note for note in (_id_note(found), _language_note(found), _length_note(found)) if note]
+    notes += map(printable, found.doubts)
+    written = (*_WRITTEN_SETTINGS, "corpus.chunk.by") if chunk else _WRITTEN_SETTINGS
+    _write(output, head + "".join(f"# {note}.\n" for note in notes) + "\n" + to_yaml(job, only=written))
     lines = [
         f"{output} is written: {files}, columns {columns}",
         printable(
             f"id {found.id}, text {found.text}, kept {', '.join(found.keep) or 'nothing'}, "
-            f"language {found.language or 'unknown'}"
+            f"language {found.language or no_language()}"
         ),
         *notes,
         f"next: manta nightly --config {output}",
@@ -157,6 +162,23 @@ def _language_note(found: "CorpusGuess") -> str | None:
         return None
     return (
         f"{subject}; {EncoderSettings().path} knows English only: name a multilingual encoder in encoder.path"
+    )
+
+
+def _is_cut(found: "CorpusGuess") -> bool:
+    """Return whether documents are cut into chunks: if the encoder would truncate many of them."""
+    return (found.cut or 0) >= _MANY_CUT
+
+
+def _length_note(found: "CorpusGuess") -> str | None:
+    """Return a note if texts are too long for the default encoder, or were not checked, else None."""
+    if found.cut is None:
+        return f"Lengths of texts were not checked: {EncoderSettings().path} is not installed"
+    if not _is_cut(found):
+        return None
+    return (
+        f"{found.cut:.0%} of the texts are longer than {EncoderSettings().path} reads: "
+        "corpus.chunk.by cuts them into chunks"
     )
 
 

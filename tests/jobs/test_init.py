@@ -51,8 +51,8 @@ def test_the_written_settings_publish_a_release(encoder: Path, cluster: Workers,
     assert (job.corpus.id, job.corpus.text, job.corpus.keep, job.release.root) == (
         "number",
         "body",
-        ("body", "title"),
-        "out/docs",
+        ("title",),
+        str(Path("out/docs").absolute()),
     )
     night = manta("nightly", "--config", "night.yaml", f"encoder.path={encoder}", "--json")
     assert (night.code, json.loads(night.out)["rows"]) == (0, 40), night.err
@@ -85,10 +85,10 @@ def test_a_file_that_exists_is_left_alone(manta: Manta):
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        ({"text": ["a b", "c d"], "id": [1, 2]}, ("id", "text", ("text",))),
+        ({"text": ["a b", "c d"], "id": [1, 2]}, ("id", "text", ())),
         (
             {"url": ["x/1", "x/2"], "title": ["A", "B"], "content": ["some words", "more words"]},
-            ("url", "content", ("content", "title")),
+            ("url", "content", ("title",)),
         ),
         (
             {
@@ -97,17 +97,17 @@ def test_a_file_that_exists_is_left_alone(manta: Manta):
                 "body": ["words and words", "again words"],
                 "vector": [[0.5], [1.0]],
             },
-            ("doc_id", "body", ("body", "title")),
+            ("doc_id", "body", ("title",)),
         ),
         (
             {"slug": ["p", "q"], "lang": ["en", "en"], "summary": ["words and words", "again words"]},
-            ("slug", "summary", ("summary", "lang")),
+            ("slug", "summary", ("lang",)),
         ),
         (
             {"uuid": ["0b5c-0001-77aa", "0b5c-0002-77aa"], "title": ["One", "Two"]},
-            ("uuid", "title", ("title",)),
+            ("uuid", "title", ()),
         ),
-        ({"id": ["same", "same"], "key": [1, 2], "text": ["a", "b"]}, ("key", "text", ("text",))),
+        ({"id": ["same", "same"], "key": [1, 2], "text": ["a", "b"]}, ("key", "text", ())),
     ],
 )
 def test_columns_are_guessed_from_their_values(
@@ -197,10 +197,69 @@ def test_column_names_cannot_inject_settings_and_secrets_are_not_written(manta: 
         {"id": ["a", "b"], "text": ["one text", "another"], "x\nrelease: {root: elsewhere}\n#": ["p", "q"]}
     )
     assert manta("init", uri).code == 0
-    assert load_settings(Job, "night.yaml").release.root == "out/corpus"
+    assert load_settings(Job, "night.yaml").release.root == str(Path("out/corpus").absolute())
     forging = written({"id\nforged: yes": ["a", "b"], "text": ["one text", "another"]})
     ended = manta("init", forging, "--output", "other.yaml")
     assert (ended.code, "id\ufffdforged: yes" in ended.out, "\nforged" in ended.out) == (0, True, False)
     for arguments in (("s3://KEY:SECRET@bucket/x",), (uri, "--root", "s3://KEY:SECRET@bucket/x")):
         ended = manta("init", *arguments, "--output", "secret.yaml")
         assert (ended.code, Path("secret.yaml").exists(), "SECRET" in ended.err) == (2, False, False)
+
+
+END = 253_402_300_799_999_999  # 9999-12-31T23:59:59.999999Z
+LATIN_1 = pa.py_buffer(b"okcaf\xe9")
+NOT_OF_PYTHON = {
+    "9999 in Berlin": pa.array([END, None]).cast(pa.timestamp("us", "Europe/Berlin")),
+    "year 10000": pa.array([END + 1, None]).cast(pa.timestamp("us")),
+    "year 0": pa.array([-62_135_596_800_000_001, None]).cast(pa.timestamp("us")),
+    "far date": pa.array([2**30, None], pa.int32()).cast(pa.date32()),
+    "Latin-1": pa.Array.from_buffers(
+        pa.string(), 2, [None, pa.array([0, 2, 6], pa.int32()).buffers()[1], LATIN_1]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_OF_PYTHON)
+def test_values_that_python_lacks_are_left_out_of_the_guess(name: str, manta: Manta):
+    columns = {"id": ["a", "b"], "text": ["one text", "another"], "more": NOT_OF_PYTHON[name]}
+    ended = manta("init", written(columns))
+    assert ended.code == 0, ended.err
+    assert load_settings(Job, "night.yaml").corpus.text == "text"
+
+
+def test_files_that_a_night_refuses_are_refused_with_its_sentence(manta: Manta):
+    Path("rows.json").write_text('[{"id": 1, "text": "a"}]')
+    ended = manta("init", "rows.json")
+    assert (ended.code, "found a JSON array" in ended.err) == (3, True)
+    Path("saved/train").mkdir(parents=True)
+    for name in ("state.json", "dataset_info.json", "data-00000-of-00001.arrow"):
+        Path("saved/train", name).write_text("{}")
+    for command in (("init", "saved"), ("nightly", "corpus.uri=saved", "release.root=root")):
+        ended = manta(*command)
+        assert (ended.code, "load_from_disk" in ended.err) == (3, True), ended.err
+
+
+def test_what_may_change_from_night_to_night_is_said(manta: Manta):
+    texts = [f"a text with the number {number}" for number in range(30)]
+    rows = {"text": texts, "__index_level_0__": list(range(30))}
+    ended = manta("init", written(rows, "docs/train.parquet"))
+    assert "__index_level_0__ seem to be row numbers" in ended.out
+    assert "seem to be row numbers" in Path("night.yaml").read_text()
+    written(rows | {"doc_id": [f"d{number}" for number in range(30)]}, "docs/train.parquet")
+    written(rows | {"doc_id": [f"t{number}" for number in range(30)]}, "docs/test.parquet")
+    ended = manta("init", "docs", "--output", "splits.yaml")
+    assert "id doc_id" in ended.out
+    assert "Files of several splits (test, train) are read as one corpus" in ended.out
+    repeated = {"text": texts, "id": ["same"] * 30, "key": [f"k{number}" for number in range(30)]}
+    ended = manta("init", written(repeated, "repeated.parquet"), "--output", "repeated.yaml")
+    assert "The column id is not the id: 29 of 30 rows" in ended.out
+
+
+def test_long_documents_are_cut_into_chunks(manta: Manta):
+    texts = ["word " * (600 if number < 4 else 5) for number in range(10)]
+    ended = manta("init", written({"id": list("abcdefghij"), "text": texts}))
+    assert load_settings(Job, "night.yaml").corpus.chunk.by == "sentences"
+    assert "40% of the texts are longer than all-MiniLM-L6-v2 reads" in ended.out
+    short = written({"id": list("abcdefghij"), "text": [text[:25] for text in texts]}, "short.parquet")
+    manta("init", short, "--output", "short.yaml")
+    assert "chunk:" not in Path("short.yaml").read_text()

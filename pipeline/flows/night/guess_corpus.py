@@ -1,8 +1,7 @@
 """Guess the settings of a new corpus from its first rows: id, text and kept columns, and the language."""
 
-import contextlib
 import importlib.util
-import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +13,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.augment.language import languages_of
-from pipeline.errors import DataError
-from pipeline.settings import RESULT_COLUMNS, CorpusSettings
+from pipeline.errors import DataError, PipelineError
+from pipeline.models.folder.folder import open_folder
+from pipeline.settings import RESULT_COLUMNS, CorpusSettings, EncoderSettings
 from pipeline.text.corpus.file_view import view_of
-from pipeline.text.corpus.sources import SourceFile, list_files, open_file, reading
+from pipeline.text.corpus.json_types import refuse_array
+from pipeline.text.corpus.json_values import parse_line
+from pipeline.text.corpus.jsonl import read_blocks
+from pipeline.text.corpus.normalize import has_surrogates
+from pipeline.text.corpus.sources import SourceFile, list_corpus, open_file, reading
 from pipeline.text.tokens.scripts import SCRIPTS, scripts_of
 
 _MAX_FILES = 3
 _MAX_FILE_ROWS = 384  # read of each file
 _BATCH_ROWS = 64  # read at once of a Parquet file
-_MAX_FILE_BYTES = 1 << 20  # read of each file of JSON lines
 _MAX_ID_LENGTH = 200  # characters
 _MAX_KEPT_LENGTH = 200  # characters, on average
 _MAX_KEPT = 6  # columns besides the text
@@ -43,6 +46,8 @@ _TEXTS = (
 # Factors by which the mean length of a column counts more if its name is one of _TEXTS, and less if it is the
 # name of an id: an id may be longer than a title.
 _TEXT_WEIGHT, _ID_WEIGHT = 4, 1 / 16
+_SPLITS = {"train", "test", "validation", "valid", "dev"}  # in names of files
+_OF_PANDAS = re.compile(r"__index_level_\d+__|Unnamed: \d+|index")  # columns of an index, usually row numbers
 _UNIQUE = 0.95  # proportion of rows that must have an id of their own, as a night quarantines the others
 _AGREEMENT = 0.8  # proportion of the texts that must have the same language or script
 
@@ -57,6 +62,8 @@ class CorpusGuess:
         files: number of files.
         rows: number of rows that were read.
         language: ISO 639 code; None if texts differ, are few, or py3langid is not installed.
+        cut: proportion of the texts that the default encoder would truncate; None if it is not installed.
+        doubts: sentences about ids that may change from night to night, and about the files.
         unusable_ids: number of rows without an id, or with the id of an earlier row.
         script: script of most texts, such as latin or chinese; None if texts differ.
     """
@@ -70,6 +77,8 @@ class CorpusGuess:
     language: str | None
     script: str | None
     unusable_ids: int
+    cut: float | None
+    doubts: tuple[str, ...]
 
 
 def guess_corpus(
@@ -85,8 +94,8 @@ def guess_corpus(
     Raises:
         DataError: there are no rows, a file is unreadable, or no column can be the id or the text.
     """
-    files = list_files(corpus)
-    values = _sample_columns(files)
+    listed = list_corpus(corpus)
+    files, values = listed.files, _sample_columns(listed.files, corpus)
     for role, column in (("text", text_column), ("id", id_column)):
         if column is not None and column not in values:
             raise DataError(
@@ -105,12 +114,50 @@ def guess_corpus(
         id=id_column,
         text=text,
         keep=_guess_kept(values, id_column, text),
-        language=_guess_language(strings),
+        language=guess_language(strings),
         script=_most_common(
             [SCRIPTS[number] for number in scripts_of(pa.array(strings, pa.large_string())).tolist()]
         ),
         unusable_ids=_count_unusable_ids(values[id_column]),
+        cut=_cut_proportion(strings),
+        doubts=tuple(filter(None, (_doubt_ids(values, id_column), _doubt_splits(files), listed.warning))),
     )
+
+
+def _cut_proportion(texts: Sequence[str]) -> float | None:
+    """Return the proportion of the texts that the default encoder truncates; None if it is not installed."""
+    try:
+        tokenizer = open_folder(EncoderSettings()).tokenizer()
+    except PipelineError:
+        return None
+    lengths = tokenizer.full_lengths(texts)
+    return float((lengths > tokenizer.max_length).mean()) if len(lengths) else 0.0
+
+
+def _doubt_ids(values: Values, id_column: str) -> str | None:
+    """Return a sentence if the ids seem to be row numbers, or if a column is named like better ones."""
+    column = values[id_column]
+    first = column[0] if column else None
+    if type(first) is int and first in (0, 1) and column == list(range(first, first + len(column))):
+        return (
+            f"The ids in the column {id_column} seem to be row numbers: if a row is inserted or removed, all "
+            "later rows count as changed; name another column with --id"
+        )
+    named = [name for name in values if name.lower() in _IDS and name != id_column]
+    repeated = next((name for name in named if _id_rank(name) < _id_rank(id_column)), None)
+    if repeated is not None:
+        count = f"{_count_unusable_ids(values[repeated]):,} of {len(column):,} rows"
+        return f"The column {repeated} is not the id: {count} have none there, or that of an earlier row"
+    return None
+
+
+def _doubt_splits(files: Sequence[SourceFile]) -> str | None:
+    """Return a sentence if the files are those of several splits of a data set."""
+    words = {word for file in files for word in re.split(r"[^a-z]+", file.name.lower())}
+    found = sorted(words & _SPLITS)
+    if len(found) < 2:
+        return None
+    return f"Files of several splits ({', '.join(found)}) are read as one corpus: name one of them as CORPUS"
 
 
 def _most_common(names: Sequence[str]) -> str | None:
@@ -121,42 +168,71 @@ def _most_common(names: Sequence[str]) -> str | None:
     return name if count >= _AGREEMENT * len(names) else None
 
 
-def _guess_language(texts: Sequence[str]) -> str | None:
+def guess_language(texts: Sequence[str]) -> str | None:
+    """Return the language of most texts; None if they differ, are few, or py3langid is not installed."""
     if importlib.util.find_spec("py3langid") is None:
         return None
     return _most_common(languages_of([text for text in texts if len(text.split()) > 3]))
 
 
-def _sample_columns(files: Sequence[SourceFile]) -> Values:
+def no_language() -> str:
+    """Return the reason why `guess_language` returned None."""
+    is_installed = importlib.util.find_spec("py3langid") is not None
+    return "unknown" if is_installed else "not checked: pip install py3langid"
+
+
+def _sample_columns(files: Sequence[SourceFile], corpus: CorpusSettings) -> Values:
     """Return the first rows of a few files by column, with None if a row has no value."""
     rows: list[dict[str, Any]] = []
     for file in files[:_MAX_FILES]:
-        with reading(file, ""), open_file(file) as stream:
-            read = _read_parquet(stream, file) if file.format == "parquet" else _read_json(stream, file.uri)
+        with reading(file, ""):
+            read = _read_parquet(file) if file.format == "parquet" else _read_json(file, corpus)
             rows += [dict(file.partitions) | row for row in read]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def _read_parquet(stream: Any, file: SourceFile) -> list[dict[str, Any]]:
-    reader = pq.ParquetFile(stream)
-    view = view_of(file, reader.schema_arrow, reader.metadata.num_rows)
-    rows, position = list[dict[str, Any]](), 0
-    for batch in islice(reader.iter_batches(_BATCH_ROWS), _MAX_FILE_ROWS // _BATCH_ROWS):
-        live = view.live_rows(pa.Table.from_batches([batch]), position)
-        rows += view.select(live, view.names).to_pylist()
-        position += len(batch)
+def _read_parquet(file: SourceFile) -> list[dict[str, Any]]:
+    with open_file(file) as stream:
+        reader = pq.ParquetFile(stream)
+        view = view_of(file, reader.schema_arrow, reader.metadata.num_rows)
+        rows, position = list[dict[str, Any]](), 0
+        for batch in islice(reader.iter_batches(_BATCH_ROWS), _MAX_FILE_ROWS // _BATCH_ROWS):
+            live = view.live_rows(pa.Table.from_batches([batch]), position)
+            table = view.select(live, view.names)
+            columns = {name: _python_values(table[name]) for name in table.column_names}
+            rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+            position += len(batch)
     return rows
 
 
-def _read_json(stream: Any, uri: str) -> list[dict[str, Any]]:
+def _python_values(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column, None for those that Python lacks: far times, text that is not UTF-8."""
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError, pa.ArrowException):
+        return [_python_value(value) for value in column]
+
+
+def _python_value(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError, pa.ArrowException):
+        return None
+
+
+def _read_json(file: SourceFile, corpus: CorpusSettings) -> list[dict[str, Any]]:
     """Return the objects of the first lines, without other lines, which a night quarantines."""
-    rows = []
-    raw = pa.CompressedInputStream(stream, "gzip") if uri.lower().endswith(".gz") else stream
-    for line in raw.read(_MAX_FILE_BYTES).split(b"\n")[:_MAX_FILE_ROWS]:
-        with contextlib.suppress(ValueError, RecursionError):  # also the last line, which may be incomplete
-            rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict)]
+    block = next(read_blocks(file), None)
+    if block is None:
+        return []
+    refuse_array(file, block)
+    parsed = (parse_line(line).value for line in islice(block.lines.split(b"\n"), _MAX_FILE_ROWS))
+    return [
+        {name: value for name, value in row.items() if not has_surrogates(name)}
+        for row in parsed
+        if row is not None
+    ]
 
 
 def _guess_text(corpus: CorpusSettings, values: Values, id_column: str | None) -> str:
@@ -205,13 +281,15 @@ def _guess_id(corpus: CorpusSettings, values: Values, text: str) -> str:
 def _id_rank(name: str) -> int:
     """Rank a column's name as the name of the id; smaller is better."""
     lower = name.lower()
+    if _OF_PANDAS.fullmatch(name):
+        return len(_IDS) + 2
     if lower in _IDS:
         return _IDS.index(lower)
     return len(_IDS) if lower.endswith(("id", "key")) else len(_IDS) + 1
 
 
 def _guess_kept(values: Values, id_column: str, text: str) -> tuple[str, ...]:
-    """Return the columns that search results should show: the text and short plain columns."""
+    """Return the columns that search results should show beside the text: short plain columns."""
     reserved = {*RESULT_COLUMNS, id_column, "id"}
     short = [
         name
@@ -220,7 +298,7 @@ def _guess_kept(values: Values, id_column: str, text: str) -> tuple[str, ...]:
         and _all_of(column, (str, int, float, date))
         and _mean_length(column) <= _MAX_KEPT_LENGTH
     ]
-    return tuple(name for name in (text, *short[:_MAX_KEPT]) if name not in reserved)
+    return tuple(short[:_MAX_KEPT])
 
 
 def _count_unusable_ids(column: Sequence[Any]) -> int:

@@ -12,13 +12,14 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.evaluate.judgements import read_judgements
 from pipeline.flows.corpus import corpus_of, sample_files
 from pipeline.flows.night.disk_space import check_disk_space, estimate_space
+from pipeline.flows.night.guess_corpus import guess_language, no_language
 from pipeline.flows.night.judged_ids import check_judged_ids_in_files
 from pipeline.flows.night.stages import check_index_and_transform, check_root
 from pipeline.flows.night.user_queries import read_user_queries
 from pipeline.flows.workers.nodes import describe_resources
 from pipeline.log import Stages, counted, packages
 from pipeline.models.folder.folder import open_folder
-from pipeline.settings import Job
+from pipeline.settings import EncoderSettings, Job
 from pipeline.store.probe import check_store
 from pipeline.store.store import open_store
 from pipeline.text.corpus.chunking import row_cutter
@@ -199,15 +200,19 @@ class _Checks:
             found = f"{covered.lost_proportion:.1%} in {texts} ({covered.most_lost_scripts()})"
             problems.append(
                 f"{path}: expected at most {gates.lost_tokens:.0%} lost tokens (gates.lost_tokens), found "
-                f"{found}: split them, raise encoder.max_length where the encoder takes more, or raise the "
-                "bound"
+                f"{found}: cut them into chunks (corpus.chunk.by), raise encoder.max_length where the "
+                "encoder takes more, or raise the bound"
             )
+        language, default = guess_language(self.texts), EncoderSettings().path
+        foreign = [f"the texts seem to be in {language}; {default} knows English only: name another encoder"]
+        if path != default or language in (None, "en"):
+            foreign.clear()
         return Check(
             "tokens",
-            f"{texts}: {covered.total.sentence}",
+            f"{texts}: {covered.total.sentence}, language {language or no_language()}",
             "; ".join(problems) or None,
-            tuple(covered.warnings(unknown=not too_many_unknown, lost=not too_many_lost)),
-            covered.facts(),
+            (*covered.warnings(unknown=not too_many_unknown, lost=not too_many_lost), *foreign),
+            covered.facts() | {"language": language},
         )
 
     def space(self) -> str:

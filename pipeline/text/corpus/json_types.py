@@ -49,12 +49,7 @@ class TypeInspection:
         Raises:
             DataError: the file is a JSON array, or a column is missing or has a wrong type.
         """
-        if block.first == 0 and block.lines.lstrip().startswith(b"["):
-            raise self.file.error(
-                "JSON lines (one object per line)",
-                "a JSON array",
-                "write one object per line, for instance with jq -c '.[]'",
-            )
+        refuse_array(self.file, block)
         if self.example is not None and self._has_known_types(block):
             return
         parsed = (parse_line(line).value for line in block.lines.split(b"\n") if line.strip())
@@ -150,3 +145,13 @@ class TypeInspection:
         self.has_large_id |= any(2**63 <= number < 2**64 for number in numbers)
         if pa.types.is_integer(self.types[name]):
             self.types[name] = pa.int64() if self.has_negative_id else pa.uint64()
+
+
+def refuse_array(file: SourceFile, block: JsonBlock) -> None:
+    """Raise DataError if the first block of a file begins with an array."""
+    if block.first == 0 and block.lines.lstrip().startswith(b"["):
+        raise file.error(
+            "JSON lines (one object per line)",
+            "a JSON array",
+            "write one object per line, for instance with jq -c '.[]'",
+        )

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
 from urllib.parse import unquote
 
@@ -119,6 +120,7 @@ def list_corpus(corpus: CorpusSettings) -> CorpusFiles:
         listing = list_remote(corpus.uri) if path is None else list_local(path)
     base = f"{listing.base.rstrip('/')}/" if listing.base else ""
     by_name = {entry.path.removeprefix(base): entry for entry in listing.files}
+    _refuse_arrow_files(corpus.uri, by_name)
     if invalid := next((name for name in by_name if has_surrogates(name)), None):
         raise DataError(corpus.uri, "file names in UTF-8", ascii(invalid), "rename the file")
     files = [
@@ -136,6 +138,19 @@ def list_corpus(corpus: CorpusSettings) -> CorpusFiles:
     return CorpusFiles(
         [_with_content_stamp(file) if hash_all or not file.stamp else file for file in files], left_out
     )
+
+
+def _refuse_arrow_files(uri: str, names: Iterable[str]) -> None:
+    """Raise DataError for a folder that Hugging Face's `save_to_disk` wrote: its JSON files have no rows."""
+    paths = [PurePosixPath(name) for name in names if name.endswith((".arrow", "state.json"))]
+    folders = {path.parent for path in paths if path.name == "state.json"}
+    if arrow := next((path for path in paths if path.suffix == ".arrow" and path.parent in folders), None):
+        raise DataError(
+            uri,
+            "Parquet or JSON lines",
+            f"a data set of Hugging Face in Arrow files ({arrow})",
+            'write it as Parquet: datasets.load_from_disk(...).to_parquet("docs.parquet")',
+        )
 
 
 def _left_out(names: Iterable[str], read: set[str]) -> dict[str, int]:

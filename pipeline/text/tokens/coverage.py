@@ -161,8 +161,9 @@ class ScriptCoverage:
             if lost and coverage.lost_proportion >= WARN_PROPORTION:
                 yield (
                     f"{coverage.lost_proportion:.1%} of the tokens of {texts} were lost by truncation, and "
-                    f"{coverage.cut_proportion:.1%} of these texts were truncated; split them, raise "
-                    "encoder.max_length if the encoder allows it, or use an encoder for longer texts"
+                    f"{coverage.cut_proportion:.1%} of these texts were truncated; cut them into chunks "
+                    "(corpus.chunk.by), raise encoder.max_length if the encoder allows it, or use an encoder "
+                    "for longer texts"
                 )
 
     def most_unknown_scripts(self) -> str:
