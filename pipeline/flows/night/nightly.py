@@ -68,8 +68,6 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
     ):
         releases.commits.next_number()  # a damaged sequence shows before any work
         previous = load_previous(releases)
-        if not releases.numbers():
-            say(f"{store.uri} has no release yet: this night makes the first")
         record_current(releases, previous.release)
         folder = open_folder(job.encoder)  # an unusable encoder shows before any work
         encoder = encoder_copy_path(folder)

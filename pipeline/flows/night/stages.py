@@ -104,7 +104,9 @@ def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease
     if held := releases.commits.hold():
         then = "tonight's candidate is made and judged, but not published"
         say(f"release {held.release} has been held since {held.committed_at}: {then}")
-    elif previous.release is not None and previous.release.release < max(releases.numbers()):
+    elif previous.release is None:
+        say(f"{releases.store.uri} has no release yet: this night makes the first")
+    elif previous.release.release < max(releases.numbers()):
         then = "tonight's release is made from the current corpus and settings, and replaces it"
         say(f"release {previous.release.release} is current by a rollback; {then}")
 
