@@ -97,8 +97,8 @@ class ReleaseFiles:
         """Return the filter that the row with an id passes."""
         return f"id = {row_id}" if self.has_whole_ids else "id = '" + str(row_id).replace("'", "''") + "'"
 
-    def vector(self, row_id: str | int) -> np.ndarray:
-        """Return the raw vector (d,) float32 of a live row; see `OpenRelease.vector`."""
+    def address(self, row_id: str | int) -> np.ndarray:
+        """Return the address of the live row with an id, (1,) int64. Raises QueryError if there is none."""
         where = f"release {self.manifest.release}"
         if self.has_whole_ids and not str(row_id).removeprefix("-").isdecimal():
             raise QueryError(where, "an id that is a whole number", repr(row_id), "check the id")
@@ -106,10 +106,15 @@ class ReleaseFiles:
         addresses = np.setdiff1d(np.concatenate(list(matching)), self._parts.tombstones)
         if not len(live := addresses[self._parts.holds(addresses)]):
             raise QueryError(where, f"a row with id {row_id!r}", "none", "check the id")
-        if self._unit_vectors.read_bytes(live[:1]) is None:
-            remedy = "restore the unit, or roll back"
+        return live[:1]
+
+    def vector(self, row_id: str | int) -> np.ndarray:
+        """Return the raw vector (d,) float32 of a live row; see `OpenRelease.vector`."""
+        address = self.address(row_id)
+        if self._unit_vectors.read_bytes(address) is None:
+            where, remedy = f"release {self.manifest.release}", "restore the unit, or roll back"
             raise DataError(where, f"the unit with the vector of {row_id!r}", "no such unit", remedy)
-        return self._unit_vectors.take(live[:1])[0]
+        return self._unit_vectors.take(address)[0]
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Encode texts as queries, (n, d) float32, with the release's encoder, loaded at the first call."""

@@ -5,16 +5,19 @@ Queries are encoded with its encoder. An open release can follow newer releases 
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import ConfigError, QueryError, SpaceMismatch
 from pipeline.index.release_files import OpenOptions, ReleaseFiles
+from pipeline.store.arrays import python_values
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
+from pipeline.text.corpus.normalize import check_sequence
 
 
 def open_release(
@@ -49,24 +52,43 @@ def open_release(
     return OpenRelease(releases, ReleaseFiles(manifest, options), follows=number is None)
 
 
-class AnswerOptions(TypedDict, total=False):
-    """Options of a search; see `OpenRelease.search`."""
+class VectorOptions(TypedDict, total=False):
+    """Options of a search for vectors; see `OpenRelease.search`."""
 
-    texts: bool
-    where: str | None
-    group: bool
+    space_id: str | None
 
 
 class OpenRelease:
     """An open release that can be searched; `open_release` returns it.
 
     Threads may share it. `refresh` swaps all files at once; a running search keeps the files it began with.
+    As a context manager, it is closed at the end of the block.
     """
 
-    def __init__(self, releases: Releases, files: ReleaseFiles, follows: bool) -> None:
-        self._releases, self._files, self._follows = releases, files, follows
+    def __init__(self, releases: Releases, files: ReleaseFiles | None, follows: bool) -> None:
+        self._releases, self._opened, self._follows = releases, files, follows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the files and the encoder. Searches that run go on; later ones raise ValueError."""
+        self._opened = None
+
+    @property
+    def _files(self) -> ReleaseFiles:
+        if self._opened is None:
+            raise ValueError("the release is closed; open it again")
+        return self._opened
 
     def __repr__(self) -> str:
+        if self._opened is None:
+            return f"OpenRelease({self._releases.store.uri!r}, closed)"
         manifest = self.manifest
         return (
             f"OpenRelease({self._releases.store.uri!r}, release {manifest.release}: {manifest.rows:,} "
@@ -129,8 +151,10 @@ class OpenRelease:
         queries: str | Sequence[str] | np.ndarray,
         k: int = 10,
         *,
-        space_id: str | None = None,
-        **options: Unpack[AnswerOptions],
+        texts: bool = False,
+        where: str | None = None,
+        group: bool = False,
+        **options: Unpack[VectorOptions],
     ) -> pa.Table:
         """Search for the k nearest rows of each query.
 
@@ -139,22 +163,23 @@ class OpenRelease:
         fast-scan index finds no more.
 
         Args:
-            queries: texts, or raw vectors (q, d) of the release's encoder.
-            space_id: space of the query vectors; if it is given and is not the release's, they are refused.
-            options: any of the arguments texts, where and group.
+            queries: texts; or raw vectors (q, d), or one (d,), of the release's encoder.
             texts: add a column text, read from the corpus units. If corpus.keep names text, the ids files
-                have the column already. Default: False.
+                have the column already.
             where: a filter on the id and the columns that corpus.keep names, such as
-                "price < 10 and lang in ('de', 'en')". As in SQL, a comparison with null is not true. A query
-                has k answers if k rows pass. The rows of the latest 16 filters are kept.
+                "price < 10 and lang in ('de', 'en')". As in SQL, a comparison with null is not true. NaN
+                differs from every number. A query has k answers if k rows pass. The rows of the latest 16
+                filters are kept.
             group: search for the k nearest documents of a release with corpus.chunk, and return of each the
-                chunk nearest to the query. Default: False.
+                chunk nearest to the query.
+            options: space_id, the space of query vectors; if it is not the release's, they are refused.
 
         Returns:
             Columns query (int32, from 0), rank (int32, from 1), id, score (float32, cosine), and those that
             corpus.keep names; the best answer of each query first.
 
         Raises:
+            TypeError: the queries are neither texts nor an array, or the filter is not a text.
             ConfigError: the filter is invalid, or the release has no chunks to group.
             QueryError: a query is neither a text nor a row of an array; vectors have another dimension, NaN
                 or infinity, or are zero.
@@ -165,8 +190,16 @@ class OpenRelease:
                 "search: k", "a whole number, at least 1", repr(k), "ask for one answer or more"
             )
         k = int(k)  # faiss takes no integers of NumPy
+        space_id = options.get("space_id")
+        if unknown := options.keys() - VectorOptions.__annotations__.keys():
+            raise TypeError(f"search() got an unexpected keyword argument {min(unknown)!r}")
+        if where is not None and not isinstance(where, str):
+            raise TypeError(f"where: expected a text like 'price < 10', found {type(where).__name__}")
+        is_texts = not isinstance(queries, np.ndarray) or queries.dtype.kind in "OUT"
+        if is_texts:
+            check_sequence(queries, "queries", ", or a NumPy array of vectors")
         files = self._files
-        if (where := options.get("where")) is not None:
+        if where is not None:
             files.filters.select(where)  # before an encoder is loaded for the queries
         if space_id is not None and space_id != files.manifest.space_id:
             raise SpaceMismatch(
@@ -175,8 +208,9 @@ class OpenRelease:
                 f"space {space_id}",
                 "encode the queries with the release's encoder",
             )
-        if isinstance(queries, np.ndarray):
-            return files.search(queries, k, **options)
+        if not is_texts:
+            vectors = np.atleast_2d(queries)
+            return files.search(vectors, k, texts=texts, where=where, group=group)
         query_texts = [queries] if isinstance(queries, str) else list(queries)
         vectors = files.encode(query_texts)
         # Encoders of word vectors give zero for a text without a word of their vocabulary.
@@ -187,7 +221,7 @@ class OpenRelease:
                 repr(query_texts[unknown[0]][:80]),
                 "use other words",
             )
-        return files.search(vectors, k, **options)
+        return files.search(vectors, k, texts=texts, where=where, group=group)
 
     def rows(self, addresses: np.ndarray, *, texts: bool = False) -> pa.Table:
         """Return the rows of `addresses` (n,) int64 in their order: id, kept columns, and text if asked for.
@@ -196,6 +230,16 @@ class OpenRelease:
             DataError: no row has one of the addresses; also MissingTexts for a missing corpus unit.
         """
         return self._files.rows(addresses, texts=texts)
+
+    def get(self, row_id: str | int, *, texts: bool = True) -> dict[str, Any]:
+        """Return the live row with an id: the id, the kept columns and, unless `texts` is false, its text.
+
+        Raises:
+            QueryError: no live row has the id.
+            DataError: the unit with its text is missing or damaged (MissingTexts).
+        """
+        row = self._files.rows(self._files.address(row_id), texts=texts)
+        return {name: python_values(row[name])[0] for name in row.column_names}
 
     def vector(self, row_id: str | int) -> np.ndarray:
         """Return the raw vector (d,) float32 of a live row, which can be searched for as a query.
@@ -238,7 +282,7 @@ class OpenRelease:
         Raises:
             DataError: a file of the other release is missing or damaged.
         """
-        self._files = self._files.successor(manifest, verify)
+        self._opened = self._files.successor(manifest, verify)
 
     def refresh(self, *, verify: bool = True) -> bool:
         """Swap to the current release if it has changed; return whether it has. See `newer` and `swap`."""

@@ -5,6 +5,7 @@
     vectors = manta.encode(["a text", "another"])          # all-MiniLM-L6-v2, unless another encoder is named
     release = manta.open_release("s3://bucket/index")      # published by `manta nightly`
     release.search(["a question"], k=3)
+    release.get("an id")                                   # the row, as a dict
 
 Importing this package is fast: each name is loaded when it is first used.
 """

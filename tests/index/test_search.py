@@ -1,17 +1,19 @@
 """A published release answers as exact search does, and refuses other spaces and changed bytes."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 import pipeline
-from pipeline.errors import ConfigError, DataError, SpaceMismatch
+from pipeline.errors import ConfigError, DataError, QueryError, SpaceMismatch
 from pipeline.index.ids import Ids
-from pipeline.index.search import open_release
+from pipeline.index.search import OpenRelease, open_release
 from pipeline.store.base import Store
 from pipeline.store.manifest import EncoderFiles, ReleaseManifest
 from pipeline.store.release import Releases
@@ -131,7 +133,7 @@ def test_vectors_of_another_space_are_refused_naming_both_spaces(publish, store)
     "queries",
     [
         np.ones((2, 47), np.float32),
-        np.ones(48, np.float32),
+        np.ones(47, np.float32),
         np.full((1, 48), np.nan, np.float32),
         np.zeros((1, 48), np.float32),
         np.full((1, 48), 1e30, np.float32),  # the squared length is infinite in float32
@@ -331,7 +333,7 @@ def test_the_same_filter_is_evaluated_once(publish, store, monkeypatch):
     release, evaluated = open_release(store.uri), []
     matching = Ids.matching
     monkeypatch.setattr(
-        Ids, "matching", lambda self, condition: evaluated.append(condition) or matching(self, condition)
+        Ids, "matching", lambda self, *given: evaluated.append(given) or matching(self, *given)
     )
     for number in (1, 2, 1, 2):
         release.search(QUERIES, 3, where=f"length < {10 * number}")
@@ -365,3 +367,94 @@ def test_an_invalid_filter_is_refused_before_the_encoder_is_loaded(publish, stor
     with pytest.raises(ConfigError, match=r"where, position 1: .* found 'lenght'; did you mean 'length'"):
         release.search(QUERIES, where="lenght < 3")
     assert release._files._encoder is None
+
+
+TABLES = {
+    "DataFrame": pd.DataFrame({"text": ["two dogs"]}),
+    "Table": pa.table({"text": ["two dogs"]}),
+    "RecordBatch": pa.record_batch({"text": ["two dogs"]}),
+    "dict": {"text": "two dogs"},
+}
+
+
+@pytest.mark.parametrize(
+    "queries",
+    [*TABLES.values(), None, 5, b"two dogs", {"a", "b"}, np.array("a dog")],
+    ids=lambda each: type(each).__name__,
+)
+def test_queries_that_are_no_sequence_of_texts_are_refused_with_a_sentence(publish, store, queries):
+    publish(texts(20))
+    found = type(queries).__name__
+    with pytest.raises(TypeError, match=f"a sequence of strings, or a NumPy array of vectors, found {found}"):
+        open_release(store.uri).search(queries)
+
+
+@pytest.mark.parametrize("batch", TABLES.values(), ids=TABLES)
+def test_tables_are_not_encoded_as_the_names_of_their_columns(publish, batch):
+    with pytest.raises(TypeError, match=rf"found {type(batch).__name__}; give one of its columns"):
+        publish.encoder.encode(batch)
+
+
+@pytest.mark.parametrize("where", [5, ["length < 3"], b"length < 3"], ids=repr)
+def test_a_filter_that_is_no_text_is_refused_with_a_sentence(publish, store, where):
+    publish(texts(20))
+    with pytest.raises(TypeError, match="where: expected a text like 'price < 10', found"):
+        open_release(store.uri).search("two dogs", where=where)
+
+
+def test_one_vector_is_a_query_and_so_are_texts_in_an_array(publish, store):
+    publish(texts(20))
+    release = open_release(store.uri)
+    [vector] = release.encode(["two dogs"])
+    expected = release.search("two dogs").to_pylist()
+    for queries in (
+        vector,
+        vector[None],
+        np.array(["two dogs"]),
+        np.array(["two dogs"], object),
+        pd.Series(["two dogs"]),
+    ):
+        assert [row["id"] for row in release.search(queries).to_pylist()] == [row["id"] for row in expected]
+
+
+def test_the_options_of_a_search_have_a_signature(publish, store):
+    assert {"texts", "where", "group"} <= set(inspect.signature(OpenRelease.search).parameters)
+    publish(texts(20))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'wher'"):
+        open_release(store.uri).search("two dogs", wher="length < 3")
+
+
+@pytest.mark.parametrize("ids", ["string", "int"])
+def test_a_row_is_found_by_its_id(publish, store, ids):
+    corpus = texts(60)
+    publish(corpus, ids=ids)
+    release = open_release(store.uri)
+    for row in (0, 59):
+        row_id = row if ids == "int" else f"row-{row}"
+        assert release.get(row_id) == {"id": row_id, "text": corpus[row], "length": len(corpus[row])}
+    with pytest.raises(QueryError, match="a row with id 99, found none"):
+        release.get(99)
+
+
+def test_a_deleted_row_is_not_found(publish, store):
+    publish.with_delta(texts(60), base=40, dead=[3, 50])
+    with pytest.raises(QueryError, match="a row with id 'row-50', found none"):
+        open_release(store.uri).get("row-50")
+
+
+def test_the_text_of_a_row_comes_from_the_units(publish, store):
+    publish.in_units, corpus = True, texts(60)
+    publish(corpus)
+    release = open_release(store.uri)
+    assert release.get("row-7") == {"id": "row-7", "text": corpus[7], "length": len(corpus[7])}
+    assert release.get("row-7", texts=False) == {"id": "row-7", "length": len(corpus[7])}
+
+
+def test_a_release_is_closed_at_the_end_of_its_block(publish, store):
+    publish(texts(20))
+    with open_release(store.uri) as release:
+        assert release.search("two dogs", 1).num_rows == 1
+    assert repr(release) == f"OpenRelease({store.uri!r}, closed)"
+    for use in (lambda: release.search("two dogs"), lambda: len(release), lambda: release.get("row-1")):
+        with pytest.raises(ValueError, match="the release is closed"):
+            use()

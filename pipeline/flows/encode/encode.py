@@ -1,6 +1,7 @@
 """Encode the units of a corpus on a pool of workers that hold the encoder."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,25 +20,30 @@ from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.log import RunningStage, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
+from pipeline.store.arrays import is_text, one_chunk, plain_values
 from pipeline.store.base import Store, in_threads
 from pipeline.store.listed import ListedFiles
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.units import Corpus, CorpusUnit, Manifest, UnitRecord, sum_counts
+from pipeline.text.corpus.kept_values import check_values
 from pipeline.text.corpus.normalize import normalize
 from pipeline.text.tokens.coverage import ScriptCoverage, token_counts, token_warnings
 
 
 class EncodeBlocks:
-    """Encode a text column of a Ray Dataset, for `Dataset.map_batches(..., batch_format="pyarrow")`.
+    """Encode a text column of a Ray Dataset, for `Dataset.map_batches`.
 
-    Rows without text (null, or nothing but white space), and rows whose vector would be zero or not finite,
-    get a null vector. Batches of a few thousand rows fill the encoder's buffers well.
+    Rows without text (null, or nothing but white space) get a null vector, as do rows whose text is not valid
+    UTF-8 or cannot be encoded, and those whose vector would be zero or not finite. The latter are counted in
+    a line on standard error for each batch. Batches of a few thousand rows fill the encoder's buffers well;
+    batch_format="pyarrow" saves a conversion.
 
     Args:
         encoder: settings of the encoder, or its path.
         text: column to encode.
         vector: column for the vectors; it must not exist.
         encode: settings of the encoding (default: those of a night).
+        error: column for the reasons of null vectors, null for other rows; it must not exist. Default: none.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class EncodeBlocks:
         text: str = "text",
         vector: str = "vector",
         encode: EncodeSettings | None = None,
+        error: str | None = None,
     ) -> None:
         from pipeline.device import resolve
         from pipeline.models.inference.encoder import load_encoder
@@ -53,12 +60,48 @@ class EncodeBlocks:
         settings = EncoderSettings(path=encoder) if isinstance(encoder, str) else encoder
         encode = encode or EncodeSettings()
         self._encoder = load_encoder(settings, encode, resolve(encode.device, float(gpu_assigned())))
-        self._text, self._vector = text, vector
+        self._text, self._vector, self._error = text, vector, error
 
     def __repr__(self) -> str:
         return f"EncodeBlocks({self._encoder!r}, text={self._text!r}, vector={self._vector!r})"
 
-    def __call__(self, block: pa.Table) -> pa.Table:
+    def __call__(self, batch: Any) -> pa.Table:
+        """Return the batch, in any format of Ray, as a table with the vectors."""
+        block = batch if isinstance(batch, pa.Table) else _table_of(batch)
+        self._check_columns(block)
+        column = plain_values(one_chunk(block[self._text]))
+        try:
+            checked = check_values(column if is_text(column.type) else column.cast(pa.large_string()))
+        except pa.ArrowException:
+            raise DataError(
+                "EncodeBlocks",
+                f"a column {self._text!r} of texts",
+                f"a column of type {column.type}",
+                "name another: fn_constructor_kwargs={'text': ...}",
+            ) from None
+        texts = normalize(checked.values)
+        filled = pc.fill_null(pc.greater(pc.utf8_length(texts), 0), False).to_numpy(zero_copy_only=False)
+        vectors = np.zeros((len(texts), self._encoder.dim), np.float32)
+        failures = dict.fromkeys(checked.not_utf8.tolist(), "the text is not valid UTF-8")
+        if filled.any():
+            encoded, raised = self._encoder.encode_each(texts.filter(pa.array(filled)).to_pylist())
+            rows = np.flatnonzero(filled)
+            vectors[rows] = encoded
+            failures |= {int(rows[number]): reason for number, reason in raised.items()}
+        usable = np.asarray(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1))
+        for row in np.flatnonzero(filled & ~usable).tolist():
+            failures.setdefault(row, "the vector is zero or not finite")
+        self._report(failures, len(texts))
+        column = pa.FixedSizeListArray.from_arrays(
+            pa.array(vectors.reshape(-1)), self._encoder.dim, mask=pa.array(~usable)
+        )
+        block = block.append_column(self._vector, column)
+        if self._error is None:
+            return block
+        reasons = [None if ok else failures.get(row, "no text") for row, ok in enumerate(usable.tolist())]
+        return block.append_column(self._error, pa.array(reasons, pa.string()))
+
+    def _check_columns(self, block: pa.Table) -> None:
         found = f"the columns {', '.join(block.column_names)}"
         if self._text not in block.column_names:
             raise DataError(
@@ -67,23 +110,32 @@ class EncodeBlocks:
                 found,
                 "name it: fn_constructor_kwargs={'text': ...}",
             )
-        if self._vector in block.column_names:
-            raise DataError(
-                "EncodeBlocks",
-                f"no column {self._vector!r}, which will contain the vectors",
-                found,
-                "drop it, or name another: fn_constructor_kwargs={'vector': ...}",
+        for name, content in ((self._vector, "the vectors"), (self._error, "the reasons")):
+            if name in block.column_names:
+                argument = "vector" if content == "the vectors" else "error"
+                raise DataError(
+                    "EncodeBlocks",
+                    f"no column {name!r}, which will contain {content}",
+                    found,
+                    f"drop it, or name another: fn_constructor_kwargs={{'{argument}': ...}}",
+                )
+
+    @staticmethod
+    def _report(failures: dict[int, str], rows: int) -> None:
+        """Say how many rows with text have no vector, and name the first."""
+        if failures:
+            first = min(failures)
+            say(
+                f"EncodeBlocks: {len(failures):,} of {rows:,} rows of a batch have a text and no vector; "
+                f"the first, row {first}: {failures[first]}"
             )
-        texts = normalize(block[self._text].combine_chunks())
-        filled = pc.fill_null(pc.greater(pc.utf8_length(texts), 0), False).to_numpy(zero_copy_only=False)
-        vectors = np.zeros((len(texts), self._encoder.dim), np.float32)
-        if filled.any():
-            vectors[filled] = self._encoder.encode(texts.filter(pa.array(filled)).to_pylist())
-        usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
-        column = pa.FixedSizeListArray.from_arrays(
-            pa.array(vectors.reshape(-1)), self._encoder.dim, mask=pa.array(~usable)
-        )
-        return block.append_column(self._vector, column)
+
+
+def _table_of(batch: Any) -> pa.Table:
+    """Convert a batch of NumPy arrays, Ray's default format, or of pandas."""
+    from ray.data.block import BlockAccessor
+
+    return BlockAccessor.for_block(BlockAccessor.batch_to_block(batch)).to_arrow()
 
 
 def encode(run: Run, corpus: Corpus, previous: ReleaseManifest | None = None) -> tuple[Manifest, WorkerStats]:

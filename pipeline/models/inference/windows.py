@@ -1,12 +1,13 @@
 """Windows: batches of texts that are tokenized and encoded together, and the vectors of each batch."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from pipeline.text.corpus.normalize import check_sequence
 from pipeline.text.tokens.budget import deduplicate
 from pipeline.text.tokens.tokens import TokenCounts, Tokenizer, Tokens
 
@@ -85,12 +86,7 @@ def as_strings(texts: Iterable[Any]) -> list[str]:
     Raises:
         TypeError: it is not a sequence, or a text is not a string; the message has position and type.
     """
-    if (
-        isinstance(texts, (bytes, bytearray, Mapping, set, frozenset))
-        or not isinstance(texts, Iterable)
-        or getattr(texts, "ndim", 1) == 0  # an array of a single value
-    ):
-        raise TypeError(f"texts: expected a string or a sequence of strings, found {type(texts).__name__}")
+    check_sequence(texts, "texts")
     rows = _to_list(texts)
     for number, text in enumerate(rows):
         if not isinstance(text, str):

@@ -2,7 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,28 @@ def normalize(texts: pa.Array | Sequence[str | None]) -> pa.Array:
     if not isinstance(texts, pa.Array):
         texts = pa.array([text and replace_surrogates(text) for text in texts], pa.large_string())
     return pc.utf8_trim_whitespace(texts.cast(pa.large_string()))
+
+
+def check_sequence(texts: Any, name: str, also: str = "") -> None:
+    """Check that an argument is a sequence, whose elements may be strings.
+
+    Tables and mappings would give their columns' names and keys.
+
+    Args:
+        name: of the argument.
+        also: what else it may be.
+
+    Raises:
+        TypeError: it is not; the message has its type.
+    """
+    is_table = any(hasattr(texts, attribute) for attribute in ("columns", "column_names"))
+    no_sequence = isinstance(texts, (bytes, bytearray, Mapping, set, frozenset)) or not isinstance(
+        texts, Iterable
+    )
+    if is_table or no_sequence or getattr(texts, "ndim", 1) == 0:  # the last is an array of a single value
+        expected = f"a string or a sequence of strings{also}"
+        remedy = "; give one of its columns" if is_table or isinstance(texts, Mapping) else ""
+        raise TypeError(f"{name}: expected {expected}, found {type(texts).__name__}{remedy}")
 
 
 def replace_surrogates(text: str) -> str:
