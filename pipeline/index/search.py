@@ -191,8 +191,8 @@ class OpenRelease:
             )
         k = int(k)  # faiss takes no integers of NumPy
         space_id = options.get("space_id")
-        if unknown := options.keys() - VectorOptions.__annotations__.keys():
-            raise TypeError(f"search() got an unexpected keyword argument {min(unknown)!r}")
+        if unexpected := options.keys() - VectorOptions.__annotations__.keys():
+            raise TypeError(f"search() got an unexpected keyword argument {min(unexpected)!r}")
         if where is not None and not isinstance(where, str):
             raise TypeError(f"where: expected a text like 'price < 10', found {type(where).__name__}")
         is_texts = not isinstance(queries, np.ndarray) or queries.dtype.kind in "OUT"
