@@ -2,13 +2,15 @@
 
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 import typer
@@ -201,6 +203,16 @@ def _unwritten(error: OSError) -> TransientError:
     return TransientError("standard output", "a stream that takes the output", str(error), remedy)
 
 
+def _refuse_dashes(arguments: Sequence[str]) -> None:
+    """End with exit code 2 if a setting is written as an option: only settings have dots in their names."""
+    for argument in itertools.takewhile(lambda each: each != "--", arguments):
+        name, _, value = argument.removeprefix("--").partition("=")
+        if argument.startswith("--") and re.fullmatch(r"\w+(\.\w+)+", name):
+            sentence = f"{argument}: settings have no dashes; did you mean {name}={value or 'VALUE'}?"
+            _report(_Failure(2, "ConfigError", sentence, {}), None)
+            raise SystemExit(2)
+
+
 def run_program(application: Callable[[], object]) -> None:
     """Run a command line. Help and usage, which it prints itself, end with a documented exit code, too."""
     open_missing_streams()
@@ -208,6 +220,7 @@ def run_program(application: Callable[[], object]) -> None:
     ended = SystemExit(0)
     try:
         try:
+            _refuse_dashes(sys.argv[1:])
             application()
         except SystemExit as error:
             ended = error

@@ -32,8 +32,11 @@ def completion(
 ) -> None:
     """Print a script that completes commands, options and settings in a shell.
 
-    bash: eval "$(manta completion bash)" in ~/.bashrc. zsh: the same with zsh in ~/.zshrc.
-        fish: manta completion fish > ~/.config/fish/completions/manta.fish
+    In ~/.bashrc write: eval "$(manta completion bash)"
+
+    In ~/.zshrc write: eval "$(manta completion zsh)"
+
+    For fish, run: manta completion fish > ~/.config/fish/completions/manta.fish
     """
     words = dict(_completions(context.find_root().command, ()))
     print(_fish(words) if shell is Shell.FISH else _bash(words, zsh=shell is Shell.ZSH))

@@ -78,12 +78,10 @@ def override(tree: dict[str, Any], argument: str) -> None:
     path, equals, value = argument.partition("=")
     *sections, last = path.split(".")
     if not equals or not all((*sections, last)):
-        raise ConfigError(
-            f"argument {argument!r}",
-            "key.path=value",
-            "no =" if not equals else "an empty key",
-            "write it like encode.unit_rows=4096",
-        )
+        found, remedy = "no =" if not equals else "an empty key", "write it like encode.unit_rows=4096"
+        if argument.endswith((".yaml", ".yml")):
+            remedy = f"to read settings from a file, write --config {argument}"
+        raise ConfigError(f"argument {argument!r}", "key.path=value", found, remedy)
     for key in sections:
         if tree.get(key) is None:
             tree[key] = {}

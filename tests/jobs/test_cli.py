@@ -79,6 +79,31 @@ def test_the_command_line_runs_as_a_program(tmp_path: Path):
     assert "expected a published release, found none" in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("argument", "suggestion"),
+    [("--corpus.uri=x", "corpus.uri=x"), ("--encode.unit_rows", "encode.unit_rows=VALUE")],
+)
+def test_a_setting_that_is_written_as_an_option_is_shown_without_dashes(argument: str, suggestion: str):
+    command = [sys.executable, "-m", "jobs.cli", "nightly", argument]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 2
+    assert f"error: {argument}: settings have no dashes; did you mean {suggestion}?" in ended.stderr
+
+
+def test_preflight_says_on_standard_error_which_checks_found_a_problem(
+    tmp_path: Path, corpus: Path, manta: Manta
+):
+    ended = manta(
+        "preflight",
+        f"corpus.uri={corpus}",
+        "corpus.id=key",
+        "encoder.path=ftp://host/model",
+        f"release.root={tmp_path / 'root'}",
+    )
+    assert ended.code == 2
+    assert "error: 2 of 5 checks found a problem: encoder, corpus" in ended.err
+
+
 def test_help_names_every_command_and_the_exit_codes(manta: Manta):
     commands = get_command(app).commands
     assert sorted(commands) == sorted((*JOBS, "releases", "completion"))
@@ -123,6 +148,7 @@ def test_the_output_of_print_config_loads_to_the_same_settings(tmp_path: Path, m
     [
         (("nightly", "encode.unt_rows=3"), 2, "did you mean 'unit_rows'"),
         (("nightly", "--config", "none.yaml"), 2, "no such file"),
+        (("nightly", "mail.yaml"), 2, "to read settings from a file, write --config mail.yaml"),
         (("plan", "--rows", "many"), 2, "--rows: expected a whole number from 1 to 1e+12"),
         (("plan", "--rows", "1.5"), 2, "found '1.5'"),
         (("plan", "--rows-per-s", "0"), 2, "--rows-per-s: expected a number above 0, found 0"),

@@ -74,8 +74,8 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
     else:
         chosen = "kept"
         sentence = (
-            f"{counts} since release {previous.release.release}; {read}, {dead:,} of the units' {rows:,} "
-            "rows are dead"
+            f"{counts} since release {previous.release.release}; {read}. Of {rows:,} stored rows {dead:,} "
+            "were deleted or replaced, tonight or earlier"
         )
     return Choice(
         what="corpus",

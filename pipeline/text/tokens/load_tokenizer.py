@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Only after an ASCII letter or digit, with which a following character is never combined.
 _SPACE = re.compile(r"(?<=[0-9A-Za-z]) ")
 _SPACE_OR_CHINESE = re.compile(r"(?<=[0-9A-Za-z]) |(?<=[\u4e00-\u9fff])(?=[\u4e00-\u9fff])")
+_MAX_IDS = 1 << 24  # no vocabulary has more; arrays with a value for each id are as long as the largest id
 _SPACES = ("\u0120", "\u2581")  # tokens of a space: byte-level BPE, SentencePiece
 _BUILDING_ERRORS = (OSError, ImportError, *MODEL_FAILURES)
 _SPLITS_AT_SPACE = {"BertPreTokenizer", "WhitespaceSplit", "Whitespace"}
@@ -136,13 +137,7 @@ def from_backend(
     prefix, suffix, types = _special_tokens(backend, folder)
     description = json.loads(backend.to_str())
     _check_unknown(description, folder)
-    if dropout := description["model"].get("dropout"):
-        raise ModelError(
-            str(folder / "tokenizer.json"),
-            "a model without dropout, which draws tokens at random",
-            f"dropout {dropout}",
-            "set it to null",
-        )
+    _check_ids(backend, description, folder)
 
     def to_ids(texts: list[str]) -> list[list[int]]:
         with tokenizer_errors(folder, "a tokenizer that reads any text"):
@@ -197,6 +192,21 @@ def _check_unknown(description: Mapping[str, Any], folder: Path) -> None:
             f"{len(vocabulary)} tokens without it",
             "add it, or restore the file",
         )
+
+
+def _check_ids(backend: "tokenizers.Tokenizer", description: Mapping[str, Any], folder: Path) -> None:
+    """Check that a text always has the same tokens, and that these have ids of a usual size.
+
+    Raises:
+        ModelError: the model drops out merges at random, or an id is so large that arrays by id would not
+            fit the memory.
+    """
+    file = str(folder / "tokenizer.json")
+    if (largest := max(backend.get_vocab().values(), default=0)) >= _MAX_IDS:
+        raise ModelError(file, f"ids of tokens below {_MAX_IDS:,}", f"{largest:,}", "restore the file")
+    if dropout := description["model"].get("dropout"):
+        expected = "a model without dropout, which draws tokens at random"
+        raise ModelError(file, expected, f"dropout {dropout}", "set it to null")
 
 
 def _spells_bytes(description: Mapping[str, Any]) -> bool:

@@ -83,6 +83,12 @@ def test_a_panic_at_a_text_is_an_error_of_the_model(tmp_path: Path):
         panic.encode_batch_fast(["a ☃"])
 
 
+def test_a_huge_id_is_refused_before_arrays_of_its_size_are_made(tmp_path: Path):
+    folder = folder_of(tmp_path, models.WordPiece({"a": 2**31, "[UNK]": 1}, unk_token="[UNK]"))
+    with pytest.raises(ModelError, match=r"expected ids of tokens below 16,777,216, found 2,147,483,648"):
+        load_tokenizer(folder, 64)
+
+
 def test_a_tokenizer_that_draws_tokens_at_random_is_refused(tmp_path: Path):
     folder = folder_of(tmp_path, models.BPE({"a": 0}, [], dropout=0.5))
     with pytest.raises(ModelError, match=r"expected a model without dropout.*found dropout 0\.5"):
