@@ -24,6 +24,7 @@ from pipeline.store.units import Corpus
 from pipeline.text.corpus.chunking import row_cutter
 from pipeline.text.corpus.ingest import ingest
 from pipeline.text.corpus.listing import local_path
+from pipeline.text.corpus.sources import list_corpus
 from pipeline.text.corpus.task_map import TaskMap, TaskRunner, map_here
 
 _ENOUGH_ROWS = 10_000_000  # more than any kind of index needs for its training
@@ -95,6 +96,10 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
 def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease) -> None:
     """Find errors that would stop the night later; log whether the root is held or rolled back."""
     check_root(job)
+    if previous.corpus is None:  # otherwise the corpus was listed to see whether it has changed
+        list_corpus(
+            job.corpus.model_copy(update={"fingerprint": "fast"})
+        )  # raises if there is nothing to read
     check_store(releases.commits.store, creates_once=True)  # without it two nights could both publish
     check_index_and_transform(job, previous.release)
     row_cutter(corpus_of(job))  # raises for chunks that have no room beside the prompt
