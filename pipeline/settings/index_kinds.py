@@ -93,6 +93,7 @@ class IndexKind:
         trained_bytes: bytes of rotation and codebooks.
         has_lists: True for an IVF index. `auto` chooses `flat` or a kind with lists.
         codewords: centroids of each sub-quantizer of a product quantizer; 0 without one.
+        transform_rows: least number of training rows of its transforms.
         dims_per_byte_choices: values of `dims_per_byte` that `auto` tries, largest code first.
         mapped_bytes: bytes of a row's second code, which is read for the best candidates of a search only;
             None for a kind that is not refined.
@@ -105,6 +106,7 @@ class IndexKind:
     trained_bytes: Callable[[IndexShape], int] = lambda _: 0
     has_lists: bool = False
     codewords: int = 0
+    transform_rows: int = 0
     dims_per_byte_choices: tuple[int, ...] = (DIMS_PER_BYTE,)
     mapped_bytes: Callable[[IndexShape], int] | None = None
     shardable: bool = True
@@ -128,6 +130,7 @@ class IndexKind:
             removable=self.removable,
             mappable=self.mappable,
             mapped_bytes=self.mapped_bytes(shape) if self.mapped_bytes else 0,
+            transform_rows=self.transform_rows,
         )
 
 
@@ -175,6 +178,7 @@ KINDS = {
         trained_bytes=lambda shape: 4 * shape.dim * (shape.dim + CODEWORDS),
         has_lists=True,
         codewords=CODEWORDS,
+        transform_rows=CODEWORDS,
         dims_per_byte_choices=(4, 8, 16),
     ),
     "ivf_rabitq_refine_fp16": IndexKind(

@@ -1,11 +1,12 @@
 """Regular expressions that read texts take time in proportion to the length of the text, whatever it is."""
 
+import functools
 import importlib
 import pkgutil
 import re
 import string
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import pytest
@@ -41,23 +42,31 @@ def patterns_of(module: ModuleType) -> Iterator[tuple[str, re.Pattern]]:
                 yield f"{module.__name__}.{name}", each
 
 
-def seconds_for(pattern: re.Pattern, text: str) -> float:
-    """Return the CPU time of a search for all matches."""
-    start = time.process_time()
-    for _ in pattern.finditer(text.encode() if isinstance(pattern.pattern, bytes) else text):
-        pass
-    return time.process_time() - start
+def is_slow(work: Callable[[], object]) -> bool:
+    """Return whether the work takes more than MOST_S each of three times: other processes disturb some."""
+    for _ in range(3):
+        start = time.process_time()
+        work()
+        if time.process_time() - start < MOST_S:
+            return False
+    return True
 
 
 @pytest.mark.parametrize(("name", "pattern"), [pytest.param(*pair, id=pair[0]) for pair in patterns()])
 def test_patterns_take_linear_time_on_long_runs_of_one_mark(name, pattern):
-    slow = {}
+    slow = []
     for unit in [*MARKS, *TOGETHER]:
         for before in ("", "a:"):
             text = before + unit * (LENGTH // len(unit)) + "a"
-            if (seconds := seconds_for(pattern, text)) > MOST_S:
-                slow[text[:8]] = seconds
+            given = text.encode() if isinstance(pattern.pattern, bytes) else text
+            if is_slow(functools.partial(_search, pattern, given)):
+                slow.append(text[:8])
     assert not slow, name
+
+
+def _search(pattern: re.Pattern, text: str | bytes) -> None:
+    for _ in pattern.finditer(text):
+        pass
 
 
 @pytest.mark.parametrize("by", ["tokens", "sentences", "headings"])
@@ -65,9 +74,7 @@ def test_texts_of_one_mark_are_cut_in_linear_time(by):
     cutter = TextCutter(ChunkSettings(by=by), counting(count_words))
     for unit in [*MARKS, *TOGETHER]:
         text = unit * (LENGTH // len(unit)) + "a"
-        start = time.process_time()
-        cutter([text])
-        assert time.process_time() - start < MOST_S, unit
+        assert not is_slow(functools.partial(cutter, [text])), unit
 
 
 @pytest.mark.parametrize(

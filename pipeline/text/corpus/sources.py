@@ -39,7 +39,7 @@ _SUFFIXES: dict[Format, tuple[str, ...]] = {
     "jsonl": (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz"),
 }
 LARGE_BYTES = 256 << 20  # larger files are read by ranges, smaller ones as a whole
-_COMMIT = re.compile(r"(?P<root>.+/)commits/\d{8}\.json")  # a file of releases whose root is below the corpus
+_COMMIT = re.compile(r"\d{8}\.json")  # name of a file in the folder commits of a release root
 _SHOWN = 3  # names of files that are left out
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _PIECE_BYTES = 8 << 20  # bytes of a file that are hashed at once
@@ -160,7 +160,8 @@ def _left_out(names: Iterable[str], read: set[str]) -> dict[str, int]:
     the corpus has files of its own.
     """
     others = sorted(name for name in names if name not in read)
-    roots = tuple({match["root"] for name in others if (match := _COMMIT.fullmatch(name))})
+    split = (name.rpartition("/commits/") for name in others)
+    roots = tuple({f"{root}/" for root, _, file in split if root and _COMMIT.fullmatch(file)})
     counts = Counter[str]()
     for name in others:
         parts = name.split("/")

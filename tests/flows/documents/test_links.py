@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.flows.documents.documents import DOCUMENTS
 
-FILES = (*DOCUMENTS, ROOT / ".github" / "SECURITY.md")
+FILES = (*DOCUMENTS, ROOT / ".github" / "SECURITY.md", ROOT / "tests" / "models" / "config_fields.md")
 
 
 def links(file: Path) -> list[str]:

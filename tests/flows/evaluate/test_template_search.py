@@ -102,8 +102,10 @@ def test_an_encoder_without_a_mask_token_is_refused(
     folder: Path, tmp_path: Path, manta: Callable[..., CommandResult]
 ):
     bare = save_folder(tmp_path / "bare", "bert")
-    vocabulary = bare / "tokenizer.json"
+    vocabulary, settings = bare / "tokenizer.json", bare / "tokenizer_config.json"
     vocabulary.write_text(vocabulary.read_text().replace("[MASK]", "[NONE]"))
+    # a token that is named there would be added to the vocabulary
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"mask_token": None}))
     words = write_words(tmp_path / "words.txt", ["a", "b"], np.eye(2, dtype=np.float32), "word2vec")
     for encoder in (bare, words):
         ended = manta("search-template", *arguments(folder, encoder), WORDS)

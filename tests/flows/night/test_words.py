@@ -116,8 +116,8 @@ def test_canary_texts_of_unknown_words_do_not_stop_the_next_night(
 
 def test_preflight_names_word_vectors(arguments: list[str], tmp_path: Path):
     job = load_settings(Job, None, tuple(arguments))
-    found = _Checks(job, Stages(), verbose=False).encoder()
-    assert found.startswith(
+    check = _Checks(job, Stages(), verbose=False).encoder()
+    assert check.found.startswith(
         f"{tmp_path / 'words.txt.gz'}: {len(WORDS)} words: 24 dimensions, 1024 tokens, space "
     )
     (tmp_path / "counts.parquet").unlink()
