@@ -26,8 +26,8 @@ _OTHER_HOST = (
     b'name or address that it listens on"}'
 )
 _OTHER_SITE = (
-    b'{"error":"CrossSite","message":"without a token, this service answers no request that a page of '
-    b'another site makes a browser send: open its address directly"}'
+    b'{"error":"CrossSite","message":"without a token, this service refuses cross-site requests of '
+    b'browsers: open its address directly"}'
 )
 _MAX_BODIES = 8  # of the largest size, at the same time
 _TOO_MANY = "too many large bodies are received at the same time: send them again later"

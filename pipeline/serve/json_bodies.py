@@ -20,8 +20,8 @@ from pydantic_core import from_json
 from pipeline.serve.messages import MAX_QUERIES
 
 _SMALL = 1 << 17  # bytes; any body of this size is parsed within about 20 ms
-_MOST = {"{": 1, "[": 1 + MAX_QUERIES, ",": MAX_QUERIES << 13}
-"""largest numbers of objects, lists and commas outside of strings: 256 vectors of 8,192 components"""
+_MOST = {"{": 1, "[": 1 + MAX_QUERIES, ",": (MAX_QUERIES << 13) + 64}
+"""largest numbers outside of strings: of an object with 256 vectors of 8,192 components and other fields"""
 _PLACE = re.compile(r"at line (\d+) column (\d+)$")
 
 

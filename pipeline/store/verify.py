@@ -15,6 +15,7 @@ from pipeline.store.stored import FileRef
 from pipeline.store.units import Corpus, UnitRecord
 
 _READERS = 4  # files hashed concurrently
+_WHOLE_BYTES = 8 << 20  # files up to this size are read as a whole
 
 
 class Fault(NamedTuple):
@@ -169,15 +170,17 @@ def faults_of(
     """
 
     def fault_of(file: FileRef) -> Fault | None:
-        if fault := _size_fault(file.path, file.bytes, store.size(file.path)):
-            return fault
-        if not file.sha256:
-            return _record_fault(store, file.path)
-        found = _sha256(store, file.path)
+        try:
+            if not file.sha256:
+                return _record_fault(store, file.path)
+            found = _sha256(store, file)
+        except FileNotFoundError:
+            return _size_fault(file.path, file.bytes, None)
         on_read(file.bytes)
         if found == file.sha256:
             return None
-        return Fault(file.path, f"sha256 {file.sha256[:16]}...", f"{found[:16]}...")
+        of_content = Fault(file.path, f"sha256 {file.sha256[:16]}...", f"{found[:16]}...")
+        return _size_fault(file.path, file.bytes, store.size(file.path)) or of_content
 
     return sorted(filter(None, in_threads(fault_of, files, _READERS)))
 
@@ -217,7 +220,11 @@ def _size_fault(path: str, size: int, found: int | None) -> Fault | None:
     return Fault(path, expected, f"{found:,} bytes") if size and found != size else None
 
 
-def _sha256(store: Store, path: str) -> str:
+def _sha256(store: Store, file: FileRef) -> str:
     """Return the sha256 of the stored bytes, not of a cached copy."""
-    with store.open(path) as stream:
+    if (
+        file.bytes <= _WHOLE_BYTES
+    ):  # one request to an object store, which `open` would ask for the size first
+        return hashlib.sha256(store.read(file.path)).hexdigest()
+    with store.open(file.path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -134,8 +134,9 @@ class _UnitEncoding:
             before = self.encoder.max_tokens
             try:
                 result = self._encode_in_child(file) if isolated else self._encode_in_process(file)
-                if self.encoder.max_tokens != before:  # vectors of one unit come from passes of one size
+                while self.encoder.max_tokens != before:  # vectors of one unit come from passes of one size
                     self._report_halving(before)
+                    before = self.encoder.max_tokens
                     result = self._encode_in_process(file)
             except pa.ArrowException:  # the corpus unit is damaged; some of these are MODEL_FAILURES too
                 raise

@@ -29,6 +29,7 @@ from pipeline.targets.parquet import ParquetTarget
 from pipeline.targets.values import json_rows
 
 _GROUP_BYTES = 1 << 30  # of files whose content one item compares
+_GROUP_FILES = 64  # so that no item makes more requests the more units there are
 _SHOWN = 3  # faults that the sentence names
 _EXPORTED_ROWS = 1_000
 
@@ -126,15 +127,17 @@ def check_written(store: Store, gate: Gate, files: Iterable[FileRef]) -> Gate:
 def _gate(files: int, faults: Iterable[str]) -> Gate:
     """Return the gate for so many new files with these faults, as sentences."""
     found = tuple(dict.fromkeys(faults))
-    sentence = f"{len(found):,} of {counted(files, 'new file')} cannot be used as a searcher does, 0 expected"
+    sentence = f"{counted(len(found), 'fault')} in {counted(files, 'new file')} of a searcher, 0 expected"
     if found:
         more = f"; and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
-        sentence += f": {'; '.join(found[:_SHOWN])}{more}; delete damaged files and run again"
+        sentence += f": {'; '.join(found[:_SHOWN])}{more}"
     return Gate(value=len(found), threshold=0, passed=not found, relation="exactly", sentence=sentence)
 
 
 def _sentences(store: Store, faults: Iterable[Fault]) -> tuple[str, ...]:
-    return tuple(str(fault._replace(path=store.uri_of(fault.path))) for fault in faults)
+    return tuple(
+        f"{fault._replace(path=store.uri_of(fault.path))}; delete this file and run again" for fault in faults
+    )
 
 
 def _plan(manifest: ReleaseManifest, files: Sequence[FileRef]) -> Iterator[Trial]:
@@ -150,15 +153,14 @@ def _plan(manifest: ReleaseManifest, files: Sequence[FileRef]) -> Iterator[Trial
         needed = tuple(file for file in files if file.path in own[number])
         yield Trial(needed, number, encoder and number == new_parts[0], None)
     in_parts = set().union(*own)
-    group: list[FileRef] = []
+    group, group_bytes = list[FileRef](), 0
     head = _newest_unit(manifest, paths)
-    for file in files:
-        if file.path in in_parts:
-            continue
+    for file in (file for file in files if file.path not in in_parts):
         group.append(file)
-        if sum(each.bytes for each in group) >= _GROUP_BYTES:
+        group_bytes += file.bytes
+        if group_bytes >= _GROUP_BYTES or len(group) == _GROUP_FILES:
             yield Trial(tuple(group), head_of=head)
-            group, head = [], None
+            group, group_bytes, head = [], 0, None
     if group:
         yield Trial(tuple(group), head_of=head)
 

@@ -28,6 +28,7 @@ COMPARED_BY = frozenset(
 """Settings of these gates: they judge the step from one release to the next, not a release."""
 _MIN_ROWS = 10  # of the previous release: of fewer, a single row is a large proportion
 _MEASURED_UNITS = 64  # footers of units that are read to measure the texts
+_HASH_FACTOR = 0x9E3779B1  # odd, near 2**32 divided by the golden ratio (Knuth, vol. 3, 6.4)
 _PREFIX_BYTES = 4  # of the length that Parquet stores before each text
 
 
@@ -69,10 +70,10 @@ def _gates(
         yield "space", _space_gate(run.job, release)
     if release is None or (lost := count_deleted(run.store, previous, corpus)).before < _MIN_ROWS:
         return
+    causes = tuple(_possible_causes(run.job, release, corpus))
     if settings.max_deleted is not None:
-        causes = _possible_causes(run.job, release, corpus)
         yield "deleted_rows", _deleted_gate(lost, release.release, settings.max_deleted, causes)
-    texts = _Texts(run, release, previous.corpus if corpus.parent else None, corpus)
+    texts = _Texts(run, release, previous.corpus if corpus.parent else None, corpus, causes)
     if settings.max_empty_texts is not None:
         yield "empty_texts", texts.empty(settings.max_empty_texts)
     if settings.max_shorter_texts is not None:
@@ -167,12 +168,14 @@ class _Texts:
 
     Attributes:
         before: its corpus; None if its files are gone, or another version wrote them.
+        causes: facts that may explain a difference.
     """
 
     run: Run
     release: ReleaseManifest
     before: Corpus | None
     now: Corpus
+    causes: tuple[str, ...]
 
     def empty(self, limit: float) -> Gate:
         """Compare the proportion of rows without a text."""
@@ -182,10 +185,9 @@ class _Texts:
             corpus.counts.get("quarantined_empty", 0) / max(corpus.counts["rows"], 1)
             for corpus in (self.before, self.now)
         )
-        found = (
-            f"{now:.1%} of the rows have no text, {before:.1%} in release {self.release.release}, an increase"
-        )
-        return _at_most("max_empty_texts", max(0.0, now - before), limit, found)
+        value = max(0.0, now - before)
+        found = f"{now:.1%} of the rows have no text, {before:.1%} {self._then}: an increase of {value:.1%};"
+        return _at_most("max_empty_texts", value, limit, found, self.causes)
 
     def shorter(self, limit: float) -> Gate:
         """Compare the mean length of the texts, or of the chunks."""
@@ -193,8 +195,9 @@ class _Texts:
             return self._not_checked(limit)
         before, now = self._mean_lengths(self.before)
         value = max(0.0, 1 - now / max(before, 1e-9))
-        found = f"texts have {now:,.0f} bytes on average, {before:,.0f} {self._then}; a decrease of"
-        return _at_most("max_shorter_texts", value, limit, found)
+        lengths = f"texts have {now:,.0f} bytes on average, {before:,.0f} {self._then}"
+        found = f"{lengths}: a decrease of {value:.1%};"
+        return _at_most("max_shorter_texts", value, limit, found, self.causes)
 
     def repeated(self, limit: float, distinct: int) -> Gate:
         """Compare the proportion of texts that repeat another row's text."""
@@ -207,8 +210,10 @@ class _Texts:
             max(0.0, 1 - texts / max(rows, 1))
             for texts, rows in ((earlier, self.before.rows), (distinct, self.now.rows))
         )
-        found = f"{now:.1%} of the texts repeat another one, {before:.1%} {self._then}; an increase of"
-        return _at_most("max_repeated_texts", max(0.0, now - before), limit, found)
+        value = max(0.0, now - before)
+        repeat = f"{now:.1%} of the texts repeat another one, {before:.1%} {self._then}"
+        found = f"{repeat}: an increase of {value:.1%};"
+        return _at_most("max_repeated_texts", value, limit, found, self.causes)
 
     @property
     def _then(self) -> str:
@@ -217,6 +222,10 @@ class _Texts:
     @property
     def _is_cut_otherwise(self) -> bool:
         """True if the texts are cut into other chunks than those of the previous release."""
+        if not self.now.is_chunked:
+            return False
+        if self.release.space_id != open_folder(self.run.job.encoder).space_id:
+            return True  # chunks are cut for the tokenizer and the length of an encoder
         changed = differing_values(self.release.settings, self.run.job.model_dump(mode="json"))
         return any(name.startswith("corpus.chunk.") for name in changed)
 
@@ -244,9 +253,12 @@ class _Texts:
 
 
 def _mean_bytes(store: Store, units: Sequence[CorpusUnit]) -> float:
-    """Return the mean bytes of the texts of units, from the footers of some that are evenly spaced."""
-    step = -(-len(units) // _MEASURED_UNITS) or 1
-    chosen = [unit for unit in units[::step] if unit.rows > unit.dead]
+    """Return the mean bytes of the texts of units, from the footers of some.
+
+    These are chosen by a hash of the unit's number, so that one unit more or less changes one of them.
+    """
+    live = [unit for unit in units if unit.rows > unit.dead]
+    chosen = sorted(live, key=lambda unit: unit.ordinal * _HASH_FACTOR % 2**32)[:_MEASURED_UNITS]
     means = in_threads(lambda unit: _mean_bytes_of_unit(store, unit), chosen)
     rows = sum(unit.rows - unit.dead for unit in chosen)
     return sum(mean * (unit.rows - unit.dead) for mean, unit in zip(means, chosen, strict=True)) / max(

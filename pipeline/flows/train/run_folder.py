@@ -233,10 +233,10 @@ def _not_defining(settings: TrainSettings) -> dict[str, Any]:
     Among them are defaults of settings that are newer than _VERSION, so that earlier definitions stay equal.
     """
     excluded: dict[str, Any] = dict.fromkeys(_NOT_DEFINING, True)
+    defaults = TrainSettings()
     for name, decides in _NEWER.items():
-        value, default = (attrgetter(decides)(each) for each in (settings, TrainSettings()))
         section, _, key = name.partition(".")
-        if value == default:
+        if attrgetter(decides)(settings) == attrgetter(decides)(defaults):
             excluded[section] = {key} if key else True
     if not settings.bound_sources:
         excluded["objective"] = {"__all__": {"source"}}

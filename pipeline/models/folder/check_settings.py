@@ -39,7 +39,7 @@ def check_settings(file: Path, config: Mapping[str, Any]) -> None:
     """
     model_type = str(config.get("model_type"))
     for name, value in _COMPUTED.get(model_type, {}).items():
-        if (found := config.get(name, value)) != value:
+        if (found := config.get(name)) not in (None, value):
             raise _refused(file, f"{name} {value!r}", found)
     positions = config.get(_POSITIONS)
     is_rotary = positions in _NAMES_OF_ROTARY and model_type not in ("bert", "roberta", "xlm-roberta")

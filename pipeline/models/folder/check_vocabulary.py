@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.modules import read_json
+from pipeline.text.tokens.listed_tokens import listed_tokens
 from pipeline.text.tokens.tokens import Tokenizer
 
 
@@ -28,6 +29,7 @@ def check_vocabulary(folder: Path, tokenizer: Tokenizer, rows: int | None) -> No
         for token in read_json(folder / "tokenizer.json").get("added_tokens") or ()
         if token.get("special")
     }
+    special |= {token.content for token in listed_tokens(folder) if token.special}
     used = {*tokenizer.prefix, *tokenizer.suffix}
     if missing := sorted(name for name, number in beyond.items() if name not in special or number in used):
         shown = f"{', '.join(map(repr, missing[:3]))}{' ...' if len(missing) > 3 else ''}"

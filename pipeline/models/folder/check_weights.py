@@ -1,4 +1,4 @@
-"""Check while a model is loaded that its weights are finite, and that none of its layers' is left out.
+"""Check that loaded weights are finite, and that no weight of a layer is ignored.
 
 Imports torch where a tensor is checked.
 """
@@ -29,7 +29,7 @@ def check_unused(where: str, names: Iterable[str], parts: Collection[str]) -> No
         parts: first components of the names of the weights that are used.
 
     Raises:
-        ModelError: a part has more weights than config.json describes, so its vectors would be others.
+        ModelError: a part has more weights than config.json describes, so its vectors would be wrong.
     """
     unused = sorted(name for name in names if not name.endswith(_BUFFERS))
     if inside := [name for name in unused if name.split(".")[0] in parts]:

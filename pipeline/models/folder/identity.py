@@ -16,6 +16,7 @@ from pipeline.models.folder.modules import (
     ModuleEntry,
     Normalization,
     Truncation,
+    refuse_invalid,
 )
 from pipeline.models.folder.weight_files import path_inside
 from pipeline.models.layers.pooling import POOLINGS
@@ -195,13 +196,14 @@ def _space_id(folder: EncoderFolder) -> str:
 def _tokenizer_changes(folder: EncoderFolder) -> dict[str, Any]:
     """Return what the files beside tokenizer.json change in it."""
     path = folder.transformer_path
-    options, tokens = replaced_options(path), [list(token) for token in listed_tokens(path)]
-    return {
-        **({"tokenizer_options": options} if options else {}),
-        **({"listed_tokens": tokens} if tokens else {}),
-        **({"split_special_tokens": True} if splits_special_tokens(path) else {}),
-        **({"token_types": True} if has_token_types(path) else {}),
-    }
+    with refuse_invalid(path / "tokenizer.json", "a tokenizer that the tokenizers library reads"):
+        options, tokens = replaced_options(path), [list(token) for token in listed_tokens(path)]
+        return {
+            **({"tokenizer_options": options} if options else {}),
+            **({"listed_tokens": tokens} if tokens else {}),
+            **({"split_special_tokens": True} if splits_special_tokens(path) else {}),
+            **({"token_types": True} if has_token_types(path) else {}),
+        }
 
 
 def module_identity(folder: EncoderFolder, module: Module) -> Any:

@@ -225,7 +225,7 @@ def refuse_invalid(file: Path, expected: str) -> Iterator[None]:
     """Raise ModelError if the block raises because a key is missing or a value has a wrong type."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(
             str(file), expected, f"{type(error).__name__}: {error}", "restore the file"
         ) from None

@@ -1,5 +1,6 @@
 """Encode texts: tokenize ahead, plan the forward passes, run them, return the vectors in input order."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -70,6 +71,7 @@ class Encoder:
             self._tail = load_tail(folder, fixed_rows=True).to(self.arithmetic.torch_device).eval()
         self._is_pooled = load_filter(folder, self._tokenizer)  # by token id; None: all tokens are pooled
         self._query_tokenizer = replace(self._tokenizer, prompt=folder.query_prompt)
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         device = f", {self.arithmetic.device}" if self.arithmetic.device.kind != "cpu" else ""
@@ -255,7 +257,13 @@ class Encoder:
         computed, total = 0, max(1, int(tokens.lengths.sum()))
         # rows, and a function that waits for their vectors and returns them
         pending: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []
-        with torch.inference_mode(), use_threads(self._threads), whole_float32(self.arithmetic.device):
+        # One thread at a time: a pass may change the model until it ends, and sets torch's number of threads.
+        with (
+            self._lock,
+            torch.inference_mode(),
+            use_threads(self._threads),
+            whole_float32(self.arithmetic.device),
+        ):
             for rows in self._model.plan(tokens.lengths, max_tokens):
                 pending.append((rows, to_host(self._forward(tokens, rows, max_tokens, skip))))
                 if len(pending) > _MAX_PENDING:

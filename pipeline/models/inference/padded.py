@@ -124,7 +124,9 @@ def _shortest(config: Any) -> int:
 def _has_experts(config: Mapping[str, Any]) -> bool:
     """Return whether a model, or a part of it, is a mixture of experts."""
     return any(
-        _has_experts(value) if isinstance(value, Mapping) else "expert" in str(name) and type(value) is int
+        _has_experts(value)
+        if isinstance(value, Mapping)
+        else "expert" in str(name) and type(value) is int and value > 1
         for name, value in config.items()
     )
 
@@ -174,12 +176,14 @@ def _unchanged(model: Any) -> Iterator[None]:
         (module, dict(vars(module)), dict(module._buffers), dict(module._modules))
         for module in model.modules()
     ]
-    yield
-    for module, attributes, buffers, modules in before:
-        now = vars(module)
-        for name in [name for name in now if name not in attributes and "hook" not in name]:
-            del now[name]
-        now.update(attributes, _buffers=buffers, _modules=modules)
+    try:
+        yield
+    finally:
+        for module, attributes, buffers, modules in before:
+            now = vars(module)
+            for name in [name for name in now if name not in attributes and "hook" not in name]:
+                del now[name]
+            now.update(attributes, _buffers=buffers, _modules=modules)
 
 
 def load_model(folder: EncoderFolder, dtype: torch.dtype, dropout: float | None = None) -> Any:

@@ -152,8 +152,9 @@ def use_threads(threads: int | None) -> Iterator[None]:
 
 @contextmanager
 def whole_float32(device: Device) -> Iterator[None]:
-    """Compute float32 products as float32 for the duration of the block, and not in TF32, whose inputs have
-    ten bits. Images and programs may have set torch to TF32.
+    """Disable TF32, whose inputs have ten bits, for the duration of the block.
+
+    Images and programs may have set torch to TF32.
     """
     if device.kind == "cpu":
         yield

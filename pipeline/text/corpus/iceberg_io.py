@@ -80,8 +80,16 @@ class _Inflated:
 def _zstandard(block: bytes) -> _Unpacked:
     import zstandard
 
-    stream: _Unpacked = zstandard.ZstdDecompressor().stream_reader(block, read_across_frames=True)
-    return stream
+    stream = zstandard.ZstdDecompressor().stream_reader(block, read_across_frames=True)
+
+    class Stream:
+        def read(self, size: int) -> bytes:
+            try:
+                return bytes(stream.read(size))
+            except zstandard.ZstdError as error:  # derives from Exception directly
+                raise ValueError(str(error)) from error
+
+    return Stream()
 
 
 def _snappy(block: bytes) -> _Unpacked:

@@ -172,10 +172,12 @@ class ResolveBucket:
 
     def _count_lost(self, bucket: int, resolved: ResolvedIds) -> int:
         """Count the rows of a corpus of another kind whose id, as a string, is not live any more."""
+        if not self.other_keys:
+            return 0
         parts = max(len(self.other_keys), self.buckets)
         width, count = parts // self.buckets, 0
         is_live = pa.array(~resolved.lines["duplicate"].to_numpy())
-        live = document_ids(resolved.lines.filter(is_live))
+        live = document_ids(resolved.lines.select(["id", "row"]).filter(is_live))
         for part in range(bucket * width, (bucket + 1) * width):
             lines = read_key_bucket(self.store, self.other_keys, part, parts, ("id", "row", "address"))
             if lines is not None:
