@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Any
 
 import pyarrow as pa
 
@@ -15,7 +16,7 @@ from pipeline.store.base import Store
 from pipeline.store.changes import ChangedRow, ChangedRows
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.units import Corpus
-from pipeline.text.corpus.quarantine import corpus_rows, unit_rows
+from pipeline.text.corpus.quarantine import corpus_rows, unit_rows, with_places
 
 _PER_REASON = 3  # quarantined rows shown for each reason
 # Limits of the search for quarantined rows.
@@ -69,13 +70,14 @@ def rejected_rows(store: Store, corpus: Corpus) -> tuple[QuarantinedRow, ...]:
 def _first_of_each_reason(
     store: Store, corpus: Corpus, unit_tables: Iterable[pa.Table]
 ) -> tuple[QuarantinedRow, ...]:
-    found: dict[str, list[QuarantinedRow]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for table in (*islice(corpus_rows(store, corpus), _MAX_CORPUS_TABLES), *unit_tables):
         for row in table.slice(0, _MAX_TABLE_ROWS).to_pylist():
             rows = found.setdefault(row["reason"], [])
             if len(rows) < _PER_REASON:
-                rows.append(QuarantinedRow(**row))
-    return tuple(row for rows in found.values() for row in rows)
+                rows.append(row)
+    chosen = [row for rows in found.values() for row in rows]
+    return tuple(QuarantinedRow(**row) for row in with_places(store, corpus, chosen))
 
 
 def search_examples(store: Store, candidate: Candidate) -> tuple[Answers, ...]:

@@ -1,7 +1,7 @@
 """Write and list quarantined rows: rows that cannot be encoded, each with its reason, in a Parquet file."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,13 +12,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
+from pipeline.store.address import to_addresses
 from pipeline.store.base import Store, in_threads
 from pipeline.store.dead import DeadRows
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.schema import QUARANTINE, writer_options
 from pipeline.store.stored import FileRef
 from pipeline.store.units import Corpus
+from pipeline.text.corpus.keys import id_hashes
+from pipeline.text.corpus.line_numbers import chunk_lines, rows_of_lines
 from pipeline.text.corpus.normalize import replace_surrogates
+from pipeline.text.corpus.table_buckets import read_key_bucket
 
 _EXCERPT = 200  # characters of a text that are stored
 _GROUP_ROWS = 8_192  # rows of a Parquet row group
@@ -118,12 +122,16 @@ def list_quarantined(
     shown = defaultdict[str, list[dict[str, Any]]](list)
     files: dict[str, None] = {}
     try:
-        for file, rows in _all_rows(store, manifest):
+        corpus = Corpus.read(store, manifest.corpus)
+        for file, rows in _all_rows(store, manifest, corpus):
             files[file] = None
             for name in rows["reason"].unique().to_pylist():
                 of_reason = rows.filter(pc.equal(rows["reason"], name))
                 counts[name] += of_reason.num_rows
                 shown[name] += of_reason.slice(0, max(0, limit - len(shown[name]))).to_pylist()
+        by_count = {name: counts[name] for name in sorted(counts, key=lambda name: (-counts[name], name))}
+        listed = [row for name in by_count if reason in (None, name) for row in shown[name]]
+        return QuarantineListing(by_count, with_places(store, corpus, listed), tuple(files))
     except FileNotFoundError as error:
         raise DataError(
             str(error.filename or error),
@@ -131,14 +139,10 @@ def list_quarantined(
             "no such file",
             "restore it, or run manta nightly, which writes it again",
         ) from None
-    by_count = {name: counts[name] for name in sorted(counts, key=lambda name: (-counts[name], name))}
-    rows = [row for name in by_count if reason in (None, name) for row in shown[name]]
-    return QuarantineListing(by_count, rows, tuple(files))
 
 
-def _all_rows(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa.Table]]:
+def _all_rows(store: Store, manifest: ReleaseManifest, corpus: Corpus) -> Iterator[tuple[str, pa.Table]]:
     """Yield (URI of a file, some of its rows); rows whose text is no longer in the corpus are left out."""
-    corpus = Corpus.read(store, manifest.corpus)
     if corpus.quarantine is not None:
         yield from ((store.uri_of(corpus.quarantine.path), rows) for rows in corpus_rows(store, corpus))
     yield from unit_rows(store, manifest)
@@ -154,20 +158,63 @@ def corpus_rows(store: Store, corpus: Corpus) -> Iterator[pa.Table]:
 def unit_rows(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa.Table]]:
     """Yield (URI of a file, rows of it) by unit: live texts whose vector could not be computed.
 
-    Files without a live row are not opened.
+    The rows have the columns of the file and `address`; `with_places` needs it. Files without a live row are
+    not opened.
     """
     dead = DeadRows(store, manifest.dead)
     # The rows of a file are in the order of the unit's `dropped`.
-    masks = (
-        (unit.quarantine, ~np.isin(unit.dropped, dead.rows_of(unit.ordinal)))
+    units = (
+        (unit.quarantine, to_addresses(unit.ordinal, np.array(unit.dropped)))
         for unit in manifest.units
         if unit.quarantine is not None
     )
-    files = [(file, live) for file, live in masks if live.any()]
+    masks = ((file, addresses, ~dead.contains(addresses)) for file, addresses in units)
+    files = [each for each in masks if each[2].any()]
 
-    def read(file_and_live: tuple[FileRef, np.ndarray]) -> tuple[str, pa.Table]:
-        file, live = file_and_live
-        return store.uri_of(file.path), pq.read_table(file.open(store)).filter(pa.array(live))
+    def read(each: tuple[FileRef, np.ndarray, np.ndarray]) -> tuple[str, pa.Table]:
+        file, addresses, live = each
+        rows = pq.read_table(file.open(store)).append_column("address", pa.array(addresses))
+        return store.uri_of(file.path), rows.filter(pa.array(live))
 
     for start in range(0, len(files), _READERS):
         yield from in_threads(read, files[start : start + _READERS], _READERS)
+
+
+def with_places(store: Store, corpus: Corpus, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return quarantined rows with the file and the number that they have in the corpus now.
+
+    A unit's file of rows is not written again when an input file is renamed or its rows move.
+
+    Args:
+        store: the corpus's store.
+        corpus: the corpus.
+        rows: rows as `corpus_rows` and `unit_rows` yield them.
+
+    Raises:
+        FileNotFoundError: the corpus's key table is missing.
+    """
+    places = _places(store, corpus, [row for row in rows if "address" in row])
+    return [
+        {name: row[name] for name in QUARANTINE.names} | places.get(row.get("address", -1), {})
+        for row in rows
+    ]
+
+
+def _places(store: Store, corpus: Corpus, rows: Sequence[dict[str, Any]]) -> dict[int, dict[str, str | int]]:
+    """Read file and number of live rows, by address, from those buckets of the key table that have some."""
+    parts, places = len(corpus.keys), dict[int, dict[str, str | int]]()
+    if not rows or not parts:
+        return places
+    numbers = np.zeros(len(rows), dtype=np.int64)
+    lines = chunk_lines(numbers, numbers) if corpus.is_chunked else numbers
+    hashes = id_hashes(pa.table({"id": [row["id"] for row in rows], "row": lines}))
+    buckets = hashes >> np.uint64(65 - parts.bit_length()) if parts > 1 else numbers
+    addresses = pa.array([row["address"] for row in rows])
+    for bucket in np.unique(buckets).tolist():
+        found = read_key_bucket(store, corpus.keys, bucket, parts, ("id", "address", "file", "row"))
+        assert found is not None, "the table has buckets"
+        found = found.filter(pc.is_in(found["address"], value_set=addresses))
+        files, of_file = found["file"].to_pylist(), rows_of_lines(found["row"].to_numpy()).tolist()
+        for address, file, row in zip(found["address"].to_pylist(), files, of_file, strict=True):
+            places[address] = {"file": file, "row": row}
+    return places

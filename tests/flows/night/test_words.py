@@ -209,3 +209,21 @@ def test_a_deleted_text_without_a_vector_is_on_no_page(arguments: list[str], man
     assert "qqzzq xxyyx" not in page(3), "page 2 shows it among the deleted rows"
     listed = manta("releases", "quarantine", str(tmp_path / "releases"), "--json").out
     assert "qqzzq" not in listed
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_text_without_a_vector_is_listed_with_the_present_name_of_its_file(
+    arguments: list[str], manta: Manta, tmp_path: Path
+):
+    strange = tmp_path / "corpus" / "part-0a.parquet"  # its unit holds other rows too, and lives on
+    (tmp_path / "corpus" / "part-9.parquet").rename(strange)
+    assert manta("nightly", *arguments).code == 0
+    strange.rename(tmp_path / "corpus" / "part-0b.parquet")
+    more = pa.table({"id": ["late"], "text": [sentences(1)[0]], "lang": ["en"]})
+    pq.write_table(more, tmp_path / "corpus" / "part-late.parquet")
+    assert manta("nightly", *arguments).code == 0
+    for number, name in ((1, "part-0a.parquet"), (2, "part-0b.parquet")):
+        listed = manta("releases", "quarantine", str(tmp_path / "releases"), str(number), "--json")
+        assert [row["file"] for row in json.loads(listed.out)["rows"]] == [name]
+        page = (tmp_path / f"releases/releases/{number:08d}/report.html").read_text()
+        assert name in page
