@@ -4,6 +4,7 @@ Imports neither torch nor transformers.
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,7 +99,8 @@ def read_json(file: Path, required: bool = False) -> dict[str, Any]:
         ModelError: the file is missing or damaged, or a value has a wrong type.
     """
     try:
-        value = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        text = file.read_text(encoding="utf-8")
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except FileNotFoundError:
         if not required:
             return {}
@@ -121,6 +123,13 @@ def read_json(file: Path, required: bool = False) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number in JSON")
+
+
+def _finite(digits: str) -> float:
+    """Read a number of JSON. Raises ValueError if it is too large, which Python would read as infinity."""
+    if math.isfinite(number := float(digits)):
+        return number
+    raise ValueError(f"{digits[:60]} is not a finite number")
 
 
 def check_inside(file: Path, names: Iterable[Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from pipeline.errors import ModelError
+from pipeline.errors import MODEL_FAILURES, ModelError
 from pipeline.models.folder.check_weights import check_finite, check_unused
 from pipeline.models.folder.modules import read_json
 from pipeline.text.tokens.tokenizer_errors import tokenizer_errors
@@ -20,17 +20,7 @@ OFFLINE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """arguments of every `from_pretrained`; unless trust_remote_code is False, transformers asks on the terminal
 whether to run a folder's code"""
 _FETCH_AGAIN = "fetch its files again, or use another model"
-_LOADING_ERRORS = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    ImportError,
-    SafetensorError,
-    UnpicklingError,
-)
+_LOADING_ERRORS = (*MODEL_FAILURES, OSError, ImportError, SafetensorError, UnpicklingError)
 _PORTS = {
     "new": "gte",
     "NewModel": "gte",

@@ -47,7 +47,7 @@ _RULES = (
         "config.json",
         (
             *("hidden_size", "dim", "d_model", "n_embd", "embedding_size"),
-            *("max_position_embeddings", "n_positions"),
+            *("max_position_embeddings", "n_positions", "pad_token_id", "vocab_size"),
             *("max_encoder_position_embeddings", "max_decoder_position_embeddings"),
         ),
         int,
@@ -58,8 +58,8 @@ _RULES = (
         (
             *("num_hidden_layers", "n_layers", "num_layers", "n_layer"),
             *("num_attention_heads", "n_heads", "num_heads", "n_head"),
-            *("intermediate_size", "hidden_dim", "d_ff", "d_kv", "vocab_size", "type_vocab_size"),
-            *("pad_token_id", "relative_attention_num_buckets"),
+            *("intermediate_size", "hidden_dim", "d_ff", "d_kv", "type_vocab_size"),
+            "relative_attention_num_buckets",
         ),
         int | list[Any],
         "a whole number",

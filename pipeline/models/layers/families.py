@@ -107,7 +107,8 @@ def _table_family(config: Config) -> Architecture:
     )
 
     def first(*names: str, default: float = 0) -> float:
-        return next((float(str(config[name])) for name in names if config.get(name) is not None), default)
+        given = (name for name in names if config.get(name) is not None)
+        return next((number(config, name, default) for name in given), default)
 
     width, heads = int(first("hidden_size", "dim")), int(first("num_attention_heads", "n_heads"))
     counts_from_pad = family in ("roberta", "mpnet")

@@ -16,8 +16,9 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import locate
 from pipeline.settings import EncoderSettings
+from tests.models.every_family import save_family
 from tests.models.folder.saved import encoded
-from tests.models.folders import edit_json, folder_at
+from tests.models.folders import edit_json, encoder_at, folder_at
 
 
 def test_a_pickle_with_other_objects_than_tensors_is_refused(bert):
@@ -68,6 +69,15 @@ def _modules(*kinds):
             r"config\.json: expected a whole number as pad_token_id, found 'x'",
         ),
         (_with("config.json", hidden_act=3), r"config\.json: expected a name as hidden_act, found 3"),
+        (
+            _with("config.json", layer_norm_eps=[1]),
+            r"config\.json that transformers reads, found .*layer_norm_eps",
+        ),
+        (
+            _with("config.json", type_vocab_size=[1]),
+            r"config\.json that transformers reads, found .*type_vocab",
+        ),
+        (_text("config.json", '{"seed": 1e400}'), r"readable JSON, found 1e400 is not a finite number"),
         (_text("tokenizer_config.json", "{"), r"tokenizer_config\.json: expected readable JSON"),
         (_text("tokenizer_config.json", "3"), r"tokenizer_config\.json: expected a JSON object, found int"),
         (
@@ -125,6 +135,26 @@ def test_a_damaged_folder_is_refused_naming_file_expected_and_found(bert, spoil,
         encoded(bert)
     assert caught.value.exit_code == 4
     assert str(bert) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("roberta", "layer_norm_eps", []),
+        ("modernbert", "num_attention_heads", 0),
+        ("deberta-v2", "num_attention_heads", 0),
+        ("deberta-v2", "num_attention_heads", -1),
+        ("deberta-v2", "dtype", [1]),
+        ("deberta-v2", "pad_token_id", [1]),
+        ("deberta-v2", "vocab_size", [1]),
+        ("bert", "is_encoder_decoder", True),
+    ],
+)
+def test_a_value_that_no_model_can_have_is_an_error_of_the_model(tmp_path, family, key, value):
+    folder = save_family(family, tmp_path / "encoder")
+    edit_json(folder / "config.json", **{key: value})
+    with pytest.raises(ModelError, match=re.escape(str(folder))):
+        encoder_at(folder).check()
 
 
 def test_an_index_that_names_a_missing_file_is_refused_unless_all_weights_are_in_one_file(bert):
