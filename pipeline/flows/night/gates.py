@@ -9,6 +9,7 @@ from pipeline.flows.encode.probe import encode_texts
 from pipeline.flows.night.as_searcher import check_written, try_as_searcher
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.corpus_gates import JudgedCorpus
+from pipeline.flows.night.corpus_language import check_language
 from pipeline.flows.night.fixed_queries import answer_queries, fixed_queries
 from pipeline.flows.night.overview import load_summary
 from pipeline.flows.night.relevance import measure_relevance
@@ -82,6 +83,7 @@ def judge_candidate(
         if not readable.passed:  # other gates would fail at the same files
             gates = corpus.gates | {READABLE: readable}
             return _with_gates(candidate, gates), ReleaseComparison(previous, summary, ())
+        candidate = check_language(run, previous, candidate)
         queries = fixed_queries(store, candidate, summary.answers if summary else ())
         encoded = encode_texts(run, (*CANARIES, *queries))
         canaries, query_vectors = np.split(encoded, [len(CANARIES)])

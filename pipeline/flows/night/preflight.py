@@ -11,6 +11,7 @@ from pipeline.device import resolve
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.evaluate.judgements import read_judgements
 from pipeline.flows.corpus import corpus_of, sample_files
+from pipeline.flows.night.corpus_language import foreign_warnings
 from pipeline.flows.night.disk_space import check_disk_space, estimate_space
 from pipeline.flows.night.guess_corpus import guess_language, no_language
 from pipeline.flows.night.judged_ids import check_judged_ids_in_files
@@ -204,9 +205,7 @@ class _Checks:
                 "encoder takes more, or raise the bound"
             )
         language, default = guess_language(self.texts), EncoderSettings().path
-        foreign = [f"the texts seem to be in {language}; {default} knows English only: name another encoder"]
-        if path != default or language in (None, "en"):
-            foreign.clear()
+        foreign = foreign_warnings(language) if path == default else ()
         return Check(
             "tokens",
             f"{texts}: {covered.total.sentence}, language {language or no_language()}",

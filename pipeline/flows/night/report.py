@@ -12,6 +12,7 @@ from pipeline.flows.encode.result import LENGTH_BIN
 from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.flows.index.rules import REBUILT, near_dead_warnings
 from pipeline.flows.night.candidate import Candidate
+from pipeline.flows.night.corpus_language import language_warnings
 from pipeline.flows.night.example_rows import changed_rows, quarantined_rows, search_examples
 from pipeline.flows.night.release_changes import differing_settings, measure_drift
 from pipeline.flows.night.relevance import MeasuredRelevance
@@ -125,12 +126,13 @@ def _with_rows(
 
 
 def warnings_of(release: ReleaseManifest) -> tuple[str, ...]:
-    """Return warnings about files, tokens, rejected texts and queries near dead rows, as sentences."""
+    """Return warnings about files, tokens, rejected texts, dead rows and the language, as sentences."""
     return (
         *_file_warnings(release.counts),
         *token_warnings(release.counts),
         *rejected_warnings(release.counts, release.counts["total"]),
         *near_dead_warnings(release.choices),
+        *language_warnings(release.choices),
     )
 
 
