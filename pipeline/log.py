@@ -19,8 +19,10 @@ from pipeline.terminal import TerminalBar, is_terminal
 
 T = TypeVar("T")
 
-_EVERY_S = 10.0  # least time between two plain progress lines
-_QUIET_S = 30.0  # time without a line after which a stage reports that it is still running
+_EVERY_S = 10.0  # least time between two plain progress lines of a short stage
+_QUIET_S = 30.0  # time without a line after which a short stage reports that it is still running
+_INTERVAL_GROWTH = 0.05  # least time between two lines, as a proportion of the time that the stage has lasted
+_LONGEST_INTERVAL_S = 300.0
 _listeners: list[list[str]] = []
 _enders: list[Callable[[Exception], None]] = []
 
@@ -130,7 +132,7 @@ class Stages:
 
 
 class RunningStage:
-    """A running stage: its rows, rate and time left. Without a bar, it prints a line every 30 s at least."""
+    """A running stage: its rows, rate and time left. Without a bar, it prints lines, ever more rarely."""
 
     def __init__(
         self, stage: Stage, total: int | None, terminal: bool, clock: Callable[[], float] = time.monotonic
@@ -162,7 +164,7 @@ class RunningStage:
             self._first = done, self._clock()
         if self._bar:
             self._draw(self._bar, note)
-        elif self._clock() - self._shown >= _EVERY_S:
+        elif self._clock() - self._shown >= self._interval(_EVERY_S):
             self._show()
 
     def expect(self, total: int) -> None:
@@ -192,9 +194,13 @@ class RunningStage:
         return self.stage
 
     def _break_silence(self) -> None:
-        while not self._over.wait(max(0.0, self._shown + _QUIET_S - self._clock())):
-            if self._clock() - self._shown >= _QUIET_S:
+        while not self._over.wait(max(0.0, self._shown + self._interval(_QUIET_S) - self._clock())):
+            if self._clock() - self._shown >= self._interval(_QUIET_S):
                 self._show()
+
+    def _interval(self, least_s: float) -> float:
+        """Return the least time between two lines, which grows with the time that the stage has lasted."""
+        return min(_LONGEST_INTERVAL_S, max(least_s, _INTERVAL_GROWTH * (self._shown - self._start)))
 
     def _show(self) -> None:
         self._shown = now = self._clock()

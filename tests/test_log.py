@@ -3,6 +3,7 @@
 import re
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 
@@ -58,6 +59,23 @@ def test_no_time_left_is_shown_before_the_rate_is_known_or_at_the_end(capfd: pyt
     bar.reach(460)
     assert capfd.readouterr().err == "encode: 460 of 460 rows (100%), 18 rows/s\n"
     bar.close()
+
+
+def test_a_stage_of_hours_prints_ever_fewer_lines(capfd: pytest.CaptureFixture[str]):
+    clock, total, printed = Clock(), 8 * 3600, list[float]()
+    bar = RunningStage(Stage("encode"), total, terminal=False, clock=clock)
+    capfd.readouterr()
+    for done in range(1, total):
+        clock.now += 1.0
+        bar.reach(done)
+        if capfd.readouterr().err:
+            printed.append(done)
+    bar.close()
+    intervals = [later - earlier for earlier, later in pairwise(printed)]
+    assert intervals[:3] == [10.0, 10.0, 10.0], "a short stage shows its progress at once"
+    assert intervals == sorted(intervals)
+    assert max(intervals) == 300.0
+    assert len(printed) < 250
 
 
 def on_a_terminal(

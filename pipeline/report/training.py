@@ -10,6 +10,7 @@ import yaml
 
 from pipeline.charts.frame import minus
 from pipeline.charts.training import rate
+from pipeline.log import counted
 from pipeline.report.course import changes_on_same_rows, changes_over_steps
 from pipeline.report.formats import signed, two_decimals
 from pipeline.report.page import Filters, render_template
@@ -75,8 +76,8 @@ def comparison(report: TrainingReport) -> str:
 def verdict(report: TrainingReport) -> str:
     """Summarize the result, and what was trained on what data."""
     summary = (
-        f"{report.objective} on {report.rows:,} rows, "
-        f"{report.steps:,} steps of {report.settings.order.batch_rows} rows."
+        f"Trained with {report.objective} on {counted(report.rows, 'row')}, in "
+        f"{counted(report.steps, 'step')} of {counted(report.settings.order.batch_rows, 'row')}."
     )
     lines = report.dev_lines
     if lines is None:
@@ -96,8 +97,8 @@ def _same_rows_sentence(report: TrainingReport) -> str:
         return ""
     first = changes[0]
     return (
-        f"On the same {report.same_rows:,} rows the {first.name} went from "
-        f"{_three_digits(first.start)} to {_three_digits(first.end)}. "
+        f"On the same {counted(report.same_rows, 'row')}, the {first.name} went from "
+        f"{_three_digits(first.start)} before the first step to {_three_digits(first.end)} after the last. "
     )
 
 

@@ -46,7 +46,7 @@ def test_the_page_shows_data_settings_and_results():
     expected = [
         "simcse-3fa9c2d1e0b7",
         "What did the training simcse-3fa9c2d1e0b7 change? On dev the encoder went from 81.24 to 84.50. "
-        "simcse on 6,500 rows, 500 steps of 64 rows.",
+        "Trained with simcse on 6,500 rows, in 500 steps of 64 rows.",
     ]
     expected += [
         "simcse (temperature 0.05, similarity cosine, head cls_mlp, keep head no, positive self, "
@@ -242,7 +242,9 @@ def test_without_dev_the_same_rows_are_compared():
         {"loss": 1.25, "alignment": 0.4, "retrieval": 70.0},
         {"loss": 0.5, "alignment": 0.3, "retrieval": 90.0},
     )
-    assert verdict(report).startswith("On the same 96 rows the loss went from 1.25 to 0.5. ")
+    assert verdict(report).startswith(
+        "On the same 96 rows, the loss went from 1.25 before the first step to 0.5 after the last. Trained "
+    )
     assert not training_warnings(report)
     assert "Means over the same 96 rows before the first step and after the last, without dropout" in words(
         report

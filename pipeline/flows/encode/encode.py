@@ -289,6 +289,6 @@ def _waiting_note(stats: WorkerStats) -> str:
     if not waiting:
         return ""
     return (
-        f"{stats.tokens:,} tokens; workers waited {waiting['tokenizer']:.1%} for the "
+        f"{stats.tokens:,} tokens with special ones; workers waited {waiting['tokenizer']:.1%} for the "
         f"tokenizer, {waiting['store']:.1%} for the store"
     )
