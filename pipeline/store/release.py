@@ -1,8 +1,10 @@
 """Releases: numbered, immutable snapshots, each made current by a commit that is created once."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from pathlib import Path
 from typing import Literal
 
 from pipeline.errors import ConfigError, DataError, PublishConflict, RootHeld, TransientError
@@ -10,12 +12,14 @@ from pipeline.log import say
 from pipeline.store.base import Store, in_threads
 from pipeline.store.commits import Commit, Commits, commit_path, utc_now
 from pipeline.store.committed import ManifestChanged, load_manifest
+from pipeline.store.local import LocalStore
 from pipeline.store.manifest import ReleaseManifest, manifest_path, report_path
 from pipeline.store.stored import OtherSchema
 from pipeline.store.verify import Fault, size_faults
 
 # A publisher creates its commit milliseconds after its manifest: after this time it counts as killed.
 _RESERVATION_S = 10.0
+_SHOWN_ROOTS = 4
 
 
 class Releases:
@@ -64,9 +68,7 @@ class Releases:
         """Return release `number`, or the current one for None. Raises DataError if there is none."""
         manifest = self.current() if number is None else self.get(number)
         if manifest is None:
-            raise DataError(
-                self.store.uri, "a published release", "none", "run manta nightly first, or check the root"
-            )
+            raise no_release(self.store)
         return manifest
 
     def _commit_and_manifest(self, number: int) -> tuple[Commit, ReleaseManifest]:
@@ -268,3 +270,14 @@ class Releases:
             return False
         self.store.write(path, content)
         return True
+
+
+def no_release(store: Store, remedy: str = "run manta nightly first, or check the root") -> DataError:
+    """Return the error that a root has no release. It names the roots in the folder if there are any."""
+    below = list[str]()
+    if isinstance(store, LocalStore):
+        with contextlib.suppress(OSError):  # a missing or unreadable folder
+            below = sorted(str(child) for child in Path(store.uri).iterdir() if (child / "commits").is_dir())
+    if below:
+        remedy = f"name a root below it: {', '.join(below[:_SHOWN_ROOTS])}"
+    return DataError(store.uri, "a published release", "none", remedy)

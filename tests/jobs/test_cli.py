@@ -201,6 +201,26 @@ def test_every_kind_of_error_has_its_exit_code_and_a_message(
     assert words in answer["message"]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("search", "{parent}", "words"),
+        ("releases", "verify", "{parent}"),
+        ("evaluate", "release.root={parent}"),
+    ],
+)
+def test_a_folder_of_roots_is_answered_with_its_roots(
+    tmp_path: Path, manta: Manta, arguments: tuple[str, ...]
+):
+    for name in ("b", "a"):
+        (tmp_path / name / "commits").mkdir(parents=True)
+    (tmp_path / "corpus").mkdir()
+    ended = manta(*(argument.format(parent=tmp_path) for argument in arguments))
+    assert ended.code == 3
+    assert "expected a published release, found none" in ended.err
+    assert f"name a root below it: {tmp_path / 'a'}, {tmp_path / 'b'}" in ended.err
+
+
 def test_an_empty_root_lists_no_release(tmp_path: Path, manta: Manta):
     assert json.loads(manta("releases", "list", str(tmp_path), "--json").out) == {
         "root": str(tmp_path),

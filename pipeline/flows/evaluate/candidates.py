@@ -21,7 +21,7 @@ from pipeline.settings import CandidateSettings, EncoderSettings, EvaluateSettin
 from pipeline.settings.evaluate import TARGET
 from pipeline.settings.training import PairSettings
 from pipeline.store.base import Store
-from pipeline.store.release import Releases
+from pipeline.store.release import Releases, no_release
 from pipeline.store.store import open_store, store_of
 from pipeline.store.stored import FileRef
 from pipeline.store.verify import check_files
@@ -263,12 +263,7 @@ def _resolve_release(settings: CandidateSettings, job: Job, store: Store) -> Res
     is_current = settings.release == "current"
     manifest = releases.current() if is_current else releases.get(int(settings.release or 0))
     if manifest is None:
-        raise DataError(
-            root.uri,
-            "a published release",
-            "none",
-            "run `manta nightly` first, or name an encoder in evaluate.candidates",
-        )
+        raise no_release(root, "run manta nightly first, or name an encoder in evaluate.candidates")
     check_files(root, [*manifest.encoder.references(), *filter(None, [manifest.transform])])
     where = root.uri_of(manifest.encoder.path)
     try:

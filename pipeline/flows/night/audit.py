@@ -23,7 +23,7 @@ from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.base import Store
 from pipeline.store.manifest import Gate, ReleaseManifest
-from pipeline.store.release import Releases
+from pipeline.store.release import Releases, no_release
 from pipeline.store.stored import FileRef
 from pipeline.store.verify import check_sizes
 from pipeline.text.tokens.coverage import ScriptCoverage
@@ -51,7 +51,7 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
     current = load_previous(releases)
     manifest, corpus = current.release, current.corpus
     if manifest is None:
-        raise DataError(releases.store.uri, "a published release", "none", "run `manta nightly` first")
+        raise no_release(releases.store)
     if corpus is None:
         raise DataError(
             f"release {manifest.release}",
