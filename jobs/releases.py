@@ -149,8 +149,8 @@ def diff(
     """Compare two releases: rows, settings, gates, recall, drift, and answers to fixed queries.
 
     Rows are compared by id, from the tables that releases keep. A row counts as changed if its text or a kept
-    column differs. The fixed queries are the texts that every night encodes to see whether its encoder has
-    changed.
+    column differs. The fixed queries are longer ones of the texts that every night encodes to see
+    whether its encoder has changed.
     """
     from jobs.releases_diff import compare
 

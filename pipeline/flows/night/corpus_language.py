@@ -4,18 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pipeline.flows.night.candidate import Candidate
-from pipeline.flows.night.fixed_queries import texts_at
+from pipeline.flows.night.fixed_queries import sampled_texts
 from pipeline.flows.night.guess_corpus import guess_language, no_language
 from pipeline.flows.run import Run
 from pipeline.log import say
 from pipeline.settings import EncoderSettings
-from pipeline.stats.tensors import unpack
 from pipeline.store.manifest import Choice, ReleaseManifest
 
 _LANGUAGE = "language"  # of a choice
 _ENGLISH = "en"
 _UNKNOWN, _UNCHECKED = "unknown", "not checked"
-_TEXTS = 48  # sampled
 
 
 def check_language(run: Run, previous: ReleaseManifest | None, candidate: Candidate) -> Candidate:
@@ -24,13 +22,12 @@ def check_language(run: Run, previous: ReleaseManifest | None, candidate: Candid
     It is identified for the default encoder only, whose language is known, and only if the previous release
     does not have vectors of the same space.
     """
-    manifest, store = candidate.manifest, run.store
+    manifest = candidate.manifest
     is_known = previous is not None and previous.space_id == manifest.space_id
     if is_known or run.job.encoder.path != EncoderSettings().path:
         return candidate
-    addresses = unpack(candidate.built.queries.read(store), "addresses", "vectors")[0]["addresses"]
-    sampled = addresses[:: max(1, len(addresses) // _TEXTS)][:_TEXTS].tolist()
-    language = guess_language([row.text for row in texts_at(store, manifest.units, sampled).values()])
+    sampled = sampled_texts(run.store, candidate)
+    language = guess_language(sampled)
     found = language or no_language()
     choice = Choice(
         what=_LANGUAGE,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.flows.key_tables import live_rows_by_bucket
-from pipeline.flows.night.fixed_queries import texts_at
+from pipeline.flows.night.fixed_queries import is_short, texts_at
 from pipeline.flows.night.gates import CANARIES, load_canary_vectors
 from pipeline.flows.night.release_changes import differing_settings, measure_drift, pair_values
 from pipeline.index.search import OpenRelease
@@ -109,11 +109,12 @@ def _gate_values(manifest: ReleaseManifest) -> dict[str, float | None]:
 def _compare_answers(
     before: OpenRelease, after: OpenRelease, store: Store, queries: Sequence[str]
 ) -> Iterator[ComparedAnswers]:
-    """Compare the answers to the canary texts, whose vectors both releases stored, and to the queries."""
+    """Compare the answers to longer canary texts, whose vectors both releases have, and to the queries."""
     earlier, later = (load_canary_vectors(release.manifest, store) for release in (before, after))
     if earlier is not None and later is not None and len(earlier) == len(later) == len(CANARIES):
         # encoders of word vectors give some canary texts the zero vector
-        usable = np.flatnonzero(earlier.any(axis=1) & later.any(axis=1))
+        long_enough = np.array([not is_short(text) for text in CANARIES])
+        usable = np.flatnonzero(long_enough & earlier.any(axis=1) & later.any(axis=1))
         yield from map(
             ComparedAnswers,
             [CANARIES[row] for row in usable],

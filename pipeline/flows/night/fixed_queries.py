@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from pipeline.flows.index.released import use_index
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.run import Run
+from pipeline.stats.tensors import unpack
 from pipeline.store.address import address_of, ordinal_of, row_of
 from pipeline.store.answers import Answers, Hit
 from pipeline.store.base import Store, in_threads
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _HITS = 4  # stored for each query
 _QUERY_LENGTH = 2_000  # characters of a text that becomes a query
+_SHORT_QUERY = 12  # characters of the shortest useful query: "Yes." has no neighbours worth comparing
+_SAMPLED = 48  # texts
 _TEXT_LENGTH = 300  # characters that are stored of a hit's id, and of its text
 _READERS = 4  # corpus units read concurrently
 
@@ -58,13 +61,32 @@ class AskIndex:
 def fixed_queries(store: Store, candidate: Candidate, previous: Sequence[Answers]) -> tuple[str, ...]:
     """Return the fixed queries: those of the previous release, or texts of sampled rows if it has none.
 
+    Of the sampled rows, short texts such as "Yes." become queries only if there are too few longer ones.
+
     Args:
         previous: answers of the previous release.
     """
     if previous:
         return tuple(answers.query for answers in previous)
-    rows = texts_at(store, candidate.manifest.units, [example.query for example in candidate.built.examples])
-    return tuple(dict.fromkeys(text[:_QUERY_LENGTH] for _, text in rows.values()))
+    examples = [example.query for example in candidate.built.examples]
+    rows = texts_at(store, candidate.manifest.units, examples)
+    texts = dict.fromkeys(text[:_QUERY_LENGTH] for _, text in rows.values())
+    if any(map(is_short, texts)):
+        sampled = (text[:_QUERY_LENGTH] for text in sampled_texts(store, candidate))
+        texts |= dict.fromkeys(text for text in sampled if not is_short(text))
+    return tuple(sorted(texts, key=is_short)[: len(examples)])
+
+
+def sampled_texts(store: Store, candidate: Candidate) -> list[str]:
+    """Return the texts of some dozens of the rows that were sampled to measure the index."""
+    addresses = unpack(candidate.built.queries.read(store), "addresses", "vectors")[0]["addresses"]
+    sampled = addresses[:: max(1, len(addresses) // _SAMPLED)][:_SAMPLED].tolist()
+    return [row.text for row in texts_at(store, candidate.manifest.units, sampled).values()]
+
+
+def is_short(query: str) -> bool:
+    """Return whether a text says too little to compare its results."""
+    return len(query) < _SHORT_QUERY
 
 
 def answer_queries(

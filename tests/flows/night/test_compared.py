@@ -4,9 +4,12 @@ Fixed queries are asked of both releases; values that the previous one did not r
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.flows.night.example_rows import _chosen_rows
@@ -58,6 +61,29 @@ def test_the_next_night_repeats_the_queries_and_shows_changed_answers(
     assert "The same 6 queries are asked of every release." in page
     assert "\u221220 since release 1" in page
     assert len(re.findall(r"Deleted rows <span class=\"soft\">· 5 of 20", page)) == 1
+
+
+@pytest.mark.parametrize(
+    ("short", "expected"),
+    [
+        (lambda row: row % 2 == 0, {"long": 6}),
+        (lambda row: row > 2, {"long": 3, "short": 3}),
+    ],
+)
+def test_short_texts_are_fixed_queries_only_if_there_are_too_few_longer_ones(
+    make_job: Callable[..., Job],
+    tmp_path: Path,
+    short: Callable[[int], bool],
+    expected: dict[str, int],
+):
+    texts = [f"{row}" if short(row) else f"The text of row {row} is long enough." for row in range(40)]
+    table = pa.table({"id": list(range(40)), "text": texts})
+    pq.write_table(table, tmp_path / "short.parquet")
+    job = make_job(f"corpus.uri={tmp_path / 'short.parquet'}", "corpus.keep=[]", "gates.unknown_tokens=null")
+    nightly(job, Stages())
+    summary = load_summary(open_store(job.release.root), 1)
+    assert summary is not None
+    assert Counter("long" if len(each.query) > 20 else "short" for each in summary.answers) == expected
 
 
 def test_a_damaged_file_of_changed_rows_leaves_them_out_of_the_report(
