@@ -222,9 +222,7 @@ def _size_fault(path: str, size: int, found: int | None) -> Fault | None:
 
 def _sha256(store: Store, file: FileRef) -> str:
     """Return the sha256 of the stored bytes, not of a cached copy."""
-    if (
-        file.bytes <= _WHOLE_BYTES
-    ):  # one request to an object store, which `open` would ask for the size first
+    if file.bytes <= _WHOLE_BYTES:  # one request: `open` asks an object store for the size, too
         return hashlib.sha256(store.read(file.path)).hexdigest()
     with store.open(file.path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
