@@ -34,6 +34,7 @@ _PART_GIB = 10 * UNIT_ROWS * (4 * 48 + 8) / GIB
 # Each bucket of these reads from the files of all groups or parts before it: buckets times groups.
 _SHUFFLES = ("ResolveBucket", "WriteUnits", "ResolveTexts", "GatherCopies")
 _PER_UNIT = 40  # requests of all other tasks and the driver
+_FILES_OF_UNIT = 9  # requests of the gate that opens the candidate: one for each new file
 _IN_THREADS = 1 / 4  # requests of one item for each further unit: small files that threads read together
 # A stage that makes requests for every unit, one after the other, is longer: 20 rows are a unit or two.
 _WHOLE = 1.5  # requests on the longest path of a whole night, for each further 20 rows
@@ -95,6 +96,8 @@ def test_requests_grow_with_the_units_and_no_sequence_of_them_does(
         print(before, after, sep="\n")
         for task, path in after.items.items():
             assert path.requests <= longest[task] + _IN_THREADS * (MANY - FEW) + 4, task
-        linear = sum(after.requests.values()) - sum(after.requests[task] for task in _SHUFFLES)
+        assert after.requests["TryCandidate"] < _FILES_OF_UNIT * MANY
+        others = (*_SHUFFLES, "TryCandidate")
+        linear = sum(after.requests.values()) - sum(after.requests[task] for task in others)
         assert linear < _PER_UNIT * MANY
         assert after.whole.requests - before.whole.requests < _WHOLE * (MANY - FEW)
