@@ -86,6 +86,19 @@ def test_short_texts_are_fixed_queries_only_if_there_are_too_few_longer_ones(
     assert Counter("long" if len(each.query) > 20 else "short" for each in summary.answers) == expected
 
 
+def test_the_log_counts_special_tokens_and_the_page_says_that_it_does_not(
+    make_job: Callable[..., Job], capfd: pytest.CaptureFixture[str]
+):
+    job = make_job("whiten.mode=off")
+    tokens = nightly(job, Stages()).facts["tokens"]
+    logged = re.search(r"encode: done, .* ([\d,]+) tokens with special ones", capfd.readouterr().err)
+    assert logged is not None
+    assert int(logged[1].replace(",", "")) == tokens["tokens"] + 2 * 400, "two in each of 400 texts"
+    page = page_of(job, 1)
+    assert f"{tokens['tokens']:,}</td>" in page
+    assert "Special tokens, which begin and end each text, and prompts are not counted." in page
+
+
 def test_a_damaged_file_of_changed_rows_leaves_them_out_of_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -116,6 +116,7 @@ def test_a_difference_names_changed_settings_gates_and_answers(published: Path, 
     assert (found["before"], found["after"]) == (2, 3)
     assert found["settings"] == {"gates.max_size_gib": [None, 3.0]}
     assert found["gates"]["indexed_rows"] == [99, 108]
+    assert {"A", "Yes.", "42"}.isdisjoint(each["query"] for each in found["queries"])
     query = found["queries"][-1]
     assert query["after"][0] == "late-121"
     assert "late-121" not in query["before"]
