@@ -40,9 +40,9 @@ def listed_tokens(folder: Path) -> list[ListedToken]:
     for token in _by_role(settings):
         if token.content not in own:
             listed.setdefault(token.content, token)
-    vocabulary = _names((description.get("model") or {}).get("vocab") or ())
-    for content in class_tokens(folder):
-        if content in vocabulary and content not in own:
+    if others := [content for content in class_tokens(folder) if content not in own]:
+        vocabulary = _names((description.get("model") or {}).get("vocab") or ())
+        for content in filter(vocabulary.__contains__, others):
             listed.setdefault(content, _listed(content))
     return [token for token in listed.values() if _matching(token) != _matching(own.get(token.content))]
 
