@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import GatesRefused
+from pipeline.flows.night import corpus_gates
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.outcome import NightOutcome
 from pipeline.log import Stages
@@ -240,3 +242,14 @@ def test_another_space_can_be_forbidden(night: Callable[..., NightOutcome]):
     error = refused(night, ROWS, "encoder.pooling=cls", "gates.space=same")
     assert "another space than those of release 1: encoder.pooling changed" in str(error)
     assert gates(night(ROWS, "encoder.pooling=cls"))["space"].passed
+
+
+def test_a_unit_that_is_gone_hardly_changes_the_mean_length_of_many(monkeypatch: pytest.MonkeyPatch):
+    lengths = {ordinal: 5_000 if ordinal % 5 == 0 else 200 for ordinal in range(300)}
+    monkeypatch.setattr(corpus_gates, "_mean_bytes_of_unit", lambda _, unit: lengths[unit.ordinal])
+    units = [SimpleNamespace(ordinal=ordinal, rows=100, dead=0) for ordinal in lengths]
+    mean = corpus_gates._mean_bytes(None, units)
+    assert corpus_gates._mean_bytes(None, units[:64]) == sum(list(lengths.values())[:64]) / 64
+    for gone in range(len(units)):
+        others = units[:gone] + units[gone + 1 :]
+        assert abs(corpus_gates._mean_bytes(None, others) - mean) <= 4_800 / 64

@@ -157,6 +157,25 @@ def test_a_value_that_no_model_can_have_is_an_error_of_the_model(tmp_path, famil
         encoder_at(folder).check()
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"post_processor": "x"},
+        {"post_processor": [1]},
+        {"post_processor": {"type": "Sequence"}},
+        {"post_processor": {"type": "TemplateProcessing", "single": ["a"]}},
+        {"model": {"type": "WordPiece", "vocab": 5}},
+        {"model": {"type": "Unigram", "vocab": [[]]}},
+        {"model": {"type": "Unigram", "vocab": [1, 2]}},
+    ],
+    ids=str,
+)
+def test_a_part_of_a_tokenizer_that_is_of_another_type_is_an_error_of_the_model(bert, damage):
+    edit_json(bert / "tokenizer.json", **damage)
+    with pytest.raises(ModelError, match=r"tokenizer\.json: expected"):
+        encoder_at(bert).check()
+
+
 def test_an_index_that_names_a_missing_file_is_refused_unless_all_weights_are_in_one_file(bert):
     before = encoded(bert)
     edit_json(bert / "model.safetensors.index.json", weight_map={"a": "gone.safetensors"})

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,29 @@ def check_family(folder: Path) -> None:
 @pytest.mark.parametrize("name", _QUICK)
 def test_a_vector_depends_on_its_text_alone(tmp_path: Path, name: str):
     check_family(save_family(name, tmp_path))
+
+
+def test_threads_that_encode_at_the_same_time_get_the_vectors_of_their_own_texts(tmp_path: Path):
+    encoder = encoder_at(save_family("big_bird", tmp_path), pooling="mean")  # changed by short texts
+    texts = 6 * [SHORT[0], LONG[0]]
+    expected = [encoder.encode([text]) for text in texts]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda text: encoder.encode([text]), texts))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_pass_that_fails_leaves_the_model_as_it_was(tmp_path: Path):
+    encoder = encoder_at(save_family("big_bird", tmp_path), pooling="mean")
+    expected = encoder.encode(LONG)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a failed pass")
+
+    failing = encoder._model._model.encoder.layer[-1].register_forward_hook(fail)
+    with pytest.raises(Exception, match="a failed pass"):
+        encoder.encode(SHORT)
+    failing.remove()
+    np.testing.assert_array_equal(encoder.encode(LONG), expected)
 
 
 @pytest.mark.slow
