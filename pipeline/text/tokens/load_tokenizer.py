@@ -140,7 +140,7 @@ def from_backend(
     _check_ids(backend, description, folder)
 
     def to_ids(texts: list[str]) -> list[list[int]]:
-        with tokenizer_errors(folder, "a tokenizer that reads any text"):
+        with tokenizer_errors(_file_of(folder), "a tokenizer that reads any text"):
             return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     pad_id = read_mapping(folder / "config.json").get("pad_token_id")
@@ -156,6 +156,12 @@ def from_backend(
         unknown=_unknown_ids(description["model"], backend),
         types=types,
     )
+
+
+def _file_of(folder: Path) -> Path:
+    """Return the path to name in errors: tokenizer.json, or the folder if it has other files."""
+    file = folder / "tokenizer.json"
+    return file if file.is_file() else folder
 
 
 def _lowers(normalizer: Any) -> bool:
@@ -244,7 +250,7 @@ def _special_tokens(
     Models that pool the last token, such as e5-mistral, need the tokens of tokenizer_config.json.
     transformers 4 added them; version 5 ignores them if the folder has a tokenizer.json.
     """
-    with tokenizer_errors(folder, "a vocabulary with which a text is tokenized"):
+    with tokenizer_errors(_file_of(folder), "a vocabulary with which a text is tokenized"):
         bare, full = (backend.encode("a", add_special_tokens=special) for special in (False, True))
     before, after = _split_special_tokens(bare.ids, full.ids, folder)
     types = _token_types(full.type_ids, len(before), len(after), folder)
