@@ -172,7 +172,7 @@ def faults_of(
     def fault_of(file: FileRef) -> Fault | None:
         try:
             if not file.sha256:
-                return _record_fault(store, file.path)
+                return _record_fault(store, file)
             found = _sha256(store, file)
         except FileNotFoundError:
             return _size_fault(file.path, file.bytes, None)
@@ -185,12 +185,12 @@ def faults_of(
     return sorted(filter(None, in_threads(fault_of, files, _READERS)))
 
 
-def _record_fault(store: Store, path: str) -> Fault | None:
+def _record_fault(store: Store, file: FileRef) -> Fault | None:
     try:
-        UnitRecord.load(store, path)
+        record = UnitRecord.load(store, file.path)
     except DataError as error:
-        return Fault(path, "sha256 of its seal", error.found)
-    return None
+        return Fault(file.path, "sha256 of its seal", error.found)
+    return _size_fault(file.path, file.bytes, None) if record is None else None
 
 
 def new_files(store: Store, manifest: ReleaseManifest, before: ReleaseManifest | None) -> list[FileRef]:

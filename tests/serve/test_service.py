@@ -344,7 +344,7 @@ def test_without_a_token_requests_that_pages_of_other_sites_cause_are_refused(cl
     ):
         status, text = client.get(path, **headers)
         assert (status == 403) == is_refused, headers
-        assert ("another site" in text) == is_refused
+        assert ("cross-site" in text) == is_refused
 
 
 def test_with_a_token_the_site_of_a_request_does_not_matter(publish: Publisher, store: Store):

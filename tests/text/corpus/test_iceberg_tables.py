@@ -19,7 +19,7 @@ import pytest
 import zstandard
 from pyiceberg.types import StringType
 
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.store.units import Changes
 from pipeline.text.corpus import iceberg_io
 from pipeline.text.corpus.iceberg_io import StoredInput
@@ -310,5 +310,6 @@ def test_damaged_metadata_is_an_error_that_names_the_table(tmp_path, suffix):
         damaged = bytearray(content)
         damaged[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
         path.write_bytes(damaged)
-        with contextlib.suppress(DataError):  # or it is read, if the byte says nothing
+        # or it is read, if the byte says nothing; a changed scheme names a file system that is not there
+        with contextlib.suppress(DataError, ConfigError):
             list_files(nights.corpus)
