@@ -8,18 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ModelError
-from pipeline.models.layers.families import NOMIC_SETTINGS, TABLE_FAMILIES
+from pipeline.models.layers.families import DECODER_FAMILIES, NOMIC_SETTINGS
 
 _POSITIONS = "position_embedding_type"
 """key of many families; up to transformers 4 it could be relative_key or relative_key_query"""
 _READ_POSITIONS = ("esm", "evolla", "granitemoehybrid")  # model types of which transformers reads that key
 _NAMES_OF_ROTARY = ("rope", "rotary")
-# Encoders that transformers makes causal by is_causal, but only if a batch has no padding.
-_ENCODERS = (
-    *(*TABLE_FAMILIES, "albert", "bert-generation", "data2vec-text", "electra", "ernie", "esm", "eurobert"),
-    *("gte", "jina_embeddings_v3", "megatron-bert", "modernbert", "nomic_bert", "rembert"),
-    *("roberta-prelayernorm", "xlm-roberta-xl"),
-)
 # keys of the code that models were published with, and the only values that transformers computes
 _COMPUTED: Mapping[str, Mapping[str, Any]] = {
     "nomic_bert": NOMIC_SETTINGS,
@@ -45,7 +39,9 @@ def check_settings(file: Path, config: Mapping[str, Any]) -> None:
     is_rotary = positions in _NAMES_OF_ROTARY and model_type not in ("bert", "roberta", "xlm-roberta")
     if positions not in (None, "absolute") and not is_rotary and model_type not in _READ_POSITIONS:
         raise _refused(file, f"{_POSITIONS} 'absolute'", positions)
-    if config.get("is_causal") and not config.get("is_decoder") and model_type in _ENCODERS:
+    # transformers makes most encoders causal by this setting, but only if a batch has no padding
+    is_decoder = config.get("is_decoder") or model_type in DECODER_FAMILIES or _is_language_model(config)
+    if config.get("is_causal") and not is_decoder:
         raise _refused(file, "is_causal false", True)
     is_hashed = model_type == "reformer" and "lsh" in (config.get("attn_layers") or "lsh")
     if is_hashed and config.get("hash_seed") is None:
@@ -55,6 +51,10 @@ def check_settings(file: Path, config: Mapping[str, Any]) -> None:
             "random hashes (hash_seed null)",
             "write a number as hash_seed",
         )
+
+
+def _is_language_model(config: Mapping[str, Any]) -> bool:
+    return any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ())
 
 
 def _refused(file: Path, expected: str, found: Any) -> ModelError:

@@ -43,6 +43,7 @@ ROTARY_FAMILIES = {
     "gemma3_text": "gemma3",
 }
 """families with rotary positions, by model_type"""
+DECODER_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 PACKED_FAMILIES = TABLE_FAMILIES | ROTARY_FAMILIES
 
 # keys that make a decoder of an encoder

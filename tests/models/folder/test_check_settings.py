@@ -31,7 +31,7 @@ _IGNORED = [
     ("roberta", "position_embedding_type", "rope"),
     ("electra", "position_embedding_type", "relative_key_query"),
     ("reformer", "hash_seed", None),
-    *((family, "is_causal", True) for family in ("bert", "distilbert", "electra", "eurobert", "gte")),
+    *((family, "is_causal", True) for family in ("bert", "electra", "eurobert", "gte", "mobilebert", "luke")),
 ]
 
 
