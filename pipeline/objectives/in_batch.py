@@ -48,6 +48,9 @@ class InBatchContrast(Objective):
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         queries = self.project(reps[0])
         candidates, *negatives = [batch.peers.gather(self.project_candidates(rep)) for rep in reps[1:]]
+        excluded = batch.false_negative_mask(self.compared_role, queries.device)
+        if excluded is not None:  # other objectives may read further negatives of the batch, which come last
+            excluded = excluded[:, : sum(map(len, (candidates, *negatives)))]
         return Loss.of(
             info_nce=info_nce(
                 queries,
@@ -56,7 +59,7 @@ class InBatchContrast(Objective):
                 hard_negative_weight=self.hard_negative_weight,
                 temperature=self.temperature,
                 similarity=self.similarity,
-                excluded=batch.false_negative_mask(self.compared_role, queries.device),
+                excluded=excluded,
                 offset=batch.offset,
             )
         )

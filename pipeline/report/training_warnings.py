@@ -137,6 +137,8 @@ def _row_warnings(report: TrainingReport) -> Iterator[str]:
         )
     if blank := counts.get("blank", 0):
         yield f"{blank:,} texts were missing or blank, so that nothing tells them apart."
+    if without := counts.get("without_negative", 0):
+        yield f"{without:,} hard negatives were missing or blank: contrastive objectives left them out."
     if overflows := counts.get("overflows", 0):
         yield (
             f"Gradients overflowed {overflows:,} times; each time the loss scale was halved and the step "

@@ -41,8 +41,8 @@ class MetricsLine(Settings):
     """proportion of the time in which the first rank waited for a batch"""
     counts: Mapping[str, int] = {}
     """sums over the steps: rows that repeat a text of their batch (repeated), rows moved to another batch for
-    this reason (exchanged), texts without a word (blank), halvings of the loss scale in float16
-    (overflows)"""
+    this reason (exchanged), texts without a word (blank), hard negatives without a word
+    (without_negative), halvings of the loss scale in float16 (overflows)"""
     rows: int = 0
     """number of rows of these steps, on all ranks"""
     seconds: float = 0.0

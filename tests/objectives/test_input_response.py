@@ -33,6 +33,13 @@ def test_equal_responses_are_not_negatives_if_repeats_are_masked():
     assert objective.loss((INPUTS, RESPONSES), masked).total.item() == pytest.approx(0.0, abs=1e-12)
 
 
+def test_hard_negatives_that_another_objective_reads_are_no_candidates():
+    objective = InputResponse(Tiny(dim=2)).double()
+    masks = np.concatenate([~np.eye(2, dtype=bool), np.ones((2, 2), bool)], axis=1)
+    masked = replace(BATCH, false_negatives={"anchor": masks})
+    assert objective.loss((INPUTS, RESPONSES), masked).total.item() == pytest.approx(0.0, abs=1e-12)
+
+
 def test_the_layer_over_responses_is_left_out_of_the_trained_model():
     assert InputResponse(Tiny(dim=2)).trained_model().head is None
 

@@ -113,9 +113,10 @@ def check_mining(job: Job) -> None:
 
 
 def _mine_source(run: Run, source: PairSettings) -> PairSettings:
-    """Mine one source, or load the result of an earlier run."""
-    pairs = open_training_rows(source, _ROLES)
-    folder = f"pairs/{_identity(run.job, pairs)}"
+    """Mine one source, or load the result of an earlier run. Pairs without a text are left out."""
+    pairs = open_training_rows(source.model_copy(update={"missing": "drop"}), _ROLES)
+    drops = source.missing == "drop" or pairs.counts["missing"] > 0
+    folder = f"pairs/{_identity(run.job, pairs, drops)}"
     mined = load_or_make(
         run.store, f"{folder}/mined.json", MiningResult, lambda: _mine_pairs(run, pairs, folder)
     )
@@ -131,11 +132,18 @@ def _mine_source(run: Run, source: PairSettings) -> PairSettings:
     return PairSettings(uri=run.store.uri_of(f"{folder}/rows"), weight=source.weight)
 
 
-def _identity(job: Job, pairs: TrainingRows) -> str:
-    """Return a hash, as 24 hexadecimal digits, of everything that the negatives depend on."""
+def _identity(job: Job, pairs: TrainingRows, drops: bool) -> str:
+    """Return a hash, as 24 hexadecimal digits, of everything that the negatives depend on.
+
+    Args:
+        job: the job.
+        pairs: the pairs of a source.
+        drops: whether the hash says that pairs are left out. It does if the settings ask for it, as it did
+            when other pairs without a text were kept.
+    """
     files = {group.file.uri: [group.file.uri, group.file.size, group.file.stamp] for group in pairs.groups}
     columns = [pairs.settings.columns.get(role, role) for role in _ROLES]
-    if pairs.settings.missing == "drop":
+    if drops:
         columns.append("drop")
     return digest_of(
         [

@@ -1,15 +1,15 @@
 """Batches of training rows: the global batch of each step, and the slice of it that one rank trains on."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline.errors import ConfigError
-from pipeline.settings.training import TEXTS
+from pipeline.settings.training import NEGATIVES, TEXTS
 from pipeline.store.arrays import is_text
 from pipeline.text.rows.false_negatives import (
     false_negatives,
@@ -17,7 +17,7 @@ from pipeline.text.rows.false_negatives import (
     text_codes,
     without_missing,
 )
-from pipeline.text.rows.roles import COMPARED
+from pipeline.text.rows.roles import COMPARED, is_blank
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class RankRows:
     """Counts of the global batch.
 
     repeated: rows that share a text with an earlier row; exchanged: rows that changed places with a row of
-    another batch, to reduce the repeated ones; blank: texts that were missing or have white space only.
+    another batch, to reduce the repeated ones; blank: texts that were missing or have white space only;
+    without_negative: hard negatives that were, and are therefore not candidates.
     """
     false_negatives: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Role (text, next, next3 or anchor) -> (n, m) bool: candidate j is a false negative of row i.
@@ -136,13 +137,16 @@ def _rows(batch: GlobalBatch, first: int, end: int, across_ranks: bool) -> RankR
 def _counts(batch: GlobalBatch) -> dict[str, int]:
     table, roles = batch.table, batch.table.column_names
     compared = [role for role in COMPARED if role in roles]
+    blank = Counter(
+        "without_negative" if role in NEGATIVES and "anchor" in roles else "blank"
+        for role in TEXTS
+        if role in roles
+        for text_is_blank in is_blank(table[role]).to_pylist()
+        if text_is_blank
+    )
     return {
         "repeated": int(repeats_earlier_row(text_codes(table, compared)).sum()) if compared else 0,
         "exchanged": batch.exchanged,
-        "blank": sum(_blank_texts(table[role]) for role in TEXTS if role in roles),
+        "blank": 0,
+        **blank,
     }
-
-
-def _blank_texts(texts: pa.ChunkedArray) -> int:
-    """Count the texts without any character but white space."""
-    return int(pc.sum(pc.equal(pc.utf8_trim_whitespace(texts), "")).as_py())

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from pipeline.text.rows.roles import BLANK
+from pipeline.settings.training import NEGATIVES
+from pipeline.text.rows.roles import is_blank
 
 # Limits of the search for a row to exchange, in batches and in rows of each: without limits it would take
 # quadratic time if most rows repeat a text.
@@ -59,15 +59,15 @@ def false_negatives(table: pa.Table, first: int, end: int) -> dict[str, np.ndarr
 
 
 def without_missing(masks: Mapping[str, np.ndarray], table: pa.Table, rows: int) -> dict[str, np.ndarray]:
-    """Add the hard negatives that are missing, so that they are candidates of no row.
+    """Add the hard negatives that are missing or blank, so that they are candidates of no row.
 
     Args:
         masks: masks of `false_negatives`; may be empty.
         table: all n rows whose texts are candidates.
         rows: number of rows that get a mask.
     """
-    negatives = [table[role] for role in ("negative", "negative2") if role in table.column_names]
-    missing = [np.asarray(pc.equal(column, BLANK).to_numpy(), bool) for column in negatives]
+    negatives = [table[role] for role in NEGATIVES if role in table.column_names]
+    missing = [np.asarray(is_blank(column).to_numpy(), bool) for column in negatives]
     if not any(column.any() for column in missing) or "anchor" not in table.column_names:
         return dict(masks)
     excluded = np.concatenate([np.zeros(len(table), bool), *missing])

@@ -58,6 +58,11 @@ def expected_type(role: str) -> str:
     return _TYPES.get(role, _TEXT).phrase
 
 
+def is_blank(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """(n,) bool: whether each text has no character but white space; a missing text has become one blank."""
+    return pc.equal(pc.utf8_trim_whitespace(texts), "")
+
+
 def has_label(column: pa.ChunkedArray, values: Values) -> np.ndarray:
     """(n,) bool: whether each row has a label, valid or not."""
     no_label = pa.array(values.no_label, pa.large_string())

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
-from pipeline.settings.training import TEXTS, PairSettings
+from pipeline.settings.training import NEGATIVES, TEXTS, PairSettings
 from pipeline.store.arrays import plain_type
 from pipeline.text.corpus.sources import SourceFile, open_file
 from pipeline.text.corpus.storage_errors import storage_errors
@@ -47,9 +47,18 @@ class Span:
         return self.stop - self.start
 
 
-def required_texts(settings: PairSettings, roles: Sequence[str]) -> list[str]:
-    """Roles whose text a row must have to be kept."""
-    return [role for role in roles if role in TEXTS] if settings.missing == "drop" else []
+def required_texts(settings: PairSettings, roles: Sequence[str], needed: Sequence[str]) -> tuple[str, ...]:
+    """Roles whose text a row must have to be kept.
+
+    Args:
+        settings: with missing=drop, these are all roles of texts.
+        roles: roles of the columns that are read.
+        needed: those of them that the objectives cannot do without. With missing=blank, hard negatives among
+            these are required: a blank would be trained as a negative.
+    """
+    if settings.missing == "drop":
+        return tuple(role for role in roles if role in TEXTS)
+    return tuple(role for role in needed if role in NEGATIVES)
 
 
 def read_kept(

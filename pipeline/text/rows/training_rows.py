@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import DataError, TransientError
 from pipeline.log import say
 from pipeline.settings import CorpusSettings
-from pipeline.settings.training import ROLES, PairSettings
+from pipeline.settings.training import NEGATIVES, ROLES, TEXTS, PairSettings
 from pipeline.text.corpus.sources import SourceFile, list_files, open_file
 from pipeline.text.corpus.storage_errors import storage_errors
 from pipeline.text.rows.augmented import is_manifest, manifest_units, newest_manifest
@@ -41,11 +41,13 @@ class TrainingRows:
     settings: PairSettings
     roles: tuple[str, ...]
     groups: tuple[RowGroup, ...]
+    required: tuple[str, ...] = ()
+    """roles whose text a row must have; see `required_texts`"""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Numbers of rows by name.
 
     rows: all rows of the files; unlabelled: rows left out because they have no label; missing: rows left out
-    because they lack a text (missing=drop).
+    because they lack one of the `required` texts.
     """
 
     def __len__(self) -> int:
@@ -78,10 +80,9 @@ class TrainingRows:
         """
         label = ["label"] if "label" in self.roles else []  # decides which rows are kept
         columns = tuple(dict.fromkeys([*(roles or self.roles), *label]))
-        required = required_texts(self.settings, self.roles)
         for span in spans:
             group, rows_read = span.group, 0
-            for piece in read_kept(self.settings, group, columns, required):
+            for piece in read_kept(self.settings, group, columns, self.required):
                 first, end = max(span.start - rows_read, 0), min(span.stop - rows_read, len(piece))
                 if end > first:
                     wanted = piece.slice(first, end - first)
@@ -113,8 +114,8 @@ def open_training_rows(
 ) -> TrainingRows:
     """Open the training files that the settings name. Rows are counted from the files' footers.
 
-    Labels and scores are read and checked now. If rows without a text are left out (missing=drop), text
-    columns are read too if their footers have no null counts.
+    Labels and scores are read and checked now. Text columns that decide which rows are left out are read too
+    if their footers have no null counts.
 
     Args:
         settings: the files and their columns.
@@ -138,22 +139,44 @@ def open_training_rows(
         )
     for file, (schema, _) in zip(files, footers, strict=True):
         _check_columns(file, schema, settings, used_roles)
+    required = required_texts(settings, used_roles, roles)
     groups, counts, scores = [], Counter(rows=0, unlabelled=0, missing=0), list[float]()
+    nulls = Counter[str]()
     for file, (_, row_groups) in zip(files, footers, strict=True):
         row = 0
         for number, metadata in enumerate(row_groups):
             group = RowGroup(file, number, counts["rows"], row, kept=metadata.num_rows)
-            excluded = _count_excluded(settings, group, used_roles, _null_counts(metadata), scores)
+            nulls_of_group = _null_counts(settings, used_roles, metadata)
+            excluded = _count_excluded(settings, group, used_roles, required, nulls_of_group, scores)
+            nulls.update(nulls_of_group)
             groups.append(replace(group, kept=group.kept - excluded.total()))
             counts.update(excluded, rows=metadata.num_rows)
             row += metadata.num_rows
-    training_rows = TrainingRows(settings, used_roles, tuple(groups), dict(counts))
+    training_rows = TrainingRows(settings, used_roles, tuple(groups), required, dict(counts))
     if not len(training_rows):
         raise DataError(settings.uri, "rows to train on", _reason_for_no_rows(counts), "check the files")
     warnings = (_unused_range(settings, scores), _unused_negatives(settings, footers[0][0], used_roles))
-    for sentence in filter(None, warnings):
+    for sentence in filter(None, (*_missing_texts(training_rows, nulls), *warnings)):
         say(f"{settings.uri}: {sentence}")
     return training_rows
+
+
+def _missing_texts(rows: TrainingRows, nulls: Mapping[str, int]) -> Iterator[str]:
+    """Yield sentences about rows that lack texts.
+
+    Args:
+        rows: the rows.
+        nulls: number of rows without a text, by role, as far as footers have it.
+    """
+    if missing := rows.counts["missing"]:
+        roles = " or ".join(rows.required)
+        yield f"{missing:,} of {rows.counts['rows']:,} rows left out, which have no text of the role {roles}"
+    for role in (role for role in TEXTS if nulls.get(role) and role not in rows.required):
+        optional = role in NEGATIVES and "anchor" in rows.roles
+        consequence = (
+            "their rows have no such candidate" if optional else "each read as one blank (missing: blank)"
+        )
+        yield f"missing texts of the role {role}: {nulls[role]:,}; {consequence}"
 
 
 def _unused_range(settings: PairSettings, scores: Sequence[float]) -> str | None:
@@ -244,13 +267,15 @@ def _read_footer(file: SourceFile) -> tuple[pa.Schema, list[pq.RowGroupMetaData]
         return reader.schema_arrow, list(map(reader.metadata.row_group, range(reader.num_row_groups)))
 
 
-def _null_counts(group: pq.RowGroupMetaData) -> dict[str, int]:
-    """Null counts by column; columns whose footer has none are left out."""
-    return {
+def _null_counts(settings: PairSettings, roles: Sequence[str], group: pq.RowGroupMetaData) -> dict[str, int]:
+    """Null counts of the texts by role; columns whose footer has none are left out."""
+    counts = {
         chunk.path_in_schema: chunk.statistics.null_count
         for chunk in map(group.column, range(group.num_columns))
         if chunk.statistics is not None and chunk.statistics.has_null_count
     }
+    columns = {role: settings.columns.get(role, role) for role in roles if role in TEXTS}
+    return {role: counts[column] for role, column in columns.items() if column in counts}
 
 
 def _reason_for_no_rows(counts: Mapping[str, int]) -> str:
@@ -285,10 +310,11 @@ def _count_excluded(
     settings: PairSettings,
     group: RowGroup,
     roles: Sequence[str],
+    texts: Sequence[str],
     null_counts: Mapping[str, int],
     scores: list[float],
 ) -> Counter[str]:
-    """Count the excluded rows of a row group by reason: unlabelled, or missing a text.
+    """Count the excluded rows of a row group by reason: unlabelled, or missing one of the required `texts`.
 
     Adds the lowest and the highest score, scaled to 0 to 1, to `scores`. No row is read if there are no
     columns to check and the footer's null counts are sufficient.
@@ -297,8 +323,7 @@ def _count_excluded(
         DataError: a row that is kept has an invalid label or score.
     """
     checked = [role for role in _CHECKED_FIRST if role in roles]
-    texts = required_texts(settings, roles)
-    nulls = {role: null_counts.get(settings.columns.get(role, role)) for role in texts}  # None: unknown
+    nulls = {role: null_counts.get(role) for role in texts}  # None: unknown
     required = [role for role, count in nulls.items() if count != 0]
     if not checked:
         known = [count for role in required if (count := nulls[role]) is not None]

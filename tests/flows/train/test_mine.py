@@ -232,6 +232,16 @@ def test_an_empty_result_is_an_error_with_advice(pairs, encoder: Path, tmp_path:
         mined(job_of(encoder, "train.mine.margin=2"), folder, tmp_path)
 
 
+def test_pairs_without_a_text_are_left_out_so_that_no_blank_becomes_a_negative(encoder: Path, tmp_path: Path):
+    texts = sentences(40)
+    table = pa.table({"question": [*texts[:19], None], "positive": [None, *texts[20:39]]})
+    pq.write_table(table, tmp_path / "pairs.parquet")
+    job = job_of(encoder, "train.mine.margin=-1", "train.mine.negatives=20", "index.queries=10")
+    _, rows = mined(job, tmp_path / "pairs.parquet", tmp_path / "root")
+    assert {pair[:2] for pair in rows} == {*zip(texts[1:19], texts[20:38], strict=True)}
+    assert not any(text.isspace() for row in rows for text in row)
+
+
 def test_settings_that_cannot_use_mined_negatives_are_refused(pairs, encoder: Path, tmp_path: Path):
     folder, _ = pairs
     with pytest.raises(ConfigError, match=r"new weights \(train\.fresh\)"):

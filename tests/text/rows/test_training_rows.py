@@ -390,3 +390,34 @@ def test_columns_that_look_like_negatives_and_are_not_used_are_a_warning(tmp_pat
         settings = PairSettings(uri=str(tmp_path / "rows.parquet"), columns=named)
         open_training_rows(settings, ["anchor", "positive"], ["negative", "negative2"])
     assert not said
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_a_row_without_the_negative_that_an_objective_needs_is_left_out_and_counted(
+    tmp_path: Path, statistics: bool
+):
+    """With a blank instead, a triplet loss would push anchors away from the vector of an empty text."""
+    rows = pa.table({"anchor": ["a", None, "c"], "positive": ["x", "y", "z"], "negative": ["m", "n", None]})
+    pq.write_table(rows, tmp_path / "rows.parquet", write_statistics=statistics)
+    with listening() as said:
+        pairs = open_training_rows(
+            PairSettings(uri=str(tmp_path / "rows.parquet")), ["anchor", "positive", "negative"]
+        )
+    assert read_all(pairs)["negative"] == ["m", "n"]
+    assert pairs.counts == {"rows": 3, "unlabelled": 0, "missing": 1}
+    assert "1 of 3 rows left out, which have no text of the role negative" in said[0]
+    assert not statistics or "missing texts of the role anchor: 1; each read as one blank" in said[1]
+
+
+def test_missing_optional_negatives_are_counted_and_keep_their_rows(tmp_path: Path):
+    rows = pa.table({"anchor": ["a", "b", "c"], "positive": ["x", "y", "z"], "negative": ["m", " ", None]})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    with listening() as said:
+        pairs = open_training_rows(
+            PairSettings(uri=str(tmp_path / "rows.parquet")), ["anchor", "positive"], ["negative"]
+        )
+    assert len(pairs) == 3
+    assert "missing texts of the role negative: 1; their rows have no such candidate" in said[0]
+    batch = next(rank_rows(ShuffledOrder(pairs, OrderSettings(batch_rows=3)), 0))
+    assert batch.counts == {"repeated": 0, "exchanged": 0, "blank": 0, "without_negative": 2}
+    assert batch.false_negatives["anchor"][:, 3:].sum() == 3 * 2
