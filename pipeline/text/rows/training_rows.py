@@ -41,14 +41,14 @@ class TrainingRows:
     settings: PairSettings
     roles: tuple[str, ...]
     groups: tuple[RowGroup, ...]
-    required: tuple[str, ...] = ()
-    """roles whose text a row must have; see `required_texts`"""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Numbers of rows by name.
 
     rows: all rows of the files; unlabelled: rows left out because they have no label; missing: rows left out
     because they lack one of the `required` texts.
     """
+    required: tuple[str, ...] = ()
+    """roles whose text a row must have; see `required_texts`"""
 
     def __len__(self) -> int:
         return sum(group.kept for group in self.groups)
@@ -152,7 +152,7 @@ def open_training_rows(
             groups.append(replace(group, kept=group.kept - excluded.total()))
             counts.update(excluded, rows=metadata.num_rows)
             row += metadata.num_rows
-    training_rows = TrainingRows(settings, used_roles, tuple(groups), required, dict(counts))
+    training_rows = TrainingRows(settings, used_roles, tuple(groups), dict(counts), required)
     if not len(training_rows):
         raise DataError(settings.uri, "rows to train on", _reason_for_no_rows(counts), "check the files")
     warnings = (_unused_range(settings, scores), _unused_negatives(settings, footers[0][0], used_roles))
