@@ -1,6 +1,7 @@
-"""Cores that this process may use."""
+"""Cores and memory that this process may use."""
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -17,6 +18,14 @@ def usable_cores(root: Path = Path("/")) -> int:
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
+
+
+def limit_memory(extra_bytes: int) -> None:
+    """Let this process allocate at most `extra_bytes` more bytes from now on, and write no core file."""
+    pages = int(Path("/proc/self/statm").read_text().split()[5])  # data and stack, as RLIMIT_DATA counts
+    limit = pages * resource.getpagesize() + extra_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _quotas(root: Path) -> Iterator[float]:

@@ -1,12 +1,11 @@
 """Open a release in a child process, because a crafted index file can crash the process that reads it."""
 
 import multiprocessing
-import resource
 import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 
+from pipeline.cores import limit_memory
 from pipeline.errors import DataError, PipelineError
 from pipeline.index.search import open_release
 from pipeline.index.trial import try_release
@@ -73,7 +72,7 @@ def _open_and_search(sender: Connection, stores: Sequence[Store], number: int) -
     """Send None if the release can be opened and searched, else the error. Runs in the child."""
     releases = Releases(*stores)
     manifest = releases.get(number)
-    _limit_memory(_MEMORY_PER_BYTE * _count_bytes(manifest) + _SEARCH_MEMORY)
+    limit_memory(_MEMORY_PER_BYTE * _count_bytes(manifest) + _SEARCH_MEMORY)
     try:
         try_release(open_release(releases, number, verify=False), filters=False)
     except PipelineError as error:
@@ -82,11 +81,3 @@ def _open_and_search(sender: Connection, stores: Sequence[Store], number: int) -
         sys.exit(1)
     else:
         sender.send(None)
-
-
-def _limit_memory(extra_bytes: int) -> None:
-    """Let this process allocate at most `extra_bytes` more bytes from now on, and write no core file."""
-    pages = int(Path("/proc/self/statm").read_text().split()[5])  # data and stack, as RLIMIT_DATA counts
-    limit = pages * resource.getpagesize() + extra_bytes
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -18,7 +18,6 @@ from pipeline.text.corpus.storage_errors import storage_errors
 from pipeline.text.corpus.table_file import DeleteFile
 
 _NO_ROWS = np.zeros(0, np.int64)
-_MAX_BITMAPS = 16  # of a deletion vector: a Parquet file has less than 2^36 rows
 _MAX_CACHED_ROWS = 1 << 20  # of a file of positions: 8 MiB of numbers
 
 
@@ -32,18 +31,20 @@ def data_files_of(file: DeleteFile) -> frozenset[str]:
 
 
 @lru_cache(maxsize=16)
-def deleted_rows(file: DeleteFile, location: str) -> np.ndarray:
-    """Return (n,) int64, ascending: the rows of a data file that a delete file lists."""
+def deleted_rows(file: DeleteFile, location: str, rows: int) -> np.ndarray:
+    """Return (n,) int64, ascending: the rows of a data file of so many rows that a delete file lists."""
     if not file.is_puffin and (by_data_file := _rows_by_data_file(file)) is not None:
         return by_data_file.get(location, _NO_ROWS)
+    found = [_NO_ROWS]
     with _opened(file) as stream:
         if file.is_puffin:
-            found = [vector.to_vector() for vector in _vectors(_puffin(stream), location)]
+            vectors = (vector.to_vector() for vector in _vectors(_puffin(stream), location, rows))
+            found += [np.asarray(vector.to_numpy(), np.int64) for vector in vectors]
         else:
-            batches = pq.ParquetFile(stream).iter_batches(columns=["file_path", "pos"])
-            found = [batch.filter(pc.equal(batch["file_path"], location))["pos"] for batch in batches]
-    rows = [np.asarray(positions.to_numpy(zero_copy_only=False), np.int64) for positions in found]
-    return np.unique(np.concatenate([_NO_ROWS, *rows]))
+            for batch in pq.ParquetFile(stream).iter_batches(columns=["file_path", "pos"]):
+                found.append(np.unique(_positions(batch.filter(pc.equal(batch["file_path"], location)))))
+                _check_last(int(max(found[-1], default=0)), rows)
+    return np.unique(np.concatenate(found))
 
 
 @lru_cache(maxsize=4)
@@ -57,13 +58,23 @@ def _rows_by_data_file(file: DeleteFile) -> dict[str, np.ndarray] | None:
         if reader.metadata.num_rows > _MAX_CACHED_ROWS:
             return None
         listed = reader.read(columns=["file_path", "pos"]).unify_dictionaries()
-    paths = listed["file_path"].combine_chunks()
+        paths, positions = listed["file_path"].combine_chunks(), _positions(listed)
+        if not pa.types.is_dictionary(paths.type) or paths.null_count:
+            raise ValueError("a file_path that is null or no string")
     codes = np.asarray(paths.indices)
     order = np.argsort(codes, kind="stable")
-    positions = listed["pos"].to_numpy().astype(np.int64)[order]
+    positions = positions[order]
     ends = np.searchsorted(codes[order], np.arange(len(paths.dictionary)), side="right")
     groups = (np.unique(positions[start:end]) for start, end in pairwise([0, *ends]))
     return dict(zip(paths.dictionary.to_pylist(), groups, strict=True))
+
+
+def _positions(listed: pa.Table | pa.RecordBatch) -> np.ndarray:
+    """Return (n,) int64: rows that a file of positions lists. Raises ValueError if one is invalid."""
+    positions = listed["pos"].cast(pa.int64())
+    if positions.null_count or (len(positions) and pc.min(positions).as_py() < 0):
+        raise ValueError("a position that is null or negative")
+    return np.asarray(positions.to_numpy())
 
 
 @contextlib.contextmanager
@@ -102,7 +113,7 @@ def _data_file_of(blob: Any) -> str:
     return str(blob.properties[PROPERTY_REFERENCED_DATA_FILE])
 
 
-def _vectors(file: Any, location: str) -> list[Any]:
+def _vectors(file: Any, location: str, rows: int) -> list[Any]:
     """Decode the deletion vectors of one data file; raise ValueError or LookupError if one is damaged."""
     from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
     from zstandard import ZstdError
@@ -111,14 +122,14 @@ def _vectors(file: Any, location: str) -> list[Any]:
     file.footer = file.footer.model_copy(update={"blobs": wanted})
     try:
         for blob in wanted:
-            _check_vector(file.get_blob_payload(blob))
+            _check_vector(file.get_blob_payload(blob), rows)
     except ZstdError as error:
         raise ValueError(str(error)) from error
     return deletion_vectors_from_puffin_file(file)
 
 
-def _check_vector(blob: bytes) -> None:
-    """Raise ValueError unless a blob has its checksum, and few bitmaps: the library makes all up to the last.
+def _check_vector(blob: bytes, rows: int) -> None:
+    """Raise ValueError unless a blob has its checksum, and rows below `rows`: the library makes them all.
 
     Its length and vector precede the checksum. Each bitmap has the numbers of 2^32 rows.
     """
@@ -129,6 +140,12 @@ def _check_vector(blob: bytes) -> None:
         raise ValueError("a deletion vector without the checksum that it was written with")
     start = 16
     for _ in range(int.from_bytes(blob[8:16], "little")):
-        if (key := int.from_bytes(blob[start : start + 4], "little")) >= _MAX_BITMAPS:
-            raise ValueError(f"a deletion vector of row {key << 32:,}")
-        start += 4 + len(BitMap.deserialize(blob[start + 4 : stop]).serialize())
+        key = int.from_bytes(blob[start : start + 4], "little")
+        bitmap = BitMap.deserialize(blob[start + 4 : stop])
+        _check_last((key << 32) + (bitmap.max() if bitmap else 0), rows)
+        start += 4 + len(bitmap.serialize())
+
+
+def _check_last(row: int, rows: int) -> None:
+    if row >= rows:
+        raise ValueError(f"row {row:,} of a data file of {rows:,} rows")

@@ -1,20 +1,29 @@
 """List the live data files of a Delta table, with the library deltalake."""
 
+import contextlib
 import json
 import os
+import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.errors import DataError, PipelineError, TransientError
+from pipeline.store.disk import regular_file
 from pipeline.store.store import open_store
 from pipeline.store.units import TableSnapshot
+from pipeline.text.corpus import delta_vectors
 from pipeline.text.corpus.listing import FoundFile, Listing, local_path, uri_of
+from pipeline.text.corpus.storage_errors import storage_errors
 from pipeline.text.corpus.table_file import TableColumn, TableFile
 
 # Features of the protocol for readers that change nothing about data files, or that this module handles.
@@ -31,6 +40,15 @@ _FEATURES = {
 }
 _OTHER_VERSION = "check corpus.uri and corpus.snapshot: the log may have no such version; null is the latest"
 _MAPPING = "delta.columnMapping."
+_RESTORE = "restore the file of the vector, or read another version"
+# Memory of the child that reads vectors, beyond its imports: room for threads and the log, and the values of
+# each row as the library, Arrow and NumPy hold them.
+_MEMORY, _BYTES_PER_ROW = 1 << 30, 12
+# Time limit of the child: for its imports on a busy machine, and for the vector of each data file.
+_START_S, _S_PER_FILE = 600.0, 0.2
+_COOKIE_OF_RUNS = (
+    12_347  # begins a Roaring bitmap with runs, and with the number of containers; 12,346 all others
+)
 
 
 def list_delta_files(uri: str, snapshot: int | datetime | None) -> Listing:
@@ -170,18 +188,59 @@ def _added_files(table: Any) -> Iterator[tuple[dict[str, Any], dict[str, pa.Scal
 
 
 def _deleted_rows(uri: str, table: Any) -> dict[str, np.ndarray]:
-    """Return the deleted rows of each data file with a deletion vector, by its path."""
-    from deltalake.exceptions import DeltaError
-
-    deleted = {}
+    """Return the deleted rows of each data file with a deletion vector, by its path. A child reads them."""
+    files = pa.table(table.get_add_actions()).select(["num_records"])
+    rows, limit_s = pc.sum(files["num_records"]).as_py() or 0, _START_S + len(files) * _S_PER_FILE
+    with storage_errors(uri, ""):
+        for file in _vector_files(uri):
+            regular_file(file)
+    job = [local_path(uri) or uri, table.version(), _storage_options(), _MEMORY + rows * _BYTES_PER_ROW]
+    program = [sys.executable, "-m", delta_vectors.__name__, json.dumps(job)]
     try:
-        for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
-            for location, kept in zip(batch["filepath"].to_pylist(), batch["selection_vector"], strict=True):
-                path = unquote(location.removeprefix(table.table_uri))
-                deleted[path] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
-    except (DeltaError, OSError, ValueError) as error:  # its message names the vector
-        raise _explained(uri, error, "restore the file of the vector, or read another version") from error
-    return deleted
+        child = subprocess.run(program, capture_output=True, timeout=limit_s)
+    except subprocess.TimeoutExpired as error:
+        found = f"no end after {limit_s:,.0f} s: a vector may be a pipe, or its storage not answer"
+        raise DataError(uri, "deletion vectors that can be read", found, _RESTORE) from error
+    if child.returncode:
+        raise _vector_error(uri, child, rows)
+    deleted = pa.ipc.open_stream(child.stdout).read_all()
+    paths = (unquote(path.removeprefix(table.table_uri)) for path in deleted["path"].to_pylist())
+    return {path: row.values.to_numpy() for path, row in zip(paths, deleted["rows"], strict=True)}
+
+
+def _vector_error(uri: str, child: "subprocess.CompletedProcess[bytes]", rows: int) -> PipelineError:
+    """Return the error for a child that could not read the deletion vectors of a table with so many rows."""
+    if child.returncode > 0:  # the library's message names the vector
+        message = child.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return _explained(uri, ValueError(message), _RESTORE)
+    large = [str(file) for file in _vector_files(uri) if _last_row(file.read_bytes()) >= rows]
+    found = f"one that crashes a process or exceeds its memory (signal {-child.returncode})"
+    return DataError(", ".join(large) or uri, f"deletion vectors of {rows:,} rows", found, _RESTORE)
+
+
+def _vector_files(uri: str) -> list[Path]:
+    """Return the files of deletion vectors in the folder of a local table, and in those just below it."""
+    root = Path(local_path(uri) or os.devnull)
+    return sorted(chain(root.glob("deletion_vector_*.bin"), root.glob("*/deletion_vector_*.bin")))
+
+
+def _last_row(content: bytes) -> int:
+    """Return about the last row that a file of deletion vectors lists: at most 2^16 less, or 2^32.
+
+    A vector precedes its checksum: bitmaps of 2^32 rows each, whose header has the upper 16 bits of all rows.
+    """
+    start, last = 1, 0
+    with contextlib.suppress(struct.error):
+        while start < len(content):
+            (size,) = struct.unpack_from(">I", content, start)
+            bitmaps, key, cookie, containers = struct.unpack_from("<QIII", content, start + 8)
+            has_runs = cookie & 0xFFFF == _COOKIE_OF_RUNS
+            count = (cookie >> 16) + 1 if has_runs else containers
+            keys = start + 24 + ((count + 7) // 8 if has_runs else 4)
+            (upper,) = struct.unpack_from("<H", content, keys + 4 * (count - 1))
+            last = max(last, 1 << 32 if bitmaps > 1 or key else upper << 16)
+            start += size + 8
+    return last
 
 
 def _file_uri(root: str, path: str) -> str:

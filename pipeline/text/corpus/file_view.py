@@ -95,7 +95,8 @@ def view_of(file: SourceFile, schema: pa.Schema, rows: int) -> FileView:
     names = dict.fromkeys([*file.table.columns, *file.table.constants])
     constants = {name: file.table.constants.get(name, _NULL) for name in names if name not in stored}
     table = file.table
-    deleted = _sorted([table.deleted, *(deleted_rows(each, table.location) for each in table.delete_files)])
+    listed = (deleted_rows(each, table.location, rows) for each in table.delete_files)
+    deleted = _sorted([table.deleted, *listed])
     if len(deleted) and deleted[-1] >= rows:
         raise file.error(
             f"deleted rows below {rows}", f"row {deleted[-1]}", "check the metadata of the table"

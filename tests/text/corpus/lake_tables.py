@@ -27,7 +27,7 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.table import Table
 from pyiceberg.table.update.snapshot import Operation, _FastAppendFiles
-from pyroaring import BitMap
+from pyroaring import BitMap64
 
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _FILE_PATH, _POS = 2147483546, 2147483545  # ids of the columns of position deletes
@@ -88,7 +88,7 @@ def change_type(root: Path, name: str, kind: str) -> None:
 def delete_by_vector(root: Path, path: str, positions: Sequence[int], *, inline: bool = False) -> None:
     """Delete rows of one data file of a Delta table by a deletion vector, in a file or in the log."""
     add = added(root)[path]
-    bitmap = struct.pack("<iqi", _DELETION_VECTOR, 1, 0) + BitMap(positions).serialize()
+    bitmap = struct.pack("<i", _DELETION_VECTOR) + BitMap64(positions).serialize()
     if inline:
         vector = {"storageType": "i", "pathOrInlineDv": _z85(bitmap + b"\0" * (-len(bitmap) % 4))}
     else:
@@ -177,7 +177,7 @@ def delete_by_puffin(table: Table, deleted: Mapping[str, Sequence[int]], like: D
     """Delete rows of data files of an Iceberg table with a Puffin file of deletion vectors."""
     content, blobs = b"PFA1", []
     for location, positions in sorted(deleted.items()):
-        body = struct.pack("<iqi", _DELETION_VECTOR, 1, 0) + BitMap(positions).serialize()
+        body = struct.pack("<i", _DELETION_VECTOR) + BitMap64(positions).serialize()
         blob = struct.pack(">i", len(body)) + body + struct.pack(">I", zlib.crc32(body))
         properties = {"referenced-data-file": location, "cardinality": str(len(positions))}
         place = {"offset": len(content), "length": len(blob), "properties": properties}

@@ -57,16 +57,16 @@ def test_positions_are_those_that_are_listed_for_a_data_file(tmp_path, monkeypat
     file = DeleteFile(str(path), path.stat().st_size, is_puffin=False)
     for location in [f"/data/{number}" for number in range(21)]:
         expected = sorted({int(row) for name, row in zip(paths, positions, strict=True) if name == location})
-        assert deleted_rows(file, location).tolist() == expected
+        assert deleted_rows(file, location, 1 << 40).tolist() == expected
 
 
 def test_a_file_of_positions_is_read_once_for_several_data_files(tmp_path):
     path = tmp_path / "delete.parquet"
     pq.write_table(pa.table({"file_path": ["/a", "/b", "/a"], "pos": [3, 1, 2]}), path)
     file = DeleteFile(str(path), path.stat().st_size, is_puffin=False)
-    assert deleted_rows(file, "/a").tolist() == [2, 3]
+    assert deleted_rows(file, "/a", 4).tolist() == [2, 3]
     path.unlink()
-    assert deleted_rows(file, "/b").tolist() == [1]
+    assert deleted_rows(file, "/b", 4).tolist() == [1]
 
 
 def test_a_damaged_vector_of_another_data_file_is_not_decoded(tmp_path):
@@ -78,6 +78,16 @@ def test_a_damaged_vector_of_another_data_file_is_not_decoded(tmp_path):
     content[content.find(b"PFA1", 4) - 6] ^= 1  # in the last vector
     path.write_bytes(content)
     assert nights.checked().rows == 2
+
+
+def test_a_vector_of_runs_is_not_unpacked_beyond_the_rows_of_its_data_file(tmp_path):
+    nights = IcebergNights(tmp_path, rows(range(4)))
+    file = data_file(nights, 0)
+    delete_by_puffin(nights.table, {file.file_path: range(3, 2**32)}, file)
+    (path,) = nights.root.rglob("*.puffin")
+    with pytest.raises(DataError, match=r"row 4,294,967,295 of a data file of 4 rows") as caught:
+        nights.night()
+    assert caught.value.where == str(path)
 
 
 @pytest.mark.parametrize("rows_before", [0, 1])
@@ -99,11 +109,11 @@ def test_a_deletion_vector_of_a_huge_row_is_refused_before_it_is_unpacked(tmp_pa
     path.write_bytes(
         b"PFA1" + blob + b"PFA1" + footer + struct.pack("<i", len(footer)) + b"\0\0\0\0" + b"PFA1"
     )
-    with pytest.raises(DataError, match="deletion vector of row"):
-        deleted_rows(DeleteFile(str(path), path.stat().st_size, is_puffin=True), "/a")
+    with pytest.raises(DataError, match=r"row 9,223,372,032,559,808,513 of a data file"):
+        deleted_rows(DeleteFile(str(path), path.stat().st_size, is_puffin=True), "/a", 1 << 36)
 
 
 def test_a_pipe_in_place_of_a_delete_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "delete.parquet")
     with pytest.raises(DataError, match="a pipe, a device or a socket"):
-        deleted_rows(DeleteFile(str(tmp_path / "delete.parquet"), 9, is_puffin=False), "/a")
+        deleted_rows(DeleteFile(str(tmp_path / "delete.parquet"), 9, is_puffin=False), "/a", 4)

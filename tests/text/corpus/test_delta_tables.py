@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from pipeline.errors import DataError
 from pipeline.store.units import Changes
-from pipeline.text.corpus import parquet
+from pipeline.text.corpus import delta_table, parquet
 from pipeline.text.corpus.sources import list_files
 from tests.text.corpus.editing import addresses
 from tests.text.corpus.lake_tables import added, commit, delete_by_vector, rename_column, rows
@@ -269,6 +269,36 @@ def test_a_damaged_deletion_vector_is_an_error_of_the_table(tmp_path, damage):
         nights.night()
     name = Path(file.uri).name if damage == "a row behind the last" else path.name
     assert name in caught.value.found
+
+
+@pytest.mark.parametrize("row", [2**31, 2**40])
+def test_a_deletion_vector_of_a_row_that_no_table_has_ends_no_process(tmp_path, row, monkeypatch):
+    nights = DeltaNights(tmp_path)
+    nights.write(rows(range(20)), configuration=VECTORS)
+    (file,) = list_files(nights.corpus)
+    delete_by_vector(nights.root, file.table.location, [3])
+    delete_by_vector(nights.root, file.table.location, [3, row])
+    large = max(Path(nights.root).glob("deletion_vector_*.bin"), key=os.path.getmtime)
+    with pytest.raises(DataError, match=r"deletion vectors of 20 rows.*exceeds its memory") as caught:
+        nights.night()
+    assert caught.value.where == str(large)
+
+
+def test_a_deletion_vector_that_is_a_pipe_is_refused(tmp_path, monkeypatch):
+    """At once in a folder of the table; a process that waits for one elsewhere is ended."""
+    nights = DeltaNights(tmp_path)
+    nights.write(rows(range(20)), configuration=VECTORS)
+    (file,) = list_files(nights.corpus)
+    delete_by_vector(nights.root, file.table.location, [3])
+    (path,) = Path(nights.root).glob("deletion_vector_*.bin")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="a pipe, a device or a socket"):
+        nights.night()
+    monkeypatch.setattr(delta_table, "_START_S", 0.5)
+    monkeypatch.setattr(delta_table, "_vector_files", lambda uri: [])
+    with pytest.raises(DataError, match="a vector may be a pipe"):
+        nights.night()
 
 
 def test_pipes_that_a_table_names_are_refused_at_once(tmp_path):

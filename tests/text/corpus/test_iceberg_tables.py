@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pyiceberg.types import StringType
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.store.units import Changes
-from pipeline.text.corpus import iceberg_io
+from pipeline.text.corpus import delete_files, iceberg_io
 from pipeline.text.corpus.iceberg_io import StoredInput
 from pipeline.text.corpus.sources import list_files
 from tests.text.corpus.editing import addresses
@@ -84,6 +85,30 @@ def test_one_delete_file_of_several_data_files(tmp_path, write):
     write(nights.table, {first.file_path: [0, 9], second.file_path: [5]}, first)
     ingested = nights.checked(untouched=[nights.file_of(20).uri])
     assert (ingested.read_files, ingested.changes) == (2, Changes(deleted=3, unchanged=27))
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize(
+    "columns",
+    [{"pos": [-1]}, {"pos": [1, None]}, {"pos": ["a"]}, {"pos": [1.5]}, {"file_path": [1]}, {}],
+    ids=str,
+)
+def test_positions_that_are_none_are_refused_by_the_name_of_the_file(tmp_path, columns, cached, monkeypatch):
+    nights = IcebergNights(tmp_path, rows(range(4)))
+    like = data_file(nights, 0)
+    delete_by_positions(nights.table, {like.file_path: [0]}, like)
+    (file,) = nights.root.rglob("delete-*.parquet")
+    count = len(columns.get("pos", [0]))
+    written = {
+        "file_path": [like.file_path] * count,
+        **({"pos": [0]} if "file_path" in columns else {}),
+        **columns,
+    }
+    pq.write_table(pa.table(written), file)
+    if not cached:
+        monkeypatch.setattr(delete_files, "_MAX_CACHED_ROWS", 0)
+    with pytest.raises(DataError, match=re.escape(file.name)):
+        nights.night()
 
 
 def test_equality_deletes_are_refused(tmp_path):
@@ -197,7 +222,7 @@ import sys
 from pipeline.errors import PipelineError
 from pipeline.settings import CorpusSettings
 from pipeline.text.corpus.reader import survey_files
-from pipeline.text.corpus import iceberg_io
+from pipeline.text.corpus import delete_files, iceberg_io
 from pipeline.text.corpus.iceberg_io import StoredInput
 from pipeline.text.corpus.sources import list_files
 corpus = CorpusSettings(uri=sys.argv[1])
