@@ -16,7 +16,6 @@ from pipeline.config import refuse_credentials, to_yaml, validated
 from pipeline.errors import ConfigError
 from pipeline.log import counted, printable
 from pipeline.settings import CorpusSettings, EncoderSettings, Job
-from pipeline.text.corpus.listing import local_path
 
 if TYPE_CHECKING:
     from pipeline.flows.night.guess_corpus import CorpusGuess
@@ -91,6 +90,7 @@ def init(options: InitOptions) -> None:
 
 def _init(options: InitOptions) -> Answer:
     from pipeline.flows.night.guess_corpus import guess_corpus, no_language
+    from pipeline.text.corpus.listing import local_path
 
     uri, output = options.corpus, options.output
     root = options.root or f"out/{_corpus_name(uri)}"

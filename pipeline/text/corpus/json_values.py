@@ -1,6 +1,7 @@
 """Parse JSON: whole blocks of lines by Arrow, single lines by Python, and convert values to column types."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -131,11 +132,17 @@ def widen_type(kind: pa.DataType, value: Any) -> tuple[pa.DataType, bool]:
     is_full = pa.types.is_nested(kind) and count_leaves(kind) >= MAX_LEAVES
     if is_bounded(value) and (not is_full or _has_fields(kind, value)):
         with contextlib.suppress(pa.ArrowException, OverflowError):
-            value_type = map_type(pa.infer_type([value]), _null_for_empty)
-            wider = kind if value_type == kind else common_type(kind, value_type)
+            if (value_type := pa.infer_type([value])) == kind:
+                return kind, True
+            wider = _wider(kind, value_type)
             if count_leaves(wider) <= MAX_LEAVES:
                 return wider, True
     return kind, False
+
+
+@functools.lru_cache  # values of a column have few types
+def _wider(kind: pa.DataType, value_type: pa.DataType) -> pa.DataType:
+    return common_type(kind, map_type(value_type, _null_for_empty))
 
 
 def _null_for_empty(leaf: pa.DataType) -> pa.DataType:
@@ -155,7 +162,7 @@ def is_bounded(value: Any) -> bool:
         if len(path) > MAX_DEPTH or len(paths) > MAX_LEAVES:
             return False
         if isinstance(node, dict) and node:
-            if any(map(has_surrogates, node)):
+            if has_surrogates("".join(node)):
                 return False
             remaining += [(child, (*path, key)) for key, child in node.items()]
         elif isinstance(node, list) and node:
