@@ -132,7 +132,7 @@ def dev_chart(points: Points, best_step: float, steps: StepAxis, name: str) -> M
         f"{name} over the steps",
         y_axis(frame, ticks(*frame.y, 5)),
         steps.axis(frame),
-        line(frame, points, colour(0)),
+        line(frame, points, colour(0)) if len(points) > 2 else "",
         *(_dot(frame, point, "dot") for point in points if len(points) <= _MAX_DOTS),
         _dot(frame, best_point, "dot chosen", 5),
         text_at(x, frame.py(best_point[1]) - 11, label, f"{text_anchor(x)} chosen"),
@@ -190,8 +190,8 @@ def _faint_line(frame: ChartFrame, points: Points, number: int) -> str:
 
 
 def _line(frame: ChartFrame, points: Points, number: int) -> str:
-    """Draw a line, or a dot for a single point."""
-    if len(points) > 1:
+    """Draw a line, or the points of a line of one or two, which would look like a course between them."""
+    if len(points) > 2:
         return line(frame, points, colour(number))
     return "".join(_dot(frame, point, f"point {colour(number)}", 3.5) for point in points)
 

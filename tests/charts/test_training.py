@@ -37,9 +37,9 @@ def test_curves_of_any_length_and_size_fit(count: int, scale: float):
     curves = [noisy(count, scale), noisy(count, 2 * scale)]
     chart = curves_chart(curves, StepAxis(10 * count), "anything", level=(scale, "a level"))
     lines = [name for name in classes(chart, "path") if "faint" not in name]
-    assert lines == (["line s0", "line s1"] if count > 1 else [])
+    assert lines == (["line s0", "line s1"] if count > 2 else [])
     assert [name for name in classes(chart, "circle") if name] == (
-        [] if count > 1 else ["point s0", "point s1"]
+        [] if count > 2 else count * ["point s0"] + count * ["point s1"]
     )
     assert len([name for name in classes(chart, "path") if "faint" in name]) == (
         2 if count > SMOOTHED_POINTS else 0
@@ -75,6 +75,7 @@ def test_the_best_score_on_dev_is_marked_with_its_value(count: int, relative_pos
     best = points[round(relative_position * (count - 1))]
     chart = dev_chart(points, best[0], StepAxis(max(250.0 * (count - 1), 1)), "Accuracy")
     assert classes(chart, "circle").count("dot chosen") == 1
+    assert classes(chart, "path").count("line s0") == (count > 2)
     assert f"{best[1]:.2f} at step {best[0]:,.0f}" in chart
     assert "Accuracy over the steps" in chart
 
