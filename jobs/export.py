@@ -80,8 +80,8 @@ def _export(options: ExportOptions) -> Answer:
     from pipeline.store.store import open_store
     from pipeline.targets import TARGETS
 
-    refuse_credentials(options.target)
     kind = TARGETS[options.kind]
+    refuse_credentials(options.target, kind.credentials)
     commits = open_store(options.commits_root) if options.commits_root else None
     releases, stages = Releases(open_store(options.root), commits), Stages()
     target = kind(options.target, options.name)

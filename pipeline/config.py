@@ -100,6 +100,14 @@ _SUPERFLUOUS = re.compile(
 )
 _KEY_IN_QUERY = re.compile(r"[?&][^=&/]*(key|secret|token|pass|pwd|sig|credential)[^=&/]*=", re.IGNORECASE)
 _COMMAND_LINE = "command line"
+_OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl")
+_VARIABLES = {
+    **dict.fromkeys(_OBJECT_STORES[:2], "AWS_ACCESS_KEY_ID and so on"),
+    **dict.fromkeys(_OBJECT_STORES[2:4], "GOOGLE_APPLICATION_CREDENTIALS"),
+    **dict.fromkeys(_OBJECT_STORES[4:], "AZURE_STORAGE_CONNECTION_STRING and so on"),
+    "hf": "HF_TOKEN",
+}
+"""variables with the credentials of a URI, by its scheme"""
 _MAX_SHOWN = 200  # characters of an invalid value in an error message
 _CORRECT = "correct the value; --print-config shows all settings"
 _COMMENT_WIDTH = 150  # columns of a comment in YAML
@@ -195,10 +203,22 @@ def _validated(kind: type[S], tree: Mapping[str, Any], source: _Source) -> S:
         raise _explain(error, kind, source) from None
 
 
-def refuse_credentials(uri: str) -> None:
+def credentials_of(uri: str) -> str:
+    """Say where the credentials of a URI come from: variables of the environment, or else a role."""
+    scheme = uri.partition("://")[0].rpartition("=")[2].lower()
+    variables = f" ({_VARIABLES[scheme]})" if scheme in _VARIABLES else ""
+    role = " or from the machine's role" if scheme in _OBJECT_STORES else ""
+    return f"the environment{variables}{role}"
+
+
+def refuse_credentials(uri: str, variables: str = "") -> None:
     """Raise ConfigError, without the secret, for a URI that contains a user, a password or a key.
 
     URIs are kept in manifests and shown in logs.
+
+    Args:
+        uri: the URI.
+        variables: variables of the environment that have them; if empty, those of the scheme.
     """
     before, separator, rest = uri.partition("://")
     scheme = before.rpartition("=")[2]
@@ -208,13 +228,17 @@ def refuse_credentials(uri: str) -> None:
     # In s3://key:secret@bucket the secret may contain a slash: then `host` ends before "@bucket", but has the
     # colon. A colon is also part of host:port and of an ARN (arn:aws:s3:...).
     has_secret = ":" in host and not host.startswith("arn:") and not host.rpartition(":")[2].isdigit()
-    if "@" in host or has_secret or _KEY_IN_QUERY.search(rest):
+    has_user = "@" in host and scheme not in (
+        "abfs",
+        "abfss",
+    )  # abfs://container@account.dfs.core.windows.net
+    if has_user or has_secret or _KEY_IN_QUERY.search(rest):
         raise ConfigError(
             f"{scheme}://...",
             "a URI without user, password or key",
             "a URI with one of them (not shown)",
-            "take them out of the URI: credentials come from the environment (AWS_ACCESS_KEY_ID and so on) "
-            "or from the machine's role",
+            "take them out of the URI: credentials come from "
+            + (f"the environment ({variables})" if variables else credentials_of(uri)),
         )
 
 

@@ -8,9 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from jobs.cli import app
-from pipeline.config import load_settings, to_yaml
+from pipeline.config import load_settings, refuse_credentials, to_yaml
 from pipeline.errors import ConfigError, DataError, GatesRefused, PipelineError, PublishConflict, RootHeld
 from pipeline.settings import Job
+from pipeline.targets import TARGETS
 
 CONFIGS = Path(__file__).parent.parent / "jobs" / "configs"
 
@@ -175,6 +176,34 @@ def test_a_secret_in_an_argument_without_a_key_is_not_shown():
         load_settings(Job, None, ("s3://AKIAKEY:SECRET@bucket/corpus",))
     assert "SECRET" not in str(caught.value)
     assert "credentials come from the environment" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "variables", "named"),
+    [
+        ("s3://AKIAKEY:SECRET@bucket/x", "", "AWS_ACCESS_KEY_ID"),
+        ("corpus.uri=gs://me:SECRET@bucket/x", "", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("abfs://me:SECRET@bucket/x", "", "AZURE_STORAGE_CONNECTION_STRING"),
+        ("hf://datasets/x/y?token=SECRET", "", "HF_TOKEN"),
+        ("sftp://me:SECRET@host/x", "", "credentials come from the environment"),
+        *(
+            ("https://me:SECRET@host:1/x", TARGETS[name].credentials, TARGETS[name].credentials)
+            for name in TARGETS.names()
+        ),
+    ],
+)
+def test_a_refused_secret_names_the_variables_of_the_system_that_it_is_for(
+    uri: str, variables: str, named: str
+):
+    with pytest.raises(ConfigError) as caught:
+        refuse_credentials(uri, variables)
+    assert named in str(caught.value)
+    assert "SECRET" not in str(caught.value)
+    assert ("AWS" in str(caught.value)) == (named == "AWS_ACCESS_KEY_ID")
+
+
+def test_the_container_of_an_azure_uri_is_no_user():
+    refuse_credentials("abfss://container@account.dfs.core.windows.net/docs")
 
 
 @pytest.mark.parametrize(

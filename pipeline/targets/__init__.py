@@ -62,6 +62,8 @@ class Target(abc.ABC):
 
     extra: ClassVar[str | None] = None
     """extra of the package that installs the client"""
+    credentials: ClassVar[str] = ""
+    """variables of the environment with user, password or key; empty: those of the address's scheme"""
     is_atomic: ClassVar[bool] = False
     """whether readers see nothing of an export before it has ended"""
     takes_paths: ClassVar[bool] = True

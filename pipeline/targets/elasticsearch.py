@@ -16,6 +16,7 @@ class ElasticsearchTarget(OpenSearchTarget):
     """
 
     extra: ClassVar[str | None] = "elasticsearch"
+    credentials: ClassVar[str] = "ELASTICSEARCH_API_KEY, or ELASTICSEARCH_USER and ELASTICSEARCH_PASSWORD"
     module: ClassVar[str] = "elasticsearch"
     settings: ClassVar[dict[str, Any]] = {}
 

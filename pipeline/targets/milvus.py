@@ -33,6 +33,7 @@ class MilvusTarget(Target):
     """
 
     extra: ClassVar[str | None] = "milvus"
+    credentials: ClassVar[str] = "MILVUS_TOKEN"
     name_form: ClassVar[str] = r"(?!\.+$)[^/\\\0]{1,255}"
     name_rule: ClassVar[str] = "at most 255 characters without slashes, not only dots"
 

@@ -25,6 +25,7 @@ class OpenSearchTarget(Target):
     """An index NAME. User and password are in OPENSEARCH_USER and OPENSEARCH_PASSWORD."""
 
     extra: ClassVar[str | None] = "opensearch"
+    credentials: ClassVar[str] = "OPENSEARCH_USER and OPENSEARCH_PASSWORD"
     takes_paths: ClassVar[bool] = False
     name_form: ClassVar[str] = r'(?![-_+.])[^A-Z\\/*?"<>| ,#:\0]{1,255}'
     name_rule: ClassVar[str] = (

@@ -47,6 +47,7 @@ class PgvectorTarget(Target):
     """A table NAME or SCHEMA.NAME. The user, the password and so on come from the variables of libpq."""
 
     extra: ClassVar[str | None] = "pgvector"
+    credentials: ClassVar[str] = "PGUSER, and PGPASSWORD or PGPASSFILE"
     takes_paths: ClassVar[bool] = False
     name_form: ClassVar[str] = rf"(?!{_POSITIONS}$)[^\0.]+(\.[^\0.]+)?"
     name_rule: ClassVar[str] = f"NAME or SCHEMA.NAME without NUL, and not {_POSITIONS}"
@@ -170,8 +171,19 @@ class PgvectorTarget(Target):
         return self.unreachable(error) if isinstance(error, errors.Error) else None
 
     def _refuse_password(self) -> None:
-        """Raise ConfigError, without the secret, if the address has a password: logs show addresses."""
-        given = self.client("psycopg.conninfo").conninfo_to_dict(self.uri)
+        """Raise ConfigError if the address has a password, or is invalid: then a secret may be in any part.
+
+        The message does not show the address.
+        """
+        try:
+            given = self.client("psycopg.conninfo").conninfo_to_dict(self.uri)
+        except self._psycopg.ProgrammingError:
+            raise ConfigError(
+                f"TARGET of {self.name}",
+                "postgresql://HOST/DATABASE, or a connection string of libpq",
+                "another text (not shown)",
+                f"correct the address; user and password are in {self.credentials}",
+            ) from None
         if secrets := {"password", "sslpassword"} & given.keys():
             raise ConfigError(
                 f"TARGET of {self.name}",
@@ -191,7 +203,7 @@ class PgvectorTarget(Target):
             if is_full or pq.PGconn.ping(self.uri.encode()) != pq.Ping.OK:
                 raise
             raise self.refused(
-                error, "check the database, and the user and password in PGUSER and PGPASSWORD"
+                error, f"check the database, and the user and password in {self.credentials}"
             ) from None
 
     def _without_nul(self, value: Any) -> Any:

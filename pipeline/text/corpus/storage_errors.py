@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from pipeline.config import credentials_of
 from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
 from pipeline.store.retry import is_transient
 
@@ -37,9 +38,9 @@ def storage_errors(where: str, leave_out: str = LEAVE_OUT) -> Iterator[None]:
         if "redentials" in type(error).__name__:
             raise ConfigError(
                 where,
-                "credentials in the environment",
+                "valid credentials",
                 found,
-                "set AWS_ACCESS_KEY_ID and so on, or give the machine a role",
+                f"check those that come from {credentials_of(where)}",
             ) from error
         if isinstance(error, FileNotFoundError):
             raise DataError(

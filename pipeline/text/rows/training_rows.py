@@ -147,7 +147,8 @@ def open_training_rows(
         for number, metadata in enumerate(row_groups):
             group = RowGroup(file, number, counts["rows"], row, kept=metadata.num_rows)
             nulls_of_group = _null_counts(settings, used_roles, metadata)
-            excluded = _count_excluded(settings, group, used_roles, required, nulls_of_group, scores)
+            nulls_of_required = {role: nulls_of_group.get(role) for role in required}
+            excluded = _count_excluded(settings, group, used_roles, nulls_of_required, scores)
             nulls.update(nulls_of_group)
             groups.append(replace(group, kept=group.kept - excluded.total()))
             counts.update(excluded, rows=metadata.num_rows)
@@ -310,20 +311,24 @@ def _count_excluded(
     settings: PairSettings,
     group: RowGroup,
     roles: Sequence[str],
-    texts: Sequence[str],
-    null_counts: Mapping[str, int],
+    nulls: Mapping[str, int | None],
     scores: list[float],
 ) -> Counter[str]:
-    """Count the excluded rows of a row group by reason: unlabelled, or missing one of the required `texts`.
+    """Count the excluded rows of a row group by reason: unlabelled, or missing a text.
 
-    Adds the lowest and the highest score, scaled to 0 to 1, to `scores`. No row is read if there are no
-    columns to check and the footer's null counts are sufficient.
+    No row is read if there are no columns to check and the footer's null counts are sufficient.
+
+    Args:
+        settings: the files and their columns.
+        group: the row group.
+        roles: the columns that are used.
+        nulls: null counts of the texts that a row must have; None if the footer has none.
+        scores: gets the lowest and the highest score, scaled to 0 to 1.
 
     Raises:
         DataError: a row that is kept has an invalid label or score.
     """
     checked = [role for role in _CHECKED_FIRST if role in roles]
-    nulls = {role: null_counts.get(role) for role in texts}  # None: unknown
     required = [role for role, count in nulls.items() if count != 0]
     if not checked:
         known = [count for role in required if (count := nulls[role]) is not None]

@@ -327,6 +327,19 @@ def test_an_address_with_a_password_is_refused_without_showing_it(address: str):
     assert "cret" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "address", ["localhost", "host=localhost password=secret oops", "s3://bucket/secret"]
+)
+def test_an_address_that_is_none_is_explained_without_showing_it(address: str):
+    pytest.importorskip("psycopg")
+    with pytest.raises(
+        ConfigError, match=r"expected postgresql://HOST/DATABASE, .*correct the address"
+    ) as refused:
+        TARGETS["pgvector"](address, "rows")
+    assert address not in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
 def test_a_position_that_was_edited_is_an_error_of_the_data(database: Database, root: Path):
     with contextlib.closing(database.open("edited")) as target:
         run_export(root, 1, target)
