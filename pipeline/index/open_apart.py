@@ -1,14 +1,26 @@
-"""Open a release in a child process, because a crafted index file can crash the process that reads it."""
+"""Use the files of a release in a child process, because a damaged or crafted file can crash its reader.
 
+The child is a new interpreter: it shares nothing with its parent but the environment.
+"""
+
+import errno
 import multiprocessing
+import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import NamedTuple
 
 from pipeline.cores import limit_memory
-from pipeline.errors import DataError, PipelineError
+from pipeline.daemon import in_daemon_thread
+from pipeline.errors import MODEL_FAILURES, DataError, PipelineError
 from pipeline.index.search import open_release
-from pipeline.index.trial import try_release
+from pipeline.index.trial import Reading, try_release
+from pipeline.keep_alive import keep_alive
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
@@ -16,10 +28,30 @@ from pipeline.store.release import Releases
 # Memory of the child beyond its imports: a multiple of the bytes of the index and ids files, for an index
 # that cannot be mapped, and room for one search.
 _MEMORY_PER_BYTE, _SEARCH_MEMORY = 2, 512 << 20
+_THREAD_MEMORY = 32 << 20  # for each core, for the stacks of a few threads
 # Time limit of the child: a minimum for its imports on a busy machine, and the time to fetch and read the
 # files at the rate of a slow connection to the store.
 _START_S, _BYTES_PER_S = 600.0, 4 << 20
+_POLL_S = 1.0  # time between two keep-alive signals while the child works
+_SHOWN = 5  # files that an error names
 _MAKE_AGAIN = "delete them and run `manta nightly`, which makes them again, or roll back to another release"
+
+
+class Limits(NamedTuple):
+    """What a child may use: bytes of memory beyond its imports, and seconds."""
+
+    memory: int
+    seconds: float
+
+    @classmethod
+    def for_bytes(cls, read: int, memory: int = _SEARCH_MEMORY) -> "Limits":
+        """Return limits for reading files of so many bytes.
+
+        Args:
+            memory: bytes beside those of the files.
+        """
+        threads = _THREAD_MEMORY * (os.cpu_count() or 1)
+        return cls(_MEMORY_PER_BYTE * read + memory + threads, _START_S + read / _BYTES_PER_S)
 
 
 def check_opens(releases: Releases, manifest: ReleaseManifest) -> None:
@@ -28,56 +60,123 @@ def check_opens(releases: Releases, manifest: ReleaseManifest) -> None:
     Raises:
         DataError: the release cannot be opened, or reading its files crashes the child or does not end.
     """
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
+    read = sum(file.bytes for file in (*manifest.index.files, *manifest.ids))
     stores = (releases.store, releases.commits.store)
-    child = context.Process(target=_open_and_search, args=(sender, stores, manifest.release), daemon=True)
-    child.start()
-    sender.close()
-    limit_s = _START_S + _count_bytes(manifest) / _BYTES_PER_S
-    if not receiver.poll(limit_s):
-        child.kill()
-        child.join()
-        found = f"files whose reader did not end in {limit_s:,.0f} s"
-        raise _read_error(
-            releases.store, manifest, found, f"try again with a faster connection; else {_MAKE_AGAIN}"
-        )
-    try:
-        error: PipelineError | None = receiver.recv()
-    except EOFError:
-        child.join()
-        code = child.exitcode or 0
-        end = f"signal {-code}" if code < 0 else f"exit code {code}"
-        found = f"files that crash a process or exceed its memory ({end})"
-        error = _read_error(releases.store, manifest, found, _MAKE_AGAIN)
-    if error is not None:
-        raise error
+    work = partial(_open_and_search, stores, manifest.release)
+    run_apart(work, _uris(releases.store, manifest), Limits.for_bytes(read), _MAKE_AGAIN)
 
 
-def _count_bytes(manifest: ReleaseManifest) -> int:
-    return sum(file.bytes for file in (*manifest.index.files, *manifest.ids))
-
-
-def _read_error(store: Store, manifest: ReleaseManifest, found: str, remedy: str) -> DataError:
-    files = [store.uri_of(file.path) for file in (*manifest.index.files, *manifest.ids)]
-    return DataError(
-        ", ".join(files),
-        "an index and ids that can be read",
-        found,
-        remedy,
-    )
-
-
-def _open_and_search(sender: Connection, stores: Sequence[Store], number: int) -> None:
-    """Send None if the release can be opened and searched, else the error. Runs in the child."""
+def _open_and_search(stores: Sequence[Store], number: int, reading: Reading) -> None:
     releases = Releases(*stores)
     manifest = releases.get(number)
-    limit_memory(_MEMORY_PER_BYTE * _count_bytes(manifest) + _SEARCH_MEMORY)
+    reading(_uris(releases.store, manifest))
+    release = open_release(releases, number, verify=False)
+    try_release(release, manifest.index_parts(), reading, filters=False)
+
+
+def _uris(store: Store, manifest: ReleaseManifest) -> list[str]:
+    return [store.uri_of(file.path) for file in (*manifest.index.files, *manifest.ids)]
+
+
+def run_apart(work: Callable[[Reading], None], files: Iterable[str], limits: Limits, remedy: str) -> None:
+    """Do work in a new process, and signal that it is alive until it ends.
+
+    Args:
+        work: is called in the child with a function, which it calls with the URIs of files before it reads
+            them.
+        files: URIs of files to name if the child ends before that.
+        remedy: what to do if files cannot be read.
+
+    Raises:
+        DataError: the work failed at these files, or it crashed the child or did not end.
+        PipelineError: the work raised it.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_work, args=(sender, work, limits.memory), daemon=True)
+    child.start()
+    sender.close()
     try:
-        try_release(open_release(releases, number, verify=False), filters=False)
-    except PipelineError as error:
-        sender.send(error)
+        _await_end(receiver, child, list(files), limits.seconds, remedy)
+    finally:
+        child.kill()
+        child.join()
+
+
+def _await_end(
+    receiver: Connection, child: BaseProcess, files: Sequence[str], limit_s: float, remedy: str
+) -> None:
+    """Receive the names of files, and return or raise as the work does."""
+    ends_at = time.monotonic() + limit_s
+    while True:
+        if not receiver.poll(_POLL_S):
+            keep_alive()
+            if time.monotonic() < ends_at:
+                continue
+            found = f"files whose reader did not end in {limit_s:,.0f} s"
+            raise _read_error(files, found, f"try again with a faster connection; else {remedy}")
+        try:
+            message = receiver.recv()
+        except EOFError:
+            child.join()
+            code = child.exitcode or 0
+            end = f"signal {-code}" if code < 0 else f"exit code {code}"
+            found = f"files that crash a process or exceed its memory ({end})"
+            raise _read_error(files, found, remedy) from None
+        if message is None:
+            return
+        if isinstance(message, _Files):
+            files = message.names
+        elif isinstance(message, _Failed):
+            raise _read_error(files, message.error, remedy)
+        elif isinstance(message, DataError) and not any(name in str(message) for name in files):
+            raise replace(message, where=f"{_join(files)} ({message.where})")  # such as a copy of a file
+        else:
+            raise message
+
+
+def _read_error(files: Sequence[str], found: str, remedy: str) -> DataError:
+    return DataError(_join(files), "files that a search can read", found, remedy)
+
+
+def _join(files: Sequence[str]) -> str:
+    more = [f"{len(files) - _SHOWN:,} more"] if len(files) > _SHOWN else []
+    return ", ".join([*files[:_SHOWN], *more])
+
+
+class _Files(NamedTuple):
+    """URIs of the files that the child reads from now on."""
+
+    names: tuple[str, ...]
+
+
+class _Failed(NamedTuple):
+    """An error that a library raised in the child."""
+
+    error: str
+
+
+def _work(sender: Connection, work: Callable[[Reading], None], memory: int) -> None:
+    """Do the work, and send the names of files, then None or the error. Runs in the child."""
+    in_daemon_thread(_end_with_parent, "manta-parent")
+    limit_memory(memory)
+    try:
+        work(lambda files: sender.send(_Files(tuple(files))))
     except MemoryError:
         sys.exit(1)
+    except PipelineError as error:
+        sender.send(error)
+    except (*MODEL_FAILURES, OSError) as error:
+        is_of_machine = isinstance(error, OSError) and error.errno not in (None, errno.ENOENT)
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        sender.send(error if is_of_machine else _Failed(text))
     else:
         sender.send(None)
+
+
+def _end_with_parent() -> None:
+    """End this process with its parent, even if that is killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -190,6 +190,8 @@ def _record_fault(store: Store, file: FileRef) -> Fault | None:
         record = UnitRecord.load(store, file.path)
     except DataError as error:
         return Fault(file.path, "sha256 of its seal", error.found)
+    if record is not None and record.source and f"/{record.source[:24]}" not in file.path:
+        return Fault(file.path, "the record of its unit", f"that of {record.name}")
     return _size_fault(file.path, file.bytes, None) if record is None else None
 
 

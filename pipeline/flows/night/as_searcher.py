@@ -1,22 +1,27 @@
 """Open a candidate as a searcher does, from its files as they are stored, before it is published.
 
-Tasks on the workers get the candidate's manifest and nothing else of the night. Files of the previous release
-were opened before it was published, and are not read again.
+Tasks on the workers compare new files with their sha256, then use them in a new process, which gets the
+candidate's manifest and nothing else of the night. If a file crashes that process, the candidate is refused.
+Files of the previous release were opened before it was published, and are not read again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple
 
-from pipeline.errors import MODEL_FAILURES, ConfigError, DataError, ModelError
+from pipeline.errors import ConfigError, DataError, ModelError
 from pipeline.flows.export.changes import RowChanges, UnitUpserts
 from pipeline.flows.rows import PlacedUnit, is_live, placed_units
 from pipeline.flows.run import Run, map_in_order
+from pipeline.flows.workers.tasks import PlainTask
+from pipeline.index.open_apart import Limits, run_apart
 from pipeline.index.release_files import OpenOptions, ReleaseFiles
 from pipeline.index.search import OpenRelease
-from pipeline.index.trial import try_release
+from pipeline.index.trial import Reading, try_release
 from pipeline.log import counted
 from pipeline.post import load_transform
 from pipeline.store.base import Store
@@ -32,6 +37,7 @@ _GROUP_BYTES = 1 << 30  # of files whose content one item compares
 _GROUP_FILES = 64  # so that no item makes more requests the more units there are
 _SHOWN = 3  # faults that the sentence names
 _EXPORTED_ROWS = 1_000
+_DELETE = "delete them and run again"
 
 
 class Trial(NamedTuple):
@@ -51,7 +57,7 @@ class Trial(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TryCandidate:
+class TryCandidate(PlainTask[Trial, tuple[str, ...]]):
     """Do trials of a candidate. Returns for each trial a sentence per fault.
 
     Attributes:
@@ -61,45 +67,52 @@ class TryCandidate:
     store: Store
     manifest: bytes
 
-    def start(self) -> Callable[[Trial], tuple[str, ...]]:
-        """Read the manifest."""
-        manifest = ReleaseManifest.from_json(self.manifest, "the candidate's manifest", self.store)
-        return lambda trial: self._try(manifest, trial)
-
-    def _try(self, manifest: ReleaseManifest, trial: Trial) -> tuple[str, ...]:
+    def work(self, trial: Trial) -> tuple[str, ...]:
+        """Compare the files, then use them in a new process."""
         if faults := faults_of(self.store, trial.files):  # a changed file may crash its reader
             return _sentences(self.store, faults)
+        if trial.part is None and trial.head_of is None:
+            return ()
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        limits = Limits.for_bytes(sum(file.bytes for file in trial.files), memory)
         try:
-            self._use(manifest, trial)
+            files = [self.store.uri_of(file.path) for file in trial.files]
+            run_apart(partial(_use, self.store, self.manifest, trial), files, limits, _DELETE)
         except (ConfigError, DataError, ModelError) as error:
             return (str(error),)
-        except (*MODEL_FAILURES, FileNotFoundError) as error:
-            part = "" if trial.part is None else f"part {trial.part} of the index: "
-            return (f"{part}{type(error).__name__}: {error}",)
         return ()
 
-    def _use(self, manifest: ReleaseManifest, trial: Trial) -> None:
-        """Use the files as a search and an export do. Raises whatever these raise."""
-        if trial.part is not None:
-            parts = None if manifest.index.parts == 1 else frozenset([trial.part])
-            # files on a disk were compared with their sha256 just now; remote ones are fetched
-            options = OpenOptions(self.store, parts, verify=self.store.shared, device="cpu")
-            files = ReleaseFiles(manifest, options)
-            try_release(OpenRelease(Releases(self.store), files, follows=False), encoder=trial.encoder)
-            if manifest.transform:
-                load_transform(manifest.transform.read(self.store))
-        if trial.head_of is not None:
-            self._export_head(manifest, trial.head_of)
 
-    def _export_head(self, manifest: ReleaseManifest, placed: PlacedUnit) -> None:
-        """Export the first rows of a unit to Parquet, and convert them as for databases that take JSON."""
-        changes = RowChanges(self.store, (), True, manifest)
-        upserts = UnitUpserts(placed, is_live(placed, DeadRows(self.store, manifest.dead)))
-        with self.store.scratch() as scratch, closing(ParquetTarget(str(scratch), "head")) as target:
-            for rows in islice(changes.upserts(upserts), 1):
-                head = rows.slice(0, _EXPORTED_ROWS)
-                json_rows(head)
-                target.upsert(head)
+def _use(store: Store, content: bytes, trial: Trial, reading: Reading) -> None:
+    """Use the files of a trial as a search and an export do. Raises whatever these raise."""
+    manifest = ReleaseManifest.from_json(content, "the candidate's manifest", store)
+    if trial.head_of is not None:
+        reading([store.uri_of(trial.head_of.unit.path)])
+        _export_head(store, manifest, trial.head_of)
+    if trial.part is None:
+        return
+    part = manifest.index_parts()[trial.part]
+    dead = [manifest.tombstones] if manifest.tombstones else []
+    reading(store.uri_of(file.path) for file in (*part.files, *part.ids, *dead))
+    chosen = None if manifest.index.parts == 1 else frozenset([trial.part])
+    # files on a disk were compared with their sha256 just now; remote ones are fetched
+    options = OpenOptions(store, chosen, verify=store.shared, device="cpu")
+    release = OpenRelease(Releases(store), ReleaseFiles(manifest, options), follows=False)
+    try_release(release, [part], reading, encoder=trial.encoder)
+    if manifest.transform:
+        reading([store.uri_of(manifest.transform.path)])
+        load_transform(manifest.transform.read(store))
+
+
+def _export_head(store: Store, manifest: ReleaseManifest, placed: PlacedUnit) -> None:
+    """Export the first rows of a unit to Parquet, and convert them as for databases that take JSON."""
+    changes = RowChanges(store, (), True, manifest)
+    upserts = UnitUpserts(placed, is_live(placed, DeadRows(store, manifest.dead)))
+    with store.scratch() as scratch, closing(ParquetTarget(str(scratch), "head")) as target:
+        for rows in islice(changes.upserts(upserts), 1):
+            head = rows.slice(0, _EXPORTED_ROWS)
+            json_rows(head)
+            target.upsert(head)
 
 
 def try_as_searcher(run: Run, previous: ReleaseManifest | None, manifest: ReleaseManifest) -> Gate:
@@ -149,13 +162,15 @@ def _plan(manifest: ReleaseManifest, files: Sequence[FileRef]) -> Iterator[Trial
     encoder = any(file.path in paths for file in manifest.encoder.references())
     if not new_parts and (encoder or (manifest.tombstones and manifest.tombstones.path in paths)):
         new_parts = [len(parts) - 1]  # the smallest: dead rows are left out of it, too
-    for number in new_parts:
-        needed = tuple(file for file in files if file.path in own[number])
-        yield Trial(needed, number, encoder and number == new_parts[0], None)
-    in_parts = set().union(*own)
-    group, group_bytes = list[FileRef](), 0
     head = _newest_unit(manifest, paths)
-    for file in (file for file in files if file.path not in in_parts):
+    for number in new_parts:
+        is_first = number == new_parts[0]
+        used = own[number] | ({head.unit.path} if head and is_first else set())
+        needed = tuple(file for file in files if file.path in used)
+        yield Trial(needed, number, encoder and is_first, head if is_first else None)
+        paths -= used
+    group, group_bytes, head = list[FileRef](), 0, None if new_parts else head
+    for file in (file for file in files if file.path in paths):
         group.append(file)
         group_bytes += file.bytes
         if group_bytes >= _GROUP_BYTES or len(group) == _GROUP_FILES:

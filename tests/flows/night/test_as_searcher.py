@@ -11,8 +11,9 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.errors import GatesRefused
+from pipeline.flows.night import as_searcher
 from pipeline.flows.night import nightly as nightly_module
-from pipeline.flows.night.as_searcher import try_as_searcher
+from pipeline.flows.night.as_searcher import TryCandidate, try_as_searcher
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.gates import judge_candidate
 from pipeline.flows.night.nightly import nightly
@@ -27,6 +28,7 @@ from pipeline.store.manifest import READABLE, ReleaseManifest
 from pipeline.store.once import store_by_content
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
+from pipeline.store.stored import FileRef
 from pipeline.store.verify import files_of, new_files
 from tests.flows.conftest import current_manifest, job_arguments, write_corpus
 
@@ -64,10 +66,10 @@ def kind_of(path: str) -> str:
     return re.sub(r"[0-9a-f]{8,}|\d+", "*", path)
 
 
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+def flipped(content: bytes) -> bytes:
+    """Return the content with one bit changed in the middle."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
 @pytest.fixture(scope="module")
@@ -104,18 +106,32 @@ def run(child: LocalWorkers, second_night: tuple[Job, ReleaseManifest]) -> Run:
     return Run(job, open_store(job.release.root), child, Stages())
 
 
-def test_a_flipped_byte_in_any_kind_of_file_is_found(run: Run, second_night: tuple[Job, ReleaseManifest]):
+def test_damage_to_any_kind_of_file_is_found_and_named(run: Run, second_night: tuple[Job, ReleaseManifest]):
     manifest, root = second_night[1], Path(run.store.uri)
     assert manifest.index.parts == 2
     assert try_as_searcher(run, None, manifest).passed
-    kinds = {kind_of(file.path): file.path for file in files_of(run.store, manifest)}
-    assert set(kinds) >= KINDS
-    for kind, path in kinds.items():
-        flip(root / path)
-        gate = try_as_searcher(run, None, manifest)
-        flip(root / path)
-        assert not gate.passed, kind
-        assert path in gate.sentence, gate.sentence
+    files = new_files(run.store, manifest, None)
+    trials = list(as_searcher._plan(manifest, files))
+    assert sorted(file.path for trial in trials for file in trial.files) == [file.path for file in files]
+    by_kind: dict[str, list[str]] = {}
+    for file in files:
+        by_kind.setdefault(kind_of(file.path), []).append(file.path)
+    assert set(by_kind) >= KINDS
+    task = TryCandidate(run.store, manifest.to_json())
+    for kind, paths in by_kind.items():
+        (trial,) = (trial for trial in trials if paths[0] in {file.path for file in trial.files})
+        content, other = (
+            (root / paths[0]).read_bytes(),
+            root / (paths[-1] if paths[1:] else manifest.ids[0].path),
+        )
+        for damaged in (flipped(content), content[:-7], b"", other.read_bytes(), None):
+            if damaged is None:
+                (root / paths[0]).unlink()
+            elif damaged != content:
+                (root / paths[0]).write_bytes(damaged)
+            sentences = task.work(trial)
+            assert damaged == content or (len(sentences) == 1 and paths[0] in sentences[0]), (kind, sentences)
+        (root / paths[0]).write_bytes(content)
 
 
 def test_the_release_can_be_opened_in_a_process_of_limited_memory(
@@ -124,16 +140,56 @@ def test_the_release_can_be_opened_in_a_process_of_limited_memory(
     check_opens(Releases(run.store), second_night[1])
 
 
-def test_a_missing_or_truncated_file_is_found(run: Run, second_night: tuple[Job, ReleaseManifest]):
-    manifest, root = second_night[1], Path(run.store.uri)
-    for path in (manifest.ids[0].path, manifest.corpus.path, manifest.units[0].record):
-        content = (root / path).read_bytes()
-        for damaged in (content[:-7], None):
-            (root / path).write_bytes(damaged) if damaged else (root / path).unlink()
-            gate = try_as_searcher(run, None, manifest)
-            assert not gate.passed
-            assert path in gate.sentence
-        (root / path).write_bytes(content)
+def test_a_damaged_record_of_the_corpus_is_found(run: Run, second_night: tuple[Job, ReleaseManifest]):
+    manifest = second_night[1]
+    file = Path(run.store.uri, manifest.corpus.path)
+    content = file.read_bytes()
+    for damaged in (content[:-7], None):
+        file.write_bytes(damaged) if damaged else file.unlink()
+        gate = try_as_searcher(run, None, manifest)
+        assert not gate.passed
+        assert manifest.corpus.path in gate.sentence
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "stop", "found"),
+    [
+        (".ivfdata", 4_096, "files that crash a process"),
+        (".faiss", -7, "expected the id of unit"),
+        (".faiss", 40, "read error"),
+    ],
+)
+def test_a_file_with_the_right_sha256_whose_reader_crashes_or_fails_is_found(
+    run: Run, second_night: tuple[Job, ReleaseManifest], suffix: str, stop: int, found: str
+):
+    manifest = second_night[1]
+    file = next(file for file in reversed(manifest.index.files) if file.path.endswith(suffix))
+    content = run.store.read(file.path)
+    crafted = FileRef.of(file.path, content[:stop], file.rows)
+    files = tuple(crafted if each == file else each for each in manifest.index.files)
+    index = manifest.index.model_copy(update={"files": files})
+    run.store.write(file.path, content[:stop])
+    try:
+        gate = try_as_searcher(run, Releases(run.store).get(1), manifest.model_copy(update={"index": index}))
+    finally:
+        run.store.write(file.path, content)
+    assert not gate.passed
+    assert run.store.uri_of(file.path) in gate.sentence
+    assert found in gate.sentence
+
+
+def test_files_are_used_in_a_process_without_the_state_of_the_night(
+    run: Run, second_night: tuple[Job, ReleaseManifest], monkeypatch: pytest.MonkeyPatch
+):
+    manifest = second_night[1]
+    (trial, *_) = as_searcher._plan(manifest, new_files(run.store, manifest, Releases(run.store).get(1)))
+    assert trial.part == 1
+    assert trial.head_of is not None
+    for poisoned in ("ReleaseFiles", "try_release", "RowChanges", "load_transform"):
+        monkeypatch.setattr(as_searcher, poisoned, None)
+    monkeypatch.setattr("pipeline.index.parts.read_index", None)
+    assert TryCandidate(run.store, manifest.to_json()).work(trial) == ()
 
 
 def test_ids_that_no_searcher_opens_are_found_although_their_sha256_is_right(
@@ -160,30 +216,29 @@ def test_files_of_the_previous_release_are_read_again_only_if_it_was_not_opened(
     assert new
     assert not new & shared
     kept = next(file.path for file in first.index.files if file in manifest.index.files)
-    flip(Path(run.store.uri, kept))
+    content = run.store.read(kept)
+    run.store.write(kept, flipped(content))
     try:
         assert try_as_searcher(run, first, manifest).passed
         not_opened = first.model_copy(update={"gates": {}})
         assert kept in try_as_searcher(run, not_opened, manifest).sentence
     finally:
-        flip(Path(run.store.uri, kept))
+        run.store.write(kept, content)
 
 
 @pytest.fixture
 def damaged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Flip a byte of an index file when the candidate of a night is built. Returns the flipped file."""
-    flipped: list[str] = []
+    names: list[str] = []
 
     def judge(run: Run, previous: Any, candidate: Candidate, *others: Any, **options: Any) -> Any:
-        if not flipped:
-            flipped.append(candidate.manifest.index.files[-1].path)
-            content = bytearray(run.store.read(flipped[0]))
-            content[len(content) // 2] ^= 1
-            run.store.write(flipped[0], bytes(content))
+        if not names:
+            names.append(candidate.manifest.index.files[-1].path)
+            run.store.write(names[0], flipped(run.store.read(names[0])))
         return judge_candidate(run, previous, candidate, *others, **options)
 
     monkeypatch.setattr(nightly_module, "judge_candidate", judge)
-    return flipped
+    return names
 
 
 @pytest.mark.parametrize(("where", "held"), [("disk", True), ("s3", False)])
