@@ -65,11 +65,15 @@ class ReleasesRun:
         return shlex.join(["manta", "releases", name, self.root, *commits])
 
     def open(self) -> "Releases":
-        """Open the releases below the root."""
-        from pipeline.store.release import Releases
+        """Open the releases below the root. Raises DataError for a folder of roots that is none itself."""
+        from pipeline.store.release import Releases, no_release, roots_below
         from pipeline.store.store import open_store
 
-        return Releases(open_store(self.root), open_store(self.commits_root) if self.commits_root else None)
+        store = open_store(self.root)
+        opened = Releases(store, open_store(self.commits_root) if self.commits_root else None)
+        if roots_below(store) and not opened.history():
+            raise no_release(store)
+        return opened
 
     def open_and_parse(self, number: str | None) -> "tuple[Releases, int | None]":
         """Return the opened releases, and the parsed number of one of them."""
@@ -242,9 +246,13 @@ def hold(
 @_releases_command
 def release(run: ReleasesRun) -> Answer:
     """End a hold: the next night publishes again."""
+    from pipeline.store.release import no_release
+
     opened = run.open()
     commit = opened.unhold()
     if commit is None:
+        if not opened.history():
+            raise no_release(opened.store)
         return Answer({"released": False}, f"{run.root}: nothing is held")
     _refresh(opened)
     text = (

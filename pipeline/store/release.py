@@ -274,10 +274,15 @@ class Releases:
 
 def no_release(store: Store, remedy: str = "run manta nightly first, or check the root") -> DataError:
     """Return the error that a root has no release. It names the roots in the folder if there are any."""
-    below = list[str]()
-    if isinstance(store, LocalStore):
-        with contextlib.suppress(OSError):  # a missing or unreadable folder
-            below = sorted(str(child) for child in Path(store.uri).iterdir() if (child / "commits").is_dir())
-    if below:
+    if below := roots_below(store):
         remedy = f"name a root below it: {', '.join(below[:_SHOWN_ROOTS])}"
     return DataError(store.uri, "a published release", "none", remedy)
+
+
+def roots_below(store: Store) -> list[str]:
+    """Return the paths of the roots in a folder; none for a store of objects, or a folder that is missing."""
+    if not isinstance(store, LocalStore):
+        return []
+    with contextlib.suppress(OSError):  # a missing or unreadable folder
+        return sorted(str(child) for child in Path(store.uri).iterdir() if (child / "commits").is_dir())
+    return []

@@ -206,6 +206,12 @@ def test_every_kind_of_error_has_its_exit_code_and_a_message(
     [
         ("search", "{parent}", "words"),
         ("releases", "verify", "{parent}"),
+        ("releases", "list", "{parent}"),
+        ("releases", "prune", "{parent}", "--keep", "1"),
+        ("releases", "release", "{parent}"),
+        ("releases", "hold", "{parent}", "1"),
+        ("releases", "rollback", "{parent}", "1"),
+        ("releases", "diff", "{parent}", "1", "2"),
         ("evaluate", "release.root={parent}"),
     ],
 )
@@ -219,6 +225,13 @@ def test_a_folder_of_roots_is_answered_with_its_roots(
     assert ended.code == 3
     assert "expected a published release, found none" in ended.err
     assert f"name a root below it: {tmp_path / 'a'}, {tmp_path / 'b'}" in ended.err
+
+
+def test_a_hold_is_not_ended_in_a_folder_without_releases(tmp_path: Path, manta: Manta):
+    """Exit code 0 would say that nights publish again, while the root that was meant is still held."""
+    ended = manta("releases", "release", str(tmp_path))
+    assert ended.code == 3
+    assert "expected a published release, found none" in ended.err
 
 
 def test_an_empty_root_lists_no_release(tmp_path: Path, manta: Manta):
