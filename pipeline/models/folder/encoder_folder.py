@@ -165,7 +165,22 @@ class EncoderFolder:
                 "from the SentencePiece model than transformers 4; save tokenizer.json with the version that "
                 "the encoder was trained with"
             )
+        if any(map(self.pools_first_token, (self.prompt, self.query_prompt))):
+            found.append(
+                f"{self.path}: the prompt is not pooled, but the blank at its end is in each text's first "
+                "token, which is pooled; sentence-transformers leaves that token out"
+            )
         return tuple(found)
+
+    def pools_first_token(self, prompt: str) -> bool:
+        """Return whether a text's first token is pooled that sentence-transformers takes for the prompt's.
+
+        It counts the tokens of the prompt alone, where a blank at its end is one; before a text, many
+        tokenizers join that blank with the first word.
+        """
+        if self.include_prompt or not prompt.endswith(" "):
+            return False
+        return replace(self.tokenizer(), prompt=prompt).joins_blank
 
     def file(self, relative: str) -> Path:
         """Return the path of one of `files`. Word counts may be outside the folder; a copy includes them."""

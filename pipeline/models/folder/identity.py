@@ -189,6 +189,7 @@ def _space_id(folder: EncoderFolder) -> str:
             **({"special_tokens": added} if added else {}),
             **changes,
             **({"padding": False} if folder.sees_padding else {}),  # earlier vectors are of padded texts
+            **({"pools_first_token": True} if folder.pools_first_token(folder.prompt) else {}),
         }
     )
 

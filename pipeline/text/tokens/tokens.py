@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from string import ascii_lowercase
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -212,7 +213,17 @@ class Tokenizer:
 
     @functools.cached_property
     def _prompt_ids(self) -> list[int]:
-        return self.text_ids([self.prompt])[0] if self.prompt else []
+        if not self.prompt:
+            return []
+        return self.text_ids([self.prompt.removesuffix(" ") if self.joins_blank else self.prompt])[0]
+
+    @functools.cached_property
+    def joins_blank(self) -> bool:
+        """True if the blank at the end of the prompt is part of the first token of some texts."""
+        if not self.prompt.endswith(" "):
+            return False
+        alone, *joined = self.text_ids([self.prompt, *(self.prompt + letter for letter in ascii_lowercase)])
+        return any(ids[: len(alone)] != alone for ids in joined)
 
     def text_ids(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text, without prompt, truncation and special tokens."""

@@ -8,12 +8,13 @@ import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from transformers import AutoTokenizer
 
 from pipeline.errors import ModelError
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.folder.saved import encoded, save_sentence_transformer
-from tests.models.folders import LONG, TEXTS, edit_json, folder_at
+from tests.models.folders import LONG, TEXTS, edit_json, encoder_at, folder_at, hidden_states
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,26 @@ def test_prompts_of_the_folder_are_used_and_may_be_excluded_from_pooling(folders
     )
     assert folder_at(tmp_path / "st", prompt="mine ").query_prompt == "mine "
     assert folder_at(tmp_path / "st", prompt="mine ", query_prompt="").query_prompt == ""
+
+
+def test_a_prompt_that_is_not_pooled_leaves_out_no_token_of_the_text(folders, tmp_path):
+    prompts = {"query": "two dogs: ", "document": "two dogs:"}
+    for family in ("roberta", "bert"):
+        reference = save_sentence_transformer(
+            folders[family], tmp_path / family, dense=False, prompts=prompts
+        )
+        reference[1].include_prompt = False
+        reference.save_pretrained(str(tmp_path / family))
+    # a byte-level tokenizer joins the blank with the first word; sentence-transformers counts it twice
+    vectors = encoder_at(tmp_path / "roberta").encode(["boys run"], query=True)
+    states = hidden_states(folders["roberta"], "two dogs: boys run")[-1]
+    tokens = AutoTokenizer.from_pretrained(folders["roberta"])("two dogs:", add_special_tokens=False)[
+        "input_ids"
+    ]
+    expected = torch.nn.functional.normalize(states[1 + len(tokens) :].mean(0), dim=0)
+    np.testing.assert_allclose(vectors[0], expected, atol=1e-5)
+    assert "leaves that token out" in "".join(folder_at(tmp_path / "roberta").warnings)
+    assert not folder_at(tmp_path / "bert").warnings
 
 
 @pytest.mark.parametrize(
