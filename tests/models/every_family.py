@@ -1,5 +1,6 @@
 """Tiny random models of every family of transformers that reads texts, saved as users' folders are."""
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -168,9 +169,9 @@ def vectors_alone(folder: Path, texts: list[str]) -> np.ndarray:
     """Compute the mean of the last states, each text alone and in a new model, with transformers."""
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     name = transformers.AutoConfig.from_pretrained(folder).model_type
-    vectors = []
+    vectors, loaded = [], class_of(name).from_pretrained(folder).eval()
     for text in texts:
-        model = class_of(name).from_pretrained(folder).eval()
+        model = copy.deepcopy(loaded)
         encoder = model.get_encoder() if model.config.is_encoder_decoder else model
         ids = torch.tensor([tokenizer(text, truncation=True, max_length=LONGEST)["input_ids"]])
         with torch.no_grad():

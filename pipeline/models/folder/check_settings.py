@@ -1,4 +1,4 @@
-"""Refuse settings of config.json that change vectors, but that neither transformers nor this project reads.
+"""Refuse settings of config.json that change vectors, but that nobody reads, or obeys in every batch.
 
 Imports neither torch nor transformers.
 """
@@ -8,17 +8,38 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ModelError
-from pipeline.models.layers.families import DECODER_FAMILIES, NOMIC_SETTINGS
+from pipeline.models.layers.families import DECODER_FAMILIES
 
 _POSITIONS = "position_embedding_type"
 """key of many families; up to transformers 4 it could be relative_key or relative_key_query"""
 _READ_POSITIONS = ("esm", "evolla", "granitemoehybrid")  # model types of which transformers reads that key
 _NAMES_OF_ROTARY = ("rope", "rotary")
-# keys of the code that models were published with, and the only values that transformers computes
 _COMPUTED: Mapping[str, Mapping[str, Any]] = {
-    "nomic_bert": NOMIC_SETTINGS,
+    # keys of the code that models were published with
+    "nomic_bert": {
+        "activation_function": "swiglu",
+        "causal": False,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "num_experts": 0,
+        "parallel_block": False,
+        "prenorm": False,
+        "qkv_proj_bias": False,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "scale_attn_weights": True,
+        "use_rms_norm": False,
+    },
     "gte": {"layer_norm_type": "layer_norm", "logn_attention_scale": False},
+    # keys that transformers obeys only in a batch without padding, or otherwise for each half of a batch
+    "falcon": {"output_attentions": False},
+    "gemma": {"use_bidirectional_attention": False},
+    "gemma2": {"use_bidirectional_attention": False},
+    "xlnet": {"bi_data": False},
 }
+"""keys by model_type, and their only values that transformers computes, and computes alike in every batch"""
 
 
 def check_settings(file: Path, config: Mapping[str, Any]) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.averaging import TokenAveraging
-from pipeline.models.folder.check_vocabulary import check_vocabulary
 from pipeline.models.folder.frequencies import FREQUENCIES
-from pipeline.models.folder.modules import Module, Normalization
+from pipeline.models.folder.modules import Module, Normalization, read_json
 from pipeline.models.folder.word_vectors import load_sequences, load_words
 from pipeline.models.layers.families import PACKED_FAMILIES, ROTARY_FAMILIES
+from pipeline.text.tokens.listed_tokens import listed_tokens
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.text.tokens.static_tokens import load_model2vec, load_static
 from pipeline.text.tokens.templates import apply_template
@@ -30,8 +30,12 @@ _SEE_PADDING = (
 )
 _SCALED_BY_LENGTH = ("dynamic", "longrope", "su")  # kinds of rotary positions that depend on a text's length
 
-# beginnings of model types whose SentencePiece models transformers 5 reads otherwise than transformers 4
-_BUILT_OTHERWISE = ("albert", "gemma", "llama", "mistral", "rembert")
+# Model types, or classes of tokenizers, whose SentencePiece models transformers 5 reads as version 4 did.
+# Of others, the tokens of some texts or of all differ (compared on 909 texts with transformers 4.57).
+_BUILT_ALIKE = (
+    *("bertgeneration", "camembert", "longt5", "mt5", "plbart", "switchtransformers", "t5"),
+    *("xlmroberta", "xlmrobertaxl", "xmod"),
+)
 # function that loads a tokenizer, by family, or model2vec; other families have one of transformers
 _LOADERS = {
     **dict.fromkeys(("words", "paragraph"), load_words),
@@ -107,12 +111,41 @@ class EncoderFolder:
             keyed=self.family == "paragraph",
         )
         if self.family == "other" or self.family in PACKED_FAMILIES.values():
-            check_vocabulary(folder, tokenizer, self.config.get("vocab_size"))
+            self._check_vocabulary(tokenizer)
         self._check_types(tokenizer)
         is_masked = self.pooling == MASKED
         if not is_masked and self.template is None:
             return tokenizer
         return apply_template(tokenizer, folder, self.template, masked=is_masked)
+
+    def _check_vocabulary(self, tokenizer: Tokenizer) -> None:
+        """Check that every token that plain text can have has a row in the word table.
+
+        Special tokens are exempt: Gemma's tokenizer has one for images, without a row in models of texts.
+
+        Raises:
+            ModelError: tokens have no row; the message names the first ones and their number.
+        """
+        folder, rows = self.transformer_path, self.config.get("vocab_size")
+        beyond = {name: number for name, number in tokenizer.vocabulary().items() if rows and number >= rows}
+        if not beyond:
+            return
+        special = {
+            str(token.get("content"))
+            for token in read_json(folder / "tokenizer.json").get("added_tokens") or ()
+            if token.get("special")
+        }
+        special |= {token.content for token in listed_tokens(folder) if token.special}
+        used = {*tokenizer.prefix, *tokenizer.suffix}
+        missing = sorted(name for name, number in beyond.items() if name not in special or number in used)
+        if missing:
+            shown = f"{', '.join(map(repr, missing[:3]))}{' ...' if len(missing) > 3 else ''}"
+            raise ModelError(
+                str(folder),
+                f"a tokenizer whose tokens have ids below vocab_size {rows}",
+                f"{len(missing)} tokens without a row in the word table: {shown}",
+                "resize the model's word table (resize_token_embeddings), or remove these tokens",
+            )
 
     def _check_types(self, tokenizer: Tokenizer) -> None:
         """Check that the model has the token types of its tokenizer. Raises ModelError if it has fewer."""
@@ -158,8 +191,7 @@ class EncoderFolder:
                 f"{self.path}: similarity_fn_name is {self.similarity}, but searches rank by cosine, which "
                 "gives other results; use an encoder trained for cosine similarity"
             )
-        has_tokenizer = (self.transformer_path / "tokenizer.json").is_file()
-        if str(self.config.get("model_type")).startswith(_BUILT_OTHERWISE) and not has_tokenizer:
+        if self._is_built_otherwise():
             found.append(
                 f"{self.transformer_path}: without tokenizer.json, transformers 5 builds another tokenizer "
                 "from the SentencePiece model than transformers 4; save tokenizer.json with the version that "
@@ -171,6 +203,17 @@ class EncoderFolder:
                 "token, which is pooled; sentence-transformers leaves that token out"
             )
         return tuple(found)
+
+    def _is_built_otherwise(self) -> bool:
+        """Return whether transformers 5 builds another tokenizer of a SentencePiece model than version 4."""
+        folder = self.transformer_path
+        if (folder / "tokenizer.json").is_file() or not any(folder.glob("*.model")):
+            return False
+        name = read_json(folder / "tokenizer_config.json").get("tokenizer_class") or self.config.get(
+            "model_type"
+        )
+        kind = str(name).removesuffix("Fast").removesuffix("Tokenizer").lower()
+        return kind.replace("-", "").replace("_", "") not in _BUILT_ALIKE
 
     def pools_first_token(self, prompt: str) -> bool:
         """Return whether a text's first token is pooled that sentence-transformers takes for the prompt's.

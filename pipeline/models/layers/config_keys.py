@@ -49,6 +49,13 @@ def number(config: Config, name: str, default: float) -> float:
     return float(value)
 
 
+def flag(config: Config, name: str) -> bool:
+    """Read a truth value, False if the key is missing or null."""
+    value = config.get(name)
+    require(value is None or isinstance(value, bool))
+    return bool(value)
+
+
 def activation(config: Config, name: str, default: str) -> str:
     """Read an activation, a key of `linear.ACTIVATIONS`. default: its name if the key is missing."""
     value = config.get(name, default)

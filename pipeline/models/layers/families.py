@@ -13,6 +13,7 @@ from pipeline.models.layers.config_keys import (
     OtherModel,
     activation,
     by_kind,
+    flag,
     kinds,
     number,
     require,
@@ -48,25 +49,7 @@ PACKED_FAMILIES = TABLE_FAMILIES | ROTARY_FAMILIES
 
 # keys that make a decoder of an encoder
 _OF_DECODERS = ("is_causal", "is_decoder", "is_encoder_decoder", "add_cross_attention")
-_ENCODERS = (*TABLE_FAMILIES, "modernbert", "nomic_bert", "gte")
 _NO_BIASES = Biases(inputs=False, attention=False, inner=False, outer=False, norms=False)
-NOMIC_SETTINGS: Config = {
-    "activation_function": "swiglu",
-    "causal": False,
-    "mlp_fc1_bias": False,
-    "mlp_fc2_bias": False,
-    "num_experts": 0,
-    "parallel_block": False,
-    "prenorm": False,
-    "qkv_proj_bias": False,
-    "rotary_emb_fraction": 1.0,
-    "rotary_emb_interleaved": False,
-    "rotary_emb_scale_base": None,
-    "rotary_scaling_factor": None,
-    "scale_attn_weights": True,
-    "use_rms_norm": False,
-}
-"""keys of the code that nomic_bert was published with, and the only values that are computed"""
 _NOMIC_SIZES = {
     "hidden_size": "n_embd",
     "num_attention_heads": "n_head",
@@ -83,7 +66,7 @@ def architecture_of(config: Config) -> Architecture | None:
     read = _READERS.get(str(config.get("model_type")))
     if read is None or config.get("quantization_config"):
         return None
-    if config["model_type"] in _ENCODERS and any(config.get(name) for name in _OF_DECODERS):
+    if config["model_type"] not in DECODER_FAMILIES and any(config.get(name) for name in _OF_DECODERS):
         return None
     try:
         return read(config)
@@ -136,7 +119,7 @@ def _modernbert(config: Config) -> Architecture:
     reach = int(number(config, "local_attention", 128)) // 2
     default = [NEAR if layer % every else FULL for layer in range(size(config, "num_hidden_layers"))]
     full, near = rotary_bases(config, ("global_rope_theta", 160_000.0), ("local_rope_theta", 10_000.0))
-    has_bias, has_inner = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
+    has_bias, has_inner = flag(config, "attention_bias"), flag(config, "mlp_bias")
     return Architecture(
         **sizes(config),
         epsilon=number(config, "norm_eps", 1e-5),
@@ -146,13 +129,12 @@ def _modernbert(config: Config) -> Architecture:
             LayerAttention(base=full),
             LayerAttention(reach, reach, near),
         ),
-        biases=Biases(has_bias, has_bias, has_inner, has_inner, bool(config.get("norm_bias", False))),
+        biases=Biases(has_bias, has_bias, has_inner, has_inner, flag(config, "norm_bias")),
     )
 
 
 def _nomic(config: Config) -> Architecture:
     """Read nomic_bert (Nussbaum et al. 2024), with the keys of transformers or of its authors' code."""
-    require(all(config.get(name, value) == value for name, value in NOMIC_SETTINGS.items()))
     given = {name: config[own] for name, own in _NOMIC_SIZES.items() if own in config} | dict(config)
     attention = LayerAttention(base=rotary_base(given, 1_000.0))
     return Architecture(
@@ -180,7 +162,7 @@ def _gte(config: Config) -> Architecture:
 
 def _llama(config: Config) -> Architecture:
     """Read Llama."""
-    has_bias, has_inner = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
+    has_bias, has_inner = flag(config, "attention_bias"), flag(config, "mlp_bias")
     full, _ = _decoder_attention(config, window=None)
     layers = size(config, "num_hidden_layers")
     return _decoder(config, (full,) * layers, Biases(has_bias, has_bias, has_inner, has_inner, norms=False))
@@ -203,12 +185,12 @@ def _qwen(config: Config) -> Architecture:
     """Read Qwen2 and Qwen3, which may have a window in some layers."""
     is_second = config["model_type"] == "qwen2"
     require("num_key_value_heads" in config and (is_second or "head_dim" in config))
-    has_window = bool(config.get("use_sliding_window", False)) and config.get("sliding_window") is not None
+    has_window = flag(config, "use_sliding_window") and config.get("sliding_window") is not None
     first = number(config, "max_window_layers", 28) if has_window else float("inf")
     default = [NEAR if layer >= first else FULL for layer in range(size(config, "num_hidden_layers"))]
     found = kinds(config, default)
     require(has_window or NEAR not in found)
-    has_bias = is_second or bool(config.get("attention_bias", False))
+    has_bias = is_second or flag(config, "attention_bias")
     biases = _NO_BIASES._replace(inputs=has_bias, attention=has_bias and not is_second)
     window = size(config, "sliding_window") if has_window else None
     return _decoder(config, by_kind(found, *_decoder_attention(config, window)), biases)
@@ -248,8 +230,8 @@ def _gemma3(config: Config) -> Architecture:
     every = int(number(config, "sliding_window_pattern", 6))
     default = [NEAR if (layer + 1) % every else FULL for layer in range(size(config, "num_hidden_layers"))]
     full, near = rotary_bases(config, ("rope_theta", 1e6), ("rope_local_base_freq", 1e4))
-    window, has_bias = size(config, "sliding_window"), bool(config.get("attention_bias", False))
-    is_causal = not config.get("use_bidirectional_attention", False)
+    window, has_bias = size(config, "sliding_window"), flag(config, "attention_bias")
+    is_causal = not flag(config, "use_bidirectional_attention")
     before, after = (window - 1, 0) if is_causal else (window // 2, window // 2)
     return Architecture(
         **sizes(config),

@@ -5,32 +5,19 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ModelError
+from tests.models.config_fields import UNREAD
 from tests.models.every_family import save_family
 from tests.models.folders import edit_json, encoder_at, folder_at
 
-_NOMIC = {
-    "activation_function": "geglu",
-    "causal": True,
-    "mlp_fc1_bias": True,
-    "num_experts": 8,
-    "parallel_block": True,
-    "prenorm": True,
-    "rotary_emb_fraction": 0.5,
-    "rotary_emb_interleaved": True,
-    "rotary_emb_scale_base": 512,
-    "rotary_scaling_factor": 2.0,
-    "scale_attn_weights": False,
-    "use_rms_norm": True,
-}
 _IGNORED = [
-    *(("nomic_bert", key, value) for key, value in _NOMIC.items()),
-    ("gte", "layer_norm_type", "rms_norm"),
-    ("gte", "logn_attention_scale", True),
+    *((family, key, value) for family, values in UNREAD.items() for key, value in values.items()),
+    ("falcon", "output_attentions", True),
+    ("gemma", "use_bidirectional_attention", True),
+    ("xlnet", "bi_data", True),
     ("gte", "position_embedding_type", "absolute_and_relative"),
     ("bert", "position_embedding_type", "relative_key"),
     ("roberta", "position_embedding_type", "rope"),
     ("electra", "position_embedding_type", "relative_key_query"),
-    ("reformer", "hash_seed", None),
     *((family, "is_causal", True) for family in ("bert", "electra", "eurobert", "gte", "mobilebert", "luke")),
 ]
 

@@ -222,11 +222,27 @@ def test_a_vocabulary_of_a_single_family_is_copied_and_part_of_the_space(folders
     assert folder_at(folder).space_id != first.space_id
 
 
-@pytest.mark.parametrize("model_type", ["albert", "gemma3_text", "llama", "bert"])
-def test_a_tokenizer_that_transformers_5_builds_otherwise_is_a_warning(bert: Path, model_type: str):
+@pytest.mark.parametrize(
+    ("model_type", "tokenizer_class", "is_warned"),
+    [
+        *((name, None, True) for name in ("albert", "gemma3_text", "llama", "mixtral", "big_bird", "fnet")),
+        *((name, None, False) for name in ("xlm-roberta", "t5", "bert-generation")),
+        ("qwen2", "LlamaTokenizerFast", True),
+        ("m2m_100", "NllbTokenizer", True),
+        ("mt5", "T5Tokenizer", False),
+        ("roberta", "XLMRobertaTokenizerFast", False),
+    ],
+)
+def test_a_sentencepiece_model_that_transformers_5_reads_otherwise_is_a_warning(
+    bert: Path, model_type: str, tokenizer_class: str | None, is_warned: bool
+):
     edit_json(bert / "config.json", model_type=model_type)
+    edit_json(bert / "tokenizer_config.json", tokenizer_class=tokenizer_class)
+    (bert / "spiece.model").write_text("a")
     assert folder_at(bert).warnings == ()
     (bert / "tokenizer.json").unlink()
     found = folder_at(bert).warnings
-    assert len(found) == (model_type != "bert")
+    assert len(found) == is_warned
     assert all("transformers 5 builds another tokenizer" in sentence for sentence in found)
+    (bert / "spiece.model").unlink()
+    assert folder_at(bert).warnings == ()

@@ -166,9 +166,6 @@ def test_windows_are_those_of_the_papers():
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("nomic-embed-text-v1.5", {"rotary_scaling_factor": 2}),
-        ("nomic-embed-text-v1.5", {"prenorm": True}),
-        ("nomic-embed-text-v1.5", {"num_experts": 8}),
         ("Qwen3-Embedding-0.6B", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
         ("Qwen3-Embedding-0.6B", {"hidden_act": "quick_gelu"}),
         ("Qwen3-Embedding-0.6B", {"num_key_value_heads": 5}),
@@ -178,6 +175,9 @@ def test_windows_are_those_of_the_papers():
         ("ModernBERT-base", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}),
         ("gte-multilingual-base", {"partial_rotary_factor": 0.5}),
         ("EuroBERT-210m", {"intermediate_size": None}),
+        ("EuroBERT-210m", {"attention_bias": "no"}),
+        ("EuroBERT-210m", {"is_decoder": True}),
+        ("embeddinggemma-300m", {"use_bidirectional_attention": "all"}),
     ],
 )
 def test_settings_that_are_not_computed_are_left_to_the_padded_pass(name, changes):
