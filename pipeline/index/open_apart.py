@@ -38,7 +38,7 @@ _MAKE_AGAIN = "delete them and run `manta nightly`, which makes them again, or r
 
 
 class Limits(NamedTuple):
-    """What a child may use: bytes of memory beyond its imports, and seconds."""
+    """Bytes of memory that a child may use beyond its imports, and seconds."""
 
     memory: int
     seconds: float

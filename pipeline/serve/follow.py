@@ -1,13 +1,20 @@
-"""Follow the current release of a root: open a newer one beside the served one, then swap."""
+"""Follow the current release of a root: open a newer one beside the served one, then swap.
 
+A lease below the root names the served release, so that prune keeps its files.
+"""
+
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
+from pipeline.errors import PipelineError
 from pipeline.index.search import OpenRelease
 from pipeline.log import say
 from pipeline.serve.metrics import ServiceMetrics
+from pipeline.store.lease import SERVED, lease
 from pipeline.store.manifest import ReleaseManifest
 
 _WARM_QUERY = "a query that loads the encoder"
@@ -30,6 +37,7 @@ class Follower:
         self._last_sentence = ""
         self._failed, self._failures, self._try_again = "", 0, 0.0
         self._checked = time.monotonic()
+        self._lease = contextlib.ExitStack()
         self.refused: int | None = None
         self.published = self._read_published()
         self._count()
@@ -44,8 +52,9 @@ class Follower:
         # ones, because encoders of word vectors give zero for unknown words
         self._release.search(np.ones_like(self._release.encode([_WARM_QUERY])), 1)
 
-    def start(self, poll_s: float) -> threading.Event:
-        """Look for another release every `poll_s` seconds, until the returned event is set.
+    @contextlib.contextmanager
+    def following(self, poll_s: float) -> Iterator[None]:
+        """Look for another release every `poll_s` seconds while the block runs.
 
         The thread is a daemon: the process does not wait for a release that is being opened when it ends.
         """
@@ -55,8 +64,13 @@ class Follower:
             while not stop.wait(poll_s):
                 self.refresh(poll_s)
 
+        self._lease = self._hold(self._release.number)
         threading.Thread(target=follow, daemon=True, name="refresh").start()
-        return stop
+        try:
+            yield
+        finally:
+            stop.set()
+            self._lease.close()
 
     def refresh(self, poll_s: float) -> None:
         """Swap if there is another release. After an error the served release stays."""
@@ -88,11 +102,24 @@ class Follower:
         self._failures = self._failures + 1 if newer.id == self._failed else 1
         self._failed = newer.id
         self._try_again = time.monotonic() + pause_s(poll_s, self._failures)
-        self._release.swap(newer)
+        with self._hold(newer.release) as held:  # before its files are opened
+            self._release.swap(newer)
+            held, self._lease = self._lease, held.pop_all()
+        held.close()
         self._failed = ""
         self._metrics.swaps.inc()
         self.published = self._read_published()
         return True
+
+    def _hold(self, number: int) -> contextlib.ExitStack:
+        """Hold a lease on a release, until the returned stack is closed."""
+        held = contextlib.ExitStack()
+        try:
+            held.enter_context(lease(self._release.releases.store, SERVED, release=number))
+        except (OSError, PipelineError) as error:  # such as a root that this service may only read
+            why = f"no lease can be written ({error})"
+            say(f"`manta releases prune` does not know that release {number} is served: {why}")
+        return held
 
     def _report(self, sentence: str) -> None:
         """Print the sentence, unless it is the last one, and set the metrics."""

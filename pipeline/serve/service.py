@@ -63,9 +63,8 @@ def make_app(release: OpenRelease, options: ServiceOptions) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        stop = follower.start(options.poll_s)
-        yield
-        stop.set()
+        with follower.following(options.poll_s):
+            yield
         batches.close()
 
     # the pages of documentation that FastAPI offers load scripts from elsewhere

@@ -1,7 +1,7 @@
 """Leases: small files that show that a command is running. The command rewrites its lease until it ends.
 
 Prune refuses a root while a command that needs its files holds a lease, and a second export to a target is
-refused.
+refused. The lease of a service names the release that it serves, which prune keeps.
 """
 
 import contextlib
@@ -12,14 +12,17 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
+from typing import Any
 
 from pipeline.errors import PipelineError, TransientError
 from pipeline.store.base import Entry, Store
 from pipeline.store.probe import clock
 
+SERVED = "served"
+"""folder of the leases of services"""
 _RENEWAL_S = 300.0
 # The lease of a killed run expires after four missed renewals.
 _EXPIRY_S = 1_200.0
@@ -27,10 +30,13 @@ _MAX_PAUSE_S = 1.0  # many times the time of writing and listing, so that comman
 
 
 @contextlib.contextmanager
-def lease(store: Store, folder: str = "candidates") -> Iterator[str]:
+def lease(store: Store, folder: str = "candidates", **facts: Any) -> Iterator[str]:
     """Hold a lease in `folder` while the block runs: a file rewritten every five minutes, then removed.
 
     Yields the path of the file.
+
+    Args:
+        facts: further content of the file.
     """
     path = f"{folder}/lease-{uuid.uuid4().hex}.json"
     content = json.dumps(
@@ -39,6 +45,7 @@ def lease(store: Store, folder: str = "candidates") -> Iterator[str]:
             "pid": os.getpid(),
             "pid_namespace": pid_namespace(),
             "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            **facts,
         }
     ).encode()
     store.write(path, content)
@@ -101,27 +108,47 @@ def is_lease(path: str) -> bool:
 def describe_holders(store: Store, folder: str, own: str = "") -> Iterator[str]:
     """Describe the holders of leases below `folder`, except processes of this machine that have ended.
 
-    A lease of an earlier version names no namespace of process ids: it counts as one of this namespace.
-
     Args:
         own: path of a lease to leave out.
     """
-    for entry in active_leases(store, folder=folder):
-        if entry.path == own:
+    for path, holder in holders(store, folder):
+        if path == own:
             continue
+        if holder is None:
+            yield f"an unknown process: {store.uri_of(path)} is no lease that a command wrote"
+        else:
+            yield describe(holder)
+
+
+def describe(holder: Mapping[str, Any]) -> str:
+    """Describe the process that wrote a lease."""
+    return f"process {holder['pid']} on {holder['host']}, since {holder['started_at']}"
+
+
+def holders(
+    store: Store, folder: str, now: float | None = None
+) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Yield path and content of the leases below `folder`, except those of ended processes of this machine.
+
+    A lease of an earlier version names no namespace of process ids: it counts as one of this namespace.
+
+    Yields:
+        None for the content of a file that is not a lease.
+    """
+    for entry in active_leases(store, now, folder):
         try:
             holder = json.loads(store.read(entry.path))
         except (FileNotFoundError, ValueError):  # the process has just ended, or was killed while writing
             continue
         if not isinstance(holder, dict) or not holder.keys() >= {"host", "pid", "started_at"}:
-            yield f"an unknown process: {store.uri_of(entry.path)} is no lease that a command wrote"
+            yield entry.path, None
             continue
         # Containers may share a host name, and a process of another one looks ended from here.
         is_elsewhere = holder["host"] != socket.gethostname()
         is_hidden = holder.get("pid_namespace", pid_namespace()) != pid_namespace()
         is_alive = not isinstance(holder["pid"], int) or is_running(holder["pid"])
         if is_elsewhere or is_hidden or is_alive:
-            yield f"process {holder['pid']} on {holder['host']}, since {holder['started_at']}"
+            yield entry.path, holder
 
 
 def pid_namespace() -> str:

@@ -13,7 +13,7 @@ from pipeline.log import say
 from pipeline.store.augmented import AUGMENTED_FOLDER, Series, list_series
 from pipeline.store.base import Entry, Store, in_threads
 from pipeline.store.commits import commit_path
-from pipeline.store.lease import active_leases, is_lease
+from pipeline.store.lease import SERVED, active_leases, describe, holders, is_lease
 from pipeline.store.manifest import ReleaseManifest, manifest_path, report_path
 from pipeline.store.probe import clock
 from pipeline.store.release import Releases
@@ -38,7 +38,7 @@ OWN_FOLDERS = (
     AUGMENTED_FOLDER,
 )
 """folders whose unneeded files are removed; other folders, such as evaluations/, are kept"""
-_PRUNED_FOLDERS = (*OWN_FOLDERS, _EXPORTS, "duplicates/leases")
+_PRUNED_FOLDERS = (*OWN_FOLDERS, _EXPORTS, SERVED, "duplicates/leases")
 
 _SAMPLES = 10  # files shown to the user
 
@@ -69,13 +69,13 @@ def prune(
 ) -> Pruned:
     """Remove old releases and manifests of augmented corpora, and the files that only these need.
 
-    Releases whose commits are damaged keep their files. Everything below evaluations/ is kept, because later
-    evaluations reuse it.
+    Releases whose commits are damaged keep their files, and so do releases that a service serves. Everything
+    below evaluations/ is kept, because later evaluations reuse it.
 
     Args:
         keep: number of releases to keep, most recently current first, and of manifests per augmented corpus.
         grace_s: age in seconds below which a file that no release names is kept: a running night may need it.
-        ignore_leases: run even if another command holds a lease.
+        ignore_leases: run even if another command holds a lease, or a service serves a release.
         dry_run: report the files without removing them.
 
     Raises:
@@ -91,7 +91,10 @@ def prune(
     if not ignore_leases:
         _refuse_if_leased(store, series, now)
     recent = _recently_current(releases)
-    needed, named_by_old = _divide_paths(releases, series, recent, keep)
+    leases, served = ([], set[int]()) if ignore_leases else _served(store, now)
+    kept = {*recent[:keep], *served}
+    needed, named_by_old = _divide_paths(releases, series, kept, keep)
+    needed.add(leases)
     rule, removed = _Rule(needed, named_by_old, now - grace_s), _RemovalSums()
     # Records go first, so that no record is ever stored without its unit.
     for is_record in (True, False):
@@ -103,8 +106,8 @@ def prune(
                 in_threads(store.delete, [entry.path for entry in files])
     swept_bytes = 0 if dry_run else store.sweep(rule.cutoff)
     return Pruned(
-        kept=tuple(sorted(recent[:keep])),
-        removed=tuple(sorted(recent[keep:])),
+        kept=tuple(sorted(kept & set(recent))),
+        removed=tuple(sorted(set(recent) - kept)),
         files=removed.files,
         bytes=sum(removed.folders.values()) + swept_bytes,
         dry_run=dry_run,
@@ -116,11 +119,11 @@ def prune(
 def _pruned_pages(store: Store) -> Iterator[list[Entry]]:
     """Yield pages of the files that may be removed.
 
-    Change sets of an export may be below exports/, so only leases are yielded there.
+    Users may have files below exports/ and served/, so only leases are yielded there.
     """
     for folder in _PRUNED_FOLDERS:
         for page in store.pages(folder):
-            yield [entry for entry in page if folder != _EXPORTS or is_lease(entry.path)]
+            yield [entry for entry in page if folder not in (_EXPORTS, SERVED) or is_lease(entry.path)]
 
 
 class _PathSet:
@@ -199,17 +202,40 @@ def _refuse_if_leased(store: Store, series: Sequence[Series], now: float) -> Non
         )
 
 
+def _served(store: Store, now: float) -> tuple[list[str], set[int]]:
+    """Return the paths of the leases of services, and the releases that these serve.
+
+    Raises:
+        TransientError: a lease does not say which release it is for.
+    """
+    leases, served = list[str](), set[int]()
+    for path, holder in holders(store, SERVED, now):
+        if holder is None or type(number := holder.get("release")) is not int:
+            raise TransientError(
+                store.uri_of(path),
+                "a lease that names the release of a service",
+                "another content",
+                "delete this file if no service uses the root, or pass --ignore-leases",
+            )
+        leases.append(path)
+        if number not in served:
+            say(f"release {number} is kept as long as it is served: {describe(holder)}")
+        served.add(number)
+    return leases, served
+
+
 def _divide_paths(
-    releases: Releases, series: Sequence[Series], recent: Sequence[int], keep: int
+    releases: Releases, series: Sequence[Series], kept: set[int], keep: int
 ) -> tuple[_PathSet, _PathSet]:
     """Return the paths that kept releases and manifests need, and those that the others name.
 
     Args:
-        recent: numbers of the releases, most recently current first.
+        kept: numbers of the kept releases.
+        keep: number of kept manifests of each augmented corpus.
     """
     needed, named_by_old = _PathSet(), _PathSet()
-    for position, number in enumerate(recent):
-        (needed if position < keep else named_by_old).add(_paths(releases, releases.get(number)))
+    for number in _recently_current(releases):
+        (needed if number in kept else named_by_old).add(_paths(releases, releases.get(number)))
     for number in releases.commits.unreadable():
         needed.add(_paths_of_damaged(releases, number))
     for corpus in series:

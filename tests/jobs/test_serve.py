@@ -109,3 +109,28 @@ def test_the_process_answers_until_sigterm_and_then_ends_well(root: str):
         assert process.returncode == 0, errors
     finally:
         process.kill()
+
+
+def test_prune_keeps_the_release_of_a_running_service_until_it_ends(tmp_path: Path, manta: Manta):
+    publish = Publisher(open_store(tmp_path / "root"), save_folder(tmp_path / "bert", "bert"), tmp_path)
+    publish.in_units = True
+    publish(texts(20))
+    command = [sys.executable, "-m", "jobs.serve", publish.store.uri, "--port", "0", "--poll-s", "3600"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        publish(texts(30, seed=1))
+        pruned = manta("releases", "prune", publish.store.uri, "--keep", "1", "--grace-hours", "0")
+        assert "release 1 is kept as long as it is served: process" in pruned.err
+        assert "kept releases: 1, 2" in pruned.out
+        body = json.dumps({"queries": ["a man"], "texts": True}).encode()
+        request = urllib.request.Request(f"{url}search", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as response:
+            assert json.loads(response.read())["release"] == 1
+    finally:
+        process.kill()
+        process.wait()
+    assert "removed: 1" in manta("releases", "prune", publish.store.uri, "--keep", "1").out

@@ -1,6 +1,17 @@
-"""A follower tries a damaged release again, after pauses that grow up to a limit."""
+"""A follower tries a damaged release again after growing pauses, and holds a lease on the served release."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
 
 from pipeline.serve.follow import pause_s
+from pipeline.store.lease import SERVED, active_leases
+from pipeline.store.store import open_store
+from tests.index.published import Publisher, texts
+from tests.models.folders import save_folder
+from tests.serve.serving import ServiceOptions, serving, wait_for_release
 
 
 def test_pauses_double_up_to_ten_minutes_whatever_the_number_of_failures():
@@ -8,3 +19,30 @@ def test_pauses_double_up_to_ten_minutes_whatever_the_number_of_failures():
     assert pauses[:5] == [60, 120, 240, 480, 600]
     assert set(pauses[5:]) == {600}
     assert pause_s(0.1, 1) == 0.2
+
+
+def test_a_service_holds_one_lease_on_the_served_release(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    publish = Publisher(open_store(tmp_path / "root"), save_folder(tmp_path / "bert", "bert"), tmp_path)
+    publish(texts(20))
+    store = publish.store
+
+    def served() -> list[int]:
+        return [
+            json.loads(store.read(entry.path))["release"] for entry in active_leases(store, folder=SERVED)
+        ]
+
+    with serving(store.uri, ServiceOptions(poll_s=0.1)) as client:
+        assert served() == [1]
+        publish(texts(20, seed=1))
+        wait_for_release(client, 2)
+        deadline = time.monotonic() + 30
+        while served() != [2]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert served() == []
+    assert "prune" not in capsys.readouterr().err
+    (tmp_path / "root" / SERVED).rmdir()
+    (tmp_path / "root" / SERVED).touch()  # no lease can be written
+    with serving(store.uri) as client:
+        assert client.json("/healthz")["release"] == 2
+    assert "`manta releases prune` does not know that release 2 is served" in capsys.readouterr().err

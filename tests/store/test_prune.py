@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import DataError, TransientError
 from pipeline.store.base import Entry, Store
 from pipeline.store.commits import commit_path
-from pipeline.store.lease import active_leases, lease
+from pipeline.store.lease import SERVED, active_leases, lease
 from pipeline.store.local import LocalStore
 from pipeline.store.manifest import manifest_path
 from pipeline.store.prune import prune
@@ -186,3 +186,28 @@ def test_prune_keeps_every_file_of_a_release_with_a_damaged_commit(
     with pytest.raises(DataError, match="manifest"):
         prune(Releases(store), keep=1, grace_s=-60)
     assert all(store.exists(file.path) for file in files_of(store, manifests[2]))
+
+
+def test_prune_keeps_a_release_as_long_as_it_is_served(store: Store, capsys: pytest.CaptureFixture[str]):
+    for name in ("one", "two", "three"):
+        publish(store, name)
+    releases = Releases(store)
+    needed = {file.path for file in files_of(store, releases.get(1))}
+    store.write("served/notes.txt", b"a file of the user")
+    with lease(store, SERVED, release=1) as path:
+        pruned = prune(releases, keep=1, grace_s=-60)
+        assert (pruned.kept, pruned.removed) == ((1, 3), (2,))
+        assert "release 1 is kept as long as it is served: process" in capsys.readouterr().err
+        assert needed | {path, "served/notes.txt"} <= {entry.path for entry in store.list()}
+    assert prune(releases, keep=1).removed == (1,)
+    assert not store.exists(path)
+    assert not store.exists("indexes/one.faiss")
+
+
+def test_an_edited_lease_of_a_service_stops_prune_unless_leases_are_ignored(store: Store):
+    for name in ("one", "two"):
+        publish(store, name)
+    with lease(store, SERVED, release="one"):
+        with pytest.raises(TransientError, match="a lease that names the release of a service"):
+            prune(Releases(store), keep=1)
+        assert prune(Releases(store), keep=1, ignore_leases=True).removed == (1,)
