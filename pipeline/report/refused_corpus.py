@@ -1,4 +1,4 @@
-"""Render the report of a night whose corpus was refused before anything was encoded."""
+"""Render the report of a night whose corpus was refused before anything was encoded: a page of its own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,7 @@
-"""Estimate a number of distinct values from their smallest hashes (Beyer et al. 2007, basic estimator)."""
+"""Estimate a number of distinct values from their smallest hashes (Beyer et al. 2007, basic estimator).
+
+Apart from its only user, the facts of a night, because it knows nothing of texts or units.
+"""
 
 import numpy as np
 

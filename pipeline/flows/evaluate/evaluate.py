@@ -116,8 +116,7 @@ def evaluate(
     selected = select_tasks(with_similarity(job.evaluate, candidates))
     if selected.missing:
         say(f"missing tasks, listed at the end: {len(selected.missing)}")
-    check_sparse(candidates, selected.tasks, job.evaluate.similarity, analyses=geometry or mask_words)
-    check_hidden_states(candidates if geometry else ())
+    _check_candidates(job, candidates, selected, geometry=geometry, mask_words=mask_words)
     work = EvaluationWork.read(job, store, stages, selected.tasks, candidates)
     sampled = (geometry + mask_words) * job.evaluate.geometry.sentences * len(work.vectors)
     with (
@@ -151,6 +150,20 @@ def evaluate(
         mask_words=mask_words_report,
         token_bias=token_bias,
     )
+
+
+def _check_candidates(
+    job: Job,
+    candidates: Sequence[ResolvedCandidate],
+    selected: Selection,
+    *,
+    geometry: bool,
+    mask_words: bool,
+) -> None:
+    """Raise ConfigError for a candidate that the tasks or the analyses cannot measure."""
+    check_sparse(candidates, selected.tasks, job.evaluate.similarity, analyses=geometry or mask_words)
+    if geometry:
+        check_hidden_states(candidates)
 
 
 def _evaluation_id(

@@ -1,15 +1,13 @@
 """A Ray that this process starts on its machine, until it disconnects."""
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import TransientError
-from pipeline.flows.workers.processes import WorkerProcess, children_of, kill_process
-from pipeline.log import end_process
+from pipeline.flows.workers.processes import WorkerProcess, abort_on_error, children_of, kill_process
 
 _POLL_S = 0.5  # time between two checks of Ray's processes
 _EXIT_S = 5.0  # time that Ray's workers have to exit by themselves
@@ -54,30 +52,21 @@ def abort_if_it_dies() -> Iterator[None]:
 
     Ray itself would end the process 10 to 60 seconds later, with exit code 1 and without a message.
     """
-    node, stop = _node(), threading.Event()
+    node = _node()
 
-    def watch() -> None:
-        while not stop.wait(_POLL_S):
-            if ended := sorted({kind for kind, _ in node.dead_processes()} & {"raylet", "gcs_server"}):
-                node.kill_all_processes(check_alive=False, allow_graceful=False)
-                end_process(
-                    TransientError(
-                        "local Ray",
-                        "its processes to run",
-                        f"{' and '.join(ended)} ended",
-                        "make more memory available, or see what killed them; then run again: "
-                        "finished units are kept",
-                    )
-                )
-                return
+    def find_error() -> TransientError | None:
+        if not (ended := sorted({kind for kind, _ in node.dead_processes()} & {"raylet", "gcs_server"})):
+            return None
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+        return TransientError(
+            "local Ray",
+            "its processes to run",
+            f"{' and '.join(ended)} ended",
+            "make more memory available, or see what killed them; then run again: finished units are kept",
+        )
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
+    with abort_on_error(find_error, _POLL_S):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def shut_down() -> None:

@@ -1,19 +1,18 @@
 """Notice that the head of a running cluster, or Ray on this node, has ended.
 
 Ray itself would end this process with exit code 1: at its next call, or a minute later without a sentence.
+This is apart from `cluster`, which connects, because it reads sockets and Ray's internals.
 """
 
 import contextlib
 import socket
 import struct
-import threading
 import time
 from collections.abc import Iterator
 
 from pipeline.errors import TransientError
 from pipeline.flows.workers.address import ClusterAddress
-from pipeline.flows.workers.processes import WorkerProcess
-from pipeline.log import end_process
+from pipeline.flows.workers.processes import WorkerProcess, abort_on_error
 
 _POLL_S = 0.2  # time between two checks; Ray notices the end of its raylet at the next call
 _HEAD_POLL_S, _CONNECT_S = 2.0, 5.0  # time between two connections to the head, and time limit of each
@@ -31,26 +30,17 @@ def abort_if_cluster_dies(cluster: ClusterAddress) -> Iterator[None]:
 
     head = ray.get_runtime_context().gcs_address
     raylet = _peer(_global_node.raylet_socket_name) if _global_node is not None else None
-    is_lost, stop = _HeadCheck(head), threading.Event()
+    is_lost = _HeadCheck(head)
 
-    def watch() -> None:
-        while not stop.wait(_POLL_S):
-            found = ""
-            if raylet is not None and not raylet.runs():
-                found = "the raylet of this node has ended"
-            elif is_lost():
-                found = f"no answer from its head, {head}, for {_HEAD_S:g} s"
-            if found:
-                end_process(_lost_error(cluster, found))
-                return
+    def find_error() -> TransientError | None:
+        if raylet is not None and not raylet.runs():
+            return _lost_error(cluster, "the raylet of this node has ended")
+        return (
+            _lost_error(cluster, f"no answer from its head, {head}, for {_HEAD_S:g} s") if is_lost() else None
+        )
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
+    with abort_on_error(find_error, _POLL_S):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 class _HeadCheck:

@@ -3,9 +3,13 @@
 import contextlib
 import os
 import signal
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from pipeline.log import end_process
 
 
 @dataclass(frozen=True)
@@ -91,3 +95,28 @@ def _read_stat(pid: int) -> _ProcessStat:
     state, *numbers = stat.rpartition(")")[2].split()
     parent, user_ticks, system_ticks, start_ticks = (int(numbers[field - 4]) for field in (4, 14, 15, 22))
     return _ProcessStat(state, parent, user_ticks + system_ticks, start_ticks)
+
+
+@contextlib.contextmanager
+def abort_on_error(find: Callable[[], Exception | None], poll_s: float) -> Iterator[None]:
+    """Abort this process with the first error that `find` returns.
+
+    Args:
+        find: looks for an error; called in a thread.
+        poll_s: seconds between two calls.
+    """
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(poll_s):
+            if (error := find()) is not None:
+                end_process(error)
+                return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
