@@ -15,6 +15,7 @@ from pipeline.text.tokens.listed_tokens import listed_tokens
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.text.tokens.static_tokens import load_model2vec, load_static
 from pipeline.text.tokens.templates import apply_template
+from pipeline.text.tokens.tokenizer_files import read_head
 from pipeline.text.tokens.tokens import Side, Tokenizer
 
 ENDS_SENTENCES = "ensure_final_punctuation"  # key that this project adds to sentence_bert_config.json
@@ -127,12 +128,12 @@ class EncoderFolder:
             ModelError: tokens have no row; the message names the first ones and their number.
         """
         folder, rows = self.transformer_path, self.config.get("vocab_size")
-        beyond = {name: number for name, number in tokenizer.vocabulary().items() if rows and number >= rows}
-        if not beyond:
+        if not rows or (tokenizer.largest_id is not None and tokenizer.largest_id < rows):
             return
+        beyond = {name: number for name, number in tokenizer.vocabulary().items() if number >= rows}
         special = {
             str(token.get("content"))
-            for token in read_json(folder / "tokenizer.json").get("added_tokens") or ()
+            for token in read_head(folder).get("added_tokens") or ()
             if token.get("special")
         }
         special |= {token.content for token in listed_tokens(folder) if token.special}

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.errors import ModelError
-from pipeline.text.tokens.tokenizer_files import class_tokens, read_mapping, token_settings, token_text
+from pipeline.text.tokens.tokenizer_files import (
+    class_tokens,
+    read_head,
+    read_mapping,
+    token_settings,
+    token_text,
+)
 from pipeline.text.tokens.value_rules import NAMED_TOKENS
 
 
@@ -31,17 +37,18 @@ def listed_tokens(folder: Path) -> list[ListedToken]:
     Raises:
         ModelError: a file is damaged.
     """
-    description = read_mapping(folder / "tokenizer.json")
-    if not description:
+    head = read_head(folder)
+    if not head:
         return []  # transformers builds the tokenizer, with all its tokens
-    own = {token["content"]: _listed(token) for token in description.get("added_tokens") or ()}
+    own = {token["content"]: _listed(token) for token in head.get("added_tokens") or ()}
     settings = token_settings(folder)
     listed = {token.content: token for token in _by_id(folder, settings, own)}
     for token in _by_role(settings):
         if token.content not in own:
             listed.setdefault(token.content, token)
     if others := [content for content in class_tokens(folder) if content not in own]:
-        vocabulary = _names((description.get("model") or {}).get("vocab") or ())
+        model = read_mapping(folder / "tokenizer.json").get("model") or {}
+        vocabulary = _names(model.get("vocab") or ())
         for content in filter(vocabulary.__contains__, others):
             listed.setdefault(content, _listed(content))
     return [token for token in listed.values() if _matching(token) != _matching(own.get(token.content))]

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +138,7 @@ def from_backend(
     prefix, suffix, types = _special_tokens(backend, folder)
     description = json.loads(backend.to_str())
     _check_unknown(description, folder)
-    _check_ids(backend, description, folder)
+    largest_id = _check_ids(description, folder)
 
     def to_ids(texts: list[str]) -> list[list[int]]:
         with tokenizer_errors(_file_of(folder), "a tokenizer that reads any text"):
@@ -153,6 +154,7 @@ def from_backend(
         prompt=prompt,
         split_pattern=_split_pattern(description),
         vocabulary=backend.get_vocab,
+        largest_id=largest_id,
         unknown=_unknown_ids(description["model"], backend),
         types=types,
     )
@@ -200,19 +202,26 @@ def _check_unknown(description: Mapping[str, Any], folder: Path) -> None:
         )
 
 
-def _check_ids(backend: "tokenizers.Tokenizer", description: Mapping[str, Any], folder: Path) -> None:
+def _check_ids(description: Mapping[str, Any], folder: Path) -> int:
     """Check that a text always has the same tokens, and that these have ids of a usual size.
+
+    Returns:
+        The largest id; -1 without tokens.
 
     Raises:
         ModelError: the model drops out merges at random, or an id is so large that arrays by id would not
             fit the memory.
     """
     file = str(folder / "tokenizer.json")
-    if (largest := max(backend.get_vocab().values(), default=0)) >= _MAX_IDS:
+    vocabulary = description["model"]["vocab"]
+    ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+    largest = max(chain(ids, (token["id"] for token in description["added_tokens"])), default=-1)
+    if largest >= _MAX_IDS:
         raise ModelError(file, f"ids of tokens below {_MAX_IDS:,}", f"{largest:,}", "restore the file")
     if dropout := description["model"].get("dropout"):
         expected = "a model without dropout, which draws tokens at random"
         raise ModelError(file, expected, f"dropout {dropout}", "set it to null")
+    return largest
 
 
 def _spells_bytes(description: Mapping[str, Any]) -> bool:

@@ -1,12 +1,17 @@
 """Read the files beside tokenizer.json: options of it that they replace, and tokens with a role."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.errors import ModelError
 from pipeline.text.tokens.value_rules import TOKENIZER_RULES, check_rules
+
+_HEAD_CHARACTERS = 1 << 20  # of tokenizer.json, whose vocabulary comes last
+_HEAD_KEYS = frozenset(("added_tokens", "normalizer", "pre_tokenizer", "post_processor"))
+_KEY = re.compile(r'[\s,]*"(\w+)"\s*:\s*')
 
 
 class _ClassOptions(NamedTuple):
@@ -75,6 +80,30 @@ def read_mapping(file: Path) -> dict[str, Any]:
     return value
 
 
+def read_head(folder: Path) -> dict[str, Any]:
+    """Read tokenizer.json, most often without its vocabulary of many megabytes; {} if there is no such file.
+
+    Raises:
+        ModelError: as `read_mapping`.
+    """
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return {}
+    decoder, head = json.JSONDecoder(), dict[str, Any]()
+    try:
+        with file.open(encoding="utf-8") as stream:
+            text = stream.read(_HEAD_CHARACTERS)
+        end = text.find("{") + 1
+        while (key := _KEY.match(text, end)) and key[1] != "model":
+            head[key[1]], end = decoder.raw_decode(text, key.end())
+    except (ValueError, RecursionError):  # damaged, or not all of a value was read
+        return read_mapping(file)
+    if not head.keys() >= _HEAD_KEYS:
+        return read_mapping(file)
+    check_rules(TOKENIZER_RULES, file, head)
+    return head
+
+
 def token_settings(folder: Path) -> dict[str, Any]:
     """Read tokenizer_config.json, with the tokens of special_tokens_map.json as transformers merges them.
 
@@ -117,7 +146,7 @@ def has_token_types(folder: Path) -> bool:
         return False
     if not (folder / "tokenizer.json").is_file():
         return read_mapping(folder / "config.json").get("model_type") in ("funnel", "xlnet")
-    processor = read_mapping(folder / "tokenizer.json").get("post_processor") or {}
+    processor = read_head(folder).get("post_processor") or {}
     steps = processor["processors"] if processor.get("type") == "Sequence" else [processor]
     pieces = [piece for step in steps for piece in step.get("single") or ()]
     return any(part.get("type_id") for piece in pieces for part in piece.values())
@@ -142,7 +171,7 @@ def replaced_options(folder: Path) -> dict[str, bool | None]:
     options = _class_options(folder)
     if options is None:
         return {}
-    part = read_mapping(folder / "tokenizer.json").get(options.part)
+    part = read_head(folder).get(options.part)
     if not isinstance(part, dict) or part.get("type") != options.type:
         return {}
     config = read_mapping(folder / "tokenizer_config.json")

@@ -185,6 +185,8 @@ class Tokenizer:
     """side from which tokens that do not fit are removed, which may be tokens of the prompt"""
     vocabulary: Callable[[], Mapping[str, int]] = dict
     """returns the ids of all tokens by name"""
+    largest_id: int | None = None
+    """largest id of a token; None: the vocabulary has to be asked"""
     mask: int | None = None
     """Position in every row of the mask token, the only one that is pooled; None: all tokens are pooled.
 

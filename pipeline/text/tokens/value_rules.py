@@ -30,8 +30,8 @@ class Rule:
 
     @functools.cached_property
     def adapter(self) -> TypeAdapter[Any]:
-        """Validator of a value; it accepts null, too."""
-        return TypeAdapter(self.type | None)
+        """Validator of a value."""
+        return TypeAdapter(self.type)
 
 
 class _Token(TypedDict, total=False):
@@ -96,9 +96,11 @@ def check_rules(rules: Iterable[Rule], file: Path, values: Mapping[str, Any]) ->
         if not fnmatch(file.name, rule.pattern):
             continue
         for key in rule.keys:
+            if (value := values.get(key)) is None:
+                continue
             try:
-                rule.adapter.validate_python(values.get(key), strict=True)
+                rule.adapter.validate_python(value, strict=True)
             except ValidationError:
                 raise ModelError(
-                    str(file), f"{rule.expected} as {key}", repr(values[key])[:60], "restore the file"
+                    str(file), f"{rule.expected} as {key}", repr(value)[:60], "restore the file"
                 ) from None

@@ -128,3 +128,17 @@ def test_a_listed_token_of_another_type_is_refused(
     edit_json(bert / file, **values)
     with pytest.raises(ModelError, match=message):
         folder_at(bert)
+
+
+@pytest.mark.parametrize("order", ["sorted", "model first", "long"])
+def test_the_order_and_the_length_of_tokenizer_json_do_not_matter(bert: Path, order: str):
+    edit_json(bert / CONFIG, added_tokens_decoder={"300": {"content": "<x>", **_PLAIN}})
+    expected = listed_tokens(bert)
+    description = json.loads((bert / "tokenizer.json").read_text())
+    if order == "long":  # the added tokens alone have more than a megabyte
+        tokens = [{"id": 400 + number, "content": f"<t{number}>", **_PLAIN} for number in range(10_000)]
+        description["added_tokens"] += tokens
+    model = {"model": description.pop("model")}
+    description = {**model, **description} if order == "model first" else {**description, **model}
+    (bert / "tokenizer.json").write_text(json.dumps(description, sort_keys=order == "sorted"))
+    assert listed_tokens(bert) == expected != []
