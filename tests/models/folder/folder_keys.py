@@ -128,7 +128,10 @@ CHANGES = (
     Change(_POOLING, "pooling_mode", "cls", "computed"),
     Change(_POOLING, "pooling_mode", "max", "computed"),
     Change(_POOLING, "pooling_mode", "weightedmean", "computed"),
+    Change(_POOLING, "pooling_mode", "lasttoken", "computed"),
+    Change(_POOLING, "pooling_mode", "mean_sqrt_len_tokens", "computed"),
     Change(_POOLING, "pooling_mode", "none", "refused"),
+    Change(_POOLING, "pooling_mode_max_tokens", True, "without effect"),
     Change(_POOLING, "include_prompt", False, "without effect"),
     Change(_DENSE, "in_features", 47, "refused"),
     Change(_DENSE, "out_features", 15, "refused"),
@@ -141,7 +144,19 @@ CHANGES = (
     Change(_NORMALIZE, "module_input_name", "token_embeddings", "refused"),
     Change(_NORMALIZE, "module_output_name", "x", "refused"),
     Change("modules.json", "0.type", f"{_MODULES}CLIPModel", "refused"),
-    Change("modules.json", "3.type", f"{_MODULES}LayerNorm", "refused"),
+    *(
+        Change("modules.json", "3.type", f"{_MODULES}{kind}", "refused")
+        for kind in (
+            "LayerNorm",
+            "WeightedLayerPooling",
+            "CNN",
+            "LSTM",
+            "BoW",
+            "WordEmbeddings",
+            "Router",
+            "Asym",
+        )
+    ),
     Change("modules.json", "0.idx", 7, "without effect"),
     Change("modules.json", "0.name", "x", "without effect"),
     Change("modules.json", "2.path", "../2_Dense", "refused"),

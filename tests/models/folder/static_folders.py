@@ -54,6 +54,7 @@ def model2vec_vectors(
 ) -> np.ndarray:
     """Compute the vectors that model2vec 0.10 returns, before normalization: (n, WIDTH) float64."""
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_str())
+    backend.no_padding()
     backend.enable_truncation(max_length)
     characters = max_length * int(np.median([len(token) for token in backend.get_vocab()]))
     unknown = backend.token_to_id(backend.model.unk_token)
