@@ -105,10 +105,18 @@ class Ids:
         return sum(map(len, self._addresses))
 
     def validate(self) -> None:
-        """Read every row. Raises DataError for offsets outside the file and for invalid values."""
-        for file, batch in zip(self._files, self._batches, strict=True):
+        """Read every row.
+
+        Raises:
+            DataError: for offsets outside the file, invalid values, and addresses that two rows have.
+        """
+        last = -1
+        for file, batch, addresses in zip(self._files, self._batches, self._addresses, strict=True):
             with _as_data_error(str(file)):
                 batch.validate(full=True)
+                if addresses[0] <= last or np.any(np.diff(addresses) <= 0):
+                    raise pa.ArrowInvalid("an address of two rows, or addresses that do not ascend")
+            last = addresses[-1]
 
     @property
     def schema(self) -> pa.Schema:

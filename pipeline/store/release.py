@@ -123,7 +123,8 @@ class Releases:
         for number in sorted({*self.numbers(), *self.commits.damaged()}, reverse=True):
             try:
                 if manifest := ReleaseManifest.load(self.store, manifest_path(number)):
-                    return manifest.next_ordinal
+                    parts = (part.next_ordinal for part in manifest.index_parts())
+                    return max(manifest.next_ordinal, *parts)  # earlier versions forgot units without rows
             except OtherSchema:  # the release uses ordinals that this version cannot read
                 raise
             except DataError:  # `current` skips a damaged release, so nothing uses its ordinals

@@ -154,7 +154,7 @@ def make_manifest(run: Run, previous: PreviousRelease, parts: CandidateParts) ->
                 )
             ],
         ),
-        next_ordinal=corpus.next_ordinal,
+        next_ordinal=max(corpus.next_ordinal, previous.next_ordinal),
         dead=corpus.dead,
         tombstones=index.tombstones,
         index=index.index_files(),

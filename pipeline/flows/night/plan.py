@@ -282,7 +282,7 @@ def _estimate_tonight(
     previous = load_previous(open_releases(job))
     if previous.release is None:
         return night
-    parent, index = previous.parent_corpus(job, 0), night.index
+    parent, index = previous.parent_corpus(job), night.index
     if not parent.rebuild_reason:
         last = previous.release.index
         index = plan_extension(night.rows, last.dim, job.index, last.kind, last.factory)

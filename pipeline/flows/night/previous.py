@@ -27,23 +27,21 @@ class PreviousRelease:
 
     Attributes:
         corpus_problem: why the corpus cannot be read; None if it was read, or before the first night.
+        next_ordinal: first ordinal of a unit that no release has used.
     """
 
     release: ReleaseManifest | None = None
     corpus: Corpus | None = None
     corpus_problem: str | None = None
+    next_ordinal: int = 0
 
     def has_space(self, space_id: str) -> bool:
         """Return whether the current release has vectors of this space."""
         return self.release is not None and self.release.space_id == space_id
 
-    def parent_corpus(self, job: Job, next_ordinal: int) -> ParentCorpus:
-        """Return the corpus that tonight's ingestion continues from.
-
-        Args:
-            next_ordinal: first ordinal of a unit that no release has used.
-        """
-        return ParentCorpus(self.corpus, next_ordinal, self._rebuild_reason(job))
+    def parent_corpus(self, job: Job) -> ParentCorpus:
+        """Return the corpus that tonight's ingestion continues from."""
+        return ParentCorpus(self.corpus, self.next_ordinal, self._rebuild_reason(job))
 
     def _rebuild_reason(self, job: Job) -> str | None:
         """Return why tonight's release cannot reuse units of the current release; None if it can."""
@@ -75,17 +73,18 @@ def load_previous(releases: Releases) -> PreviousRelease:
         DataError: the corpus record was changed after it was published.
     """
     release = releases.current()
+    next_ordinal = releases.next_ordinal()
     if release is None:
-        return PreviousRelease()
+        return PreviousRelease(next_ordinal=next_ordinal)
     where = releases.store.uri_of(release.corpus.path)
     try:
         content = release.corpus.read(releases.store)
     except FileNotFoundError:
-        return PreviousRelease(release, corpus_problem=f"{where} is gone")
+        return PreviousRelease(release, None, f"{where} is gone", next_ordinal)
     try:
-        return PreviousRelease(release, Corpus.from_json(content, where))
+        return PreviousRelease(release, Corpus.from_json(content, where), None, next_ordinal)
     except DataError:  # its sha256 is right, so it is not damaged: another version wrote it
-        return PreviousRelease(release, corpus_problem=f"{where} was written by another version")
+        return PreviousRelease(release, None, f"{where} was written by another version", next_ordinal)
 
 
 def find_damage(store: Store, previous: PreviousRelease, stages: Stages, *, by_content: bool) -> str | None:

@@ -38,7 +38,7 @@ def ingest_corpus(
     map_tasks: TaskMap = map_here,
 ) -> Corpus:
     """Read tonight's corpus into units. Only changed files are read; rows of all others keep their units."""
-    parent, store = previous.parent_corpus(job, releases.next_ordinal()), releases.store
+    parent, store = previous.parent_corpus(job), releases.store
     encoder = None
     if job.corpus.chunk.by is not None and map_tasks is not map_here and store.shared:
         copy = store.uri_of(keep_encoder(open_folder(job.encoder), store).path)

@@ -92,7 +92,7 @@ def test_a_night_with_another_encoder_names_the_changed_settings(released: Night
     other = released.job.encoder.model_copy(
         update={"pooling": "max", "max_length": 12, "query_prompt": "query: "}
     )
-    reason = before.parent_corpus(released.job.model_copy(update={"encoder": other}), 1).rebuild_reason
+    reason = before.parent_corpus(released.job.model_copy(update={"encoder": other})).rebuild_reason
     assert reason.endswith("(encoder.pooling, encoder.max_length changed)")
 
 
