@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import resource
 import signal
 import sys
 import traceback
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 
 import typer
 
-from pipeline.errors import PipelineError, TransientError
+from pipeline.errors import ConfigError, PipelineError, TransientError, is_out_of_memory
 from pipeline.log import ends_by, printable
 from pipeline.terminal import open_missing_streams, tolerate_lost_messages
 
@@ -25,6 +26,7 @@ EXIT_CODES = (
     "70 an internal error."
 )
 _NO_THREAD_MESSAGE = "can't start new thread"  # Python raises a plain RuntimeError with this message
+_LEAST_ADDRESSES = 4 << 30  # with less, PyTorch cannot be loaded, or libgomp and Ray end the process
 _CONTINUE = "finished work is kept: run the same command again to continue"
 
 Say = Callable[[str], None]
@@ -68,6 +70,7 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
     with _standard_output() as say:
         say_json = say if as_json else None
         try:
+            _check_address_limit()
             with ends_by(lambda error: _end_at_once(error, say_json)):
                 work(say)
         except typer.Exit:
@@ -123,7 +126,7 @@ def _shortage(error: BaseException) -> str | None:
     if code == errno.EAGAIN or (isinstance(error, RuntimeError) and _NO_THREAD_MESSAGE in str(error)):
         return (
             "this machine starts no further thread or process; end other programs, use fewer workers "
-            "(cluster.workers), or raise the limit (ulimit -u, pids.max)"
+            "(cluster.workers), or raise the limit (ulimit -u, pids.max; ulimit -v of memory)"
         )
     if code in (errno.EMFILE, errno.ENFILE):
         return (
@@ -132,9 +135,31 @@ def _shortage(error: BaseException) -> str | None:
         )
     if code in (errno.ENOSPC, errno.EDQUOT):
         return f"no disk space or inodes are left ({error}); free some"
-    if code == errno.ENOMEM or isinstance(error, MemoryError):
-        return "no memory is left; free some, or use fewer workers (cluster.workers)"
+    if is_out_of_memory(error):
+        return f"no memory is left{_address_limit()}; free some, or use fewer workers (cluster.workers)"
     return None
+
+
+def _address_limit() -> str:
+    """Return a remark on the limit of this process's addresses, if it has one."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return (
+        ""
+        if limit == resource.RLIM_INFINITY
+        else f" (ulimit -v allows {limit / (1 << 30):.1f} GiB: raise it)"
+    )
+
+
+def _check_address_limit() -> None:
+    """Raise ConfigError if a library would crash this process for want of addresses, instead of an error."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESSES:
+        raise ConfigError(
+            "memory of this process",
+            f"at least {_LEAST_ADDRESSES >> 30} GiB of addresses, most of them for libraries",
+            f"{limit / (1 << 30):.1f} GiB",
+            "raise the limit: ulimit -v unlimited",
+        )
 
 
 def _end_at_once(error: Exception, say: Say | None) -> NoReturn:

@@ -4,6 +4,7 @@ Most say where the error is, what was expected, what was found and what to do.
 """
 
 import difflib
+import errno
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar
@@ -19,6 +20,18 @@ MODEL_FAILURES = (
 )
 """classes of errors that a model raises for a text that it cannot process; others, such as OSError and
 MemoryError, have causes outside the text"""
+
+
+_NO_MEMORY = ("cannot allocate memory", "can't allocate memory", "bad_alloc", "failed to map segment")
+"""words of the system and Arrow, of torch, of faiss, and of the loader of shared libraries"""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that no memory is left, by its class or the words of libraries."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    is_of_library = isinstance(error, ImportError | OSError | RuntimeError)
+    return is_of_library and any(words in str(error).lower() for words in _NO_MEMORY)
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str, *, most: int = 1) -> str:

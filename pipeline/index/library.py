@@ -7,11 +7,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, is_out_of_memory
 
 try:
     import faiss as _faiss
 except ImportError as error:
+    if is_out_of_memory(error):
+        raise
     raise ConfigError(
         "package faiss",
         "faiss-cpu or faiss-gpu, one of them",

@@ -6,10 +6,9 @@ The child is a new interpreter: it shares nothing with its parent but the enviro
 import errno
 import multiprocessing
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -17,7 +16,7 @@ from typing import NamedTuple
 
 from pipeline.cores import limit_memory
 from pipeline.daemon import in_daemon_thread
-from pipeline.errors import MODEL_FAILURES, DataError, PipelineError
+from pipeline.errors import MODEL_FAILURES, DataError, PipelineError, TransientError
 from pipeline.index.search import open_release
 from pipeline.index.trial import Reading, try_release
 from pipeline.keep_alive import keep_alive
@@ -32,19 +31,20 @@ _THREAD_MEMORY = 32 << 20  # for each core, for the stacks of a few threads
 # Time limit of the child: a minimum for its imports on a busy machine, and the time to fetch and read the
 # files at the rate of a slow connection to the store.
 _START_S, _BYTES_PER_S = 600.0, 4 << 20
+_ATTEMPTS = 2  # a child may be killed from outside once
 _POLL_S = 1.0  # time between two keep-alive signals while the child works
 _SHOWN = 5  # files that an error names
 _MAKE_AGAIN = "delete them and run `manta nightly`, which makes them again, or roll back to another release"
 
 
-class Limits(NamedTuple):
+class ChildLimits(NamedTuple):
     """Bytes of memory that a child may use beyond its imports, and seconds."""
 
     memory: int
     seconds: float
 
     @classmethod
-    def for_bytes(cls, read: int, memory: int = _SEARCH_MEMORY) -> "Limits":
+    def for_bytes(cls, read: int, memory: int = _SEARCH_MEMORY) -> "ChildLimits":
         """Return limits for reading files of so many bytes.
 
         Args:
@@ -63,7 +63,7 @@ def check_opens(releases: Releases, manifest: ReleaseManifest) -> None:
     read = sum(file.bytes for file in (*manifest.index.files, *manifest.ids))
     stores = (releases.store, releases.commits.store)
     work = partial(_open_and_search, stores, manifest.release)
-    run_apart(work, _uris(releases.store, manifest), Limits.for_bytes(read), _MAKE_AGAIN)
+    run_apart(work, _uris(releases.store, manifest), ChildLimits.for_bytes(read), _MAKE_AGAIN)
 
 
 def _open_and_search(stores: Sequence[Store], number: int, reading: Reading) -> None:
@@ -78,7 +78,9 @@ def _uris(store: Store, manifest: ReleaseManifest) -> list[str]:
     return [store.uri_of(file.path) for file in (*manifest.index.files, *manifest.ids)]
 
 
-def run_apart(work: Callable[[Reading], None], files: Iterable[str], limits: Limits, remedy: str) -> None:
+def run_apart(
+    work: Callable[[Reading], None], files: Iterable[str], limits: ChildLimits, remedy: str
+) -> None:
     """Do work in a new process, and signal that it is alive until it ends.
 
     Args:
@@ -88,16 +90,50 @@ def run_apart(work: Callable[[Reading], None], files: Iterable[str], limits: Lim
         remedy: what to do if files cannot be read.
 
     Raises:
-        DataError: the work failed at these files, or it crashed the child or did not end.
+        DataError: the work failed at these files, or it crashed the child twice or did not end.
+        TransientError: a library ended the child for want of memory or threads.
         PipelineError: the work raised it.
     """
+    names = list(files)
+    for attempt in range(_ATTEMPTS):
+        try:
+            return _try_apart(work, names, limits, remedy)
+        except _Crash as crash:
+            if attempt + 1 == _ATTEMPTS:
+                raise crash.as_error(remedy) from None
+
+
+@dataclass(eq=False)
+class _Crash(Exception):
+    """The child ended at these files: by a signal, or because a library ended it with an exit code."""
+
+    files: Sequence[str]
+    exit_code: int
+
+    def as_error(self, remedy: str) -> PipelineError:
+        """Return the error of the files; or that of the machine, if a library could not start its threads."""
+        if self.exit_code < 0:
+            found = f"files that crash a process or exceed its memory (signal {-self.exit_code})"
+            return _read_error(self.files, found, remedy)
+        return TransientError(
+            _join(self.files),
+            "a process that can read these files",
+            f"exit code {self.exit_code}",
+            "make more memory or threads available (ulimit -v, ulimit -u), and run again",
+        )
+
+
+def _try_apart(
+    work: Callable[[Reading], None], files: Sequence[str], limits: ChildLimits, remedy: str
+) -> None:
+    """Do work in a new process once. Raises as `run_apart`, or _Crash."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_work, args=(sender, work, limits.memory), daemon=True)
     child.start()
     sender.close()
     try:
-        _await_end(receiver, child, list(files), limits.seconds, remedy)
+        _await_end(receiver, child, files, limits.seconds, remedy)
     finally:
         child.kill()
         child.join()
@@ -119,10 +155,7 @@ def _await_end(
             message = receiver.recv()
         except EOFError:
             child.join()
-            code = child.exitcode or 0
-            end = f"signal {-code}" if code < 0 else f"exit code {code}"
-            found = f"files that crash a process or exceed its memory ({end})"
-            raise _read_error(files, found, remedy) from None
+            raise _Crash(files, child.exitcode or 0) from None
         if message is None:
             return
         if isinstance(message, _Files):
@@ -162,11 +195,9 @@ def _work(sender: Connection, work: Callable[[Reading], None], memory: int) -> N
     limit_memory(memory)
     try:
         work(lambda files: sender.send(_Files(tuple(files))))
-    except MemoryError:
-        sys.exit(1)
-    except PipelineError as error:
+    except (PipelineError, ImportError) as error:
         sender.send(error)
-    except (*MODEL_FAILURES, OSError) as error:
+    except (*MODEL_FAILURES, OSError, MemoryError) as error:
         is_of_machine = isinstance(error, OSError) and error.errno not in (None, errno.ENOENT)
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
         sender.send(error if is_of_machine else _Failed(text))

@@ -273,8 +273,11 @@ def test_a_failed_thread_start_is_a_transient_error(manta: Manta, tmp_path: Path
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "ulimit -n"),
         (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "no memory is left"),
         (MemoryError(), "no memory is left"),
+        (ImportError("libtorch.so: failed to map segment from shared object"), "no memory is left"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."), "no memory is left"),
+        (RuntimeError("std::bad_alloc"), "no memory is left"),
     ],
-    ids=["threads", "files", "memory", "MemoryError"],
+    ids=["threads", "files", "memory", "MemoryError", "library", "torch", "faiss"],
 )
 def test_errors_for_lack_of_resources_are_transient(
     error: Exception, words: str, capfd: pytest.CaptureFixture[str]
@@ -286,3 +289,10 @@ def test_errors_for_lack_of_resources_are_transient(
         guarded(work, as_json=False, verbose=False)
     assert ended.value.exit_code == 75
     assert words in capfd.readouterr().err
+
+
+def test_a_limit_of_addresses_that_libraries_exceed_is_named(tmp_path: Path):
+    command = f"ulimit -v 800000; exec {sys.executable} -m jobs.search {tmp_path} text --json"
+    ended = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert json.loads(ended.stdout)["exit_code"] == ended.returncode == 2
+    assert "at least 4 GiB of addresses, most of them for libraries, found 0.8 GiB" in ended.stderr

@@ -18,7 +18,7 @@ from pipeline.flows.export.changes import RowChanges, UnitUpserts
 from pipeline.flows.rows import PlacedUnit, is_live, placed_units
 from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask
-from pipeline.index.open_apart import Limits, run_apart
+from pipeline.index.open_apart import ChildLimits, run_apart
 from pipeline.index.release_files import OpenOptions, ReleaseFiles
 from pipeline.index.search import OpenRelease
 from pipeline.index.trial import Reading, try_release
@@ -74,7 +74,7 @@ class TryCandidate(PlainTask[Trial, tuple[str, ...]]):
         if trial.part is None and trial.head_of is None:
             return ()
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-        limits = Limits.for_bytes(sum(file.bytes for file in trial.files), memory)
+        limits = ChildLimits.for_bytes(sum(file.bytes for file in trial.files), memory)
         try:
             files = [self.store.uri_of(file.path) for file in trial.files]
             run_apart(partial(_use, self.store, self.manifest, trial), files, limits, _DELETE)

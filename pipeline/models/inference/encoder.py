@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.device import Device, resolve
-from pipeline.errors import MODEL_FAILURES, ModelError
+from pipeline.errors import MODEL_FAILURES, ModelError, is_out_of_memory
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.token_filter import load_filter
@@ -144,6 +144,8 @@ class Encoder:
         try:
             vectors = self.encode(_CHECK_TEXTS)
         except MODEL_FAILURES as error:
+            if is_out_of_memory(error):
+                raise MemoryError(str(error)) from error
             raise ModelError(
                 path,
                 "an encoder that encodes a plain sentence",
