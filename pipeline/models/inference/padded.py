@@ -1,8 +1,7 @@
 """Padded forward pass through transformers, for architectures without a packed forward pass."""
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -54,6 +53,7 @@ class PaddedModel(Model):
     def __init__(self, folder: EncoderFolder, arithmetic: Arithmetic) -> None:
         model = load_model(folder, arithmetic.torch_dtype)
         self._model = encoder_of(model).to(arithmetic.torch_device).eval()
+        self._state = ModuleState(self._model)
         self._has_types = "token_type_ids" in inspect.signature(self._model.forward).parameters
         config = getattr(self._model, "config", model.config).get_text_config()
         if config.model_type in _POOLED_DECODERS:
@@ -98,7 +98,8 @@ class PaddedModel(Model):
             types = np.zeros_like(ids)
             types[: len(is_token)][is_token] = tokens.types
             inputs["token_type_ids"] = self.put(types)
-        return hidden_states(self._model, self.layers, inputs, wanted), np.arange(len(lengths)) * width
+        states = hidden_states(self._model, self.layers, inputs, wanted, self._state)
+        return states, np.arange(len(lengths)) * width
 
     def _rows(self, length: int, max_tokens: int) -> int:
         return 1 if self._is_alone else max(1, max_tokens // length)
@@ -136,8 +137,36 @@ def encoder_of(model: Any) -> Any:
     return model.get_encoder() if model.config.is_encoder_decoder else model
 
 
+class ModuleState:
+    """The attributes of a model's modules, to which `restore` returns them after a forward pass.
+
+    Vectors of later texts would depend on what a pass changes: BigBird changes to full attention at the first
+    short text, and dynamic rotary positions are computed for the longest text so far. Hooks, which
+    transformers adds at the first pass that returns inner states, stay.
+    """
+
+    def __init__(self, model: Any) -> None:
+        # a module's attributes, buffers and inner modules, each as it changes and as it is now
+        self._saved = [
+            tuple((now, dict(now)) for now in (vars(module), module._buffers, module._modules))
+            for module in model.modules()
+        ]
+
+    def restore(self) -> None:
+        """Undo all changes."""
+        for (now, attributes), *inner in self._saved:
+            if len(now) > len(attributes):
+                for name in [name for name in now if name not in attributes and "hook" not in name]:
+                    del now[name]
+            now.update(attributes)
+            for values, earlier in inner:
+                if values or earlier:
+                    values.clear()
+                    values.update(earlier)
+
+
 def hidden_states(
-    encoder: Any, layers: int, inputs: dict[str, Tensor], wanted: set[int]
+    encoder: Any, layers: int, inputs: dict[str, Tensor], wanted: set[int], state: ModuleState | None
 ) -> dict[int, Tensor]:
     """Run a transformers encoder.
 
@@ -146,6 +175,7 @@ def hidden_states(
         layers: number of its layers.
         inputs: arguments of its call, (rows, L) each.
         wanted: numbers of hidden states, as `layers_of` gives them.
+        state: of the encoder before any pass, restored after this one; None: the pass may change the encoder.
 
     Returns:
         Hidden states (rows * L, d) by number.
@@ -155,35 +185,13 @@ def hidden_states(
         states[TABLE_STATE] = F.embedding(inputs["input_ids"], encoder.get_input_embeddings().weight)
     if wanted - {TABLE_STATE}:
         needs_inner = bool(wanted - {TABLE_STATE, layers})
-        with _unchanged(encoder):
+        try:
             output = encoder(**inputs, output_hidden_states=needs_inner, return_dict=True)
+        finally:
+            if state is not None:
+                state.restore()
         states |= dict(enumerate(output.hidden_states or ())) | {layers: output.last_hidden_state}
     return {number: states[number].flatten(0, 1) for number in wanted}
-
-
-@contextmanager
-def _unchanged(model: Any) -> Iterator[None]:
-    """Undo what a forward pass changes in a model's modules; vectors of later texts would depend on it.
-
-    BigBird changes to full attention at the first short text, and dynamic rotary positions are computed for
-    the longest text so far. Layers that are computed again in the backward pass must find these changes.
-    Hooks, which transformers adds at the first pass that returns inner states, stay.
-    """
-    if torch.is_grad_enabled() and getattr(model, "is_gradient_checkpointing", False):
-        yield
-        return
-    before = [
-        (module, dict(vars(module)), dict(module._buffers), dict(module._modules))
-        for module in model.modules()
-    ]
-    try:
-        yield
-    finally:
-        for module, attributes, buffers, modules in before:
-            now = vars(module)
-            for name in [name for name in now if name not in attributes and "hook" not in name]:
-                del now[name]
-            now.update(attributes, _buffers=buffers, _modules=modules)
 
 
 def load_model(folder: EncoderFolder, dtype: torch.dtype, dropout: float | None = None) -> Any:

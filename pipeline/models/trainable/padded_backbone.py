@@ -10,7 +10,7 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import first_position
 from pipeline.models.folder.identity import state_width
-from pipeline.models.inference.padded import encoder_of, hidden_states, load_model
+from pipeline.models.inference.padded import ModuleState, encoder_of, hidden_states, load_model
 from pipeline.models.layers.pooling import Segments, find_segments
 from pipeline.models.trainable.backbones import Backbone, ForwardRequest
 
@@ -63,7 +63,10 @@ class PaddedBackbone(Backbone):
             inputs["position_ids"] = self._position_ids(request.positions, is_token)
         starts = np.arange(len(lengths)) * longest
         segments = find_segments(starts, lengths, request.skip, self._put, tokens.kept)
-        return hidden_states(encoder_of(self.model), self.depth, inputs, request.wanted), segments
+        encoder = encoder_of(self.model)
+        # layers that are computed again in the backward pass must find what the forward pass changed
+        state = None if torch.is_grad_enabled() and self.checkpointing else ModuleState(encoder)
+        return hidden_states(encoder, self.depth, inputs, request.wanted, state), segments
 
     @property
     def word_table(self) -> Tensor:
