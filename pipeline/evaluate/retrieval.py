@@ -96,12 +96,19 @@ class RetrievalTask(EvaluationTask):
         problem = self.problem()
         return [problem.texts[index] for index in np.unique(np.r_[problem.queries, problem.targets])]
 
-    def score(self, vectors: Vectors) -> Score:
+    def queries(self) -> Sequence[str]:
+        problem = self.problem() if self.file.rows().has("query") else None
+        return [] if problem is None else [problem.texts[index] for index in problem.queries]
+
+    def score(self, vectors: Vectors, of_queries: Vectors | None = None) -> Score:
+        """Rank the targets. of_queries: encodes queries, if these have a prompt of their own."""
         problem = self.problem()
         # Encode each text once, although it may be a query and a target.
         distinct, inverse = np.unique(np.r_[problem.queries, problem.targets], return_inverse=True)
         x = vectors_of(vectors, [problem.texts[index] for index in distinct], self.name)
         queries, targets = x[inverse[: len(problem.queries)]], x[inverse[len(problem.queries) :]]
+        if of_queries is not None:
+            queries = vectors_of(of_queries, [problem.texts[index] for index in problem.queries], self.name)
         found = search_targets(self.similarity, queries, targets, problem.relevant, problem.self_index)
         ranks, k = found.ranks, self.options.k
         gains = ndcg_at(ranks, k)

@@ -123,6 +123,10 @@ class EvaluationTask(ABC):
     def sentences(self) -> Sequence[str]:
         """Return the sentences whose vectors `score` needs, maybe repeated. Raises DataError."""
 
+    def queries(self) -> Sequence[str]:
+        """Return those of the sentences that are queries, and may have a prompt of their own."""
+        return ()
+
     @abstractmethod
     def score(self, vectors: Vectors) -> Score:
         """Score the vectors of a candidate."""

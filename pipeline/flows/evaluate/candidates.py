@@ -1,8 +1,8 @@
 """Candidates of an evaluation: encoders and releases, resolved to a vector space and a transform."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -15,6 +15,7 @@ from pipeline.evaluate.tfidf import TfIdf
 from pipeline.flows.transform.train_flow import check_flow
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.reading import task_prompts_of
 from pipeline.post import Transform, load_transform
 from pipeline.post.chain import check_transform, name_of
 from pipeline.settings import CandidateSettings, EncoderSettings, EvaluateSettings, FitSettings, Job
@@ -56,6 +57,34 @@ class ResolvedCandidate:
     """the counts of TF-IDF, which makes sparse vectors in place of an encoder; `encoder.path` names their
     corpus"""
 
+    prompt: str = ""
+    """prompt before every text"""
+    by_task: Mapping[str, "ResolvedCandidate"] = field(default_factory=dict)
+    """the encoder with the folder's prompt for a kind of task, by that kind"""
+    of_queries: "ResolvedCandidate | None" = None
+    """the encoder with the prompt of queries; None: queries have the usual prompt"""
+
+    def for_task(self, kind: str) -> "ResolvedCandidate":
+        """Return the encoder with the prompt for a kind of task; a transform belongs to the usual prompt."""
+        return self if self.transform or self.fit else self.by_task.get(kind, self)
+
+    @property
+    def prompted(self) -> dict[str, "ResolvedCandidate"]:
+        """The encoder with other prompts than the usual one, by the texts that get them."""
+        queries = {} if self.of_queries is None else {"queries of retrieval": self.of_queries}
+        by_task = {kind: self.for_task(kind) for kind in self.by_task}
+        return queries | {f"texts of {kind}": each for kind, each in by_task.items() if each is not self}
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """All prompts, by the texts that get them."""
+        return {"texts": self.prompt} | {texts: each.prompt for texts, each in self.prompted.items()}
+
+    @property
+    def prompted_spaces(self) -> list[str]:
+        """Ids of the spaces of texts with other prompts."""
+        return [each.space_id for each in self.prompted.values()]
+
     @property
     def id(self) -> tuple[str, str | None]:
         """Ids of space and transform, or of the settings of its fits, which distinguish candidates."""
@@ -74,6 +103,7 @@ class ResolvedCandidate:
             "name": self.name,
             "encoder": self.encoder.path,
             "overrides": self.overrides,
+            "prompts": self.prompts,
             "release": self.release,
             "root": self.root,
             "space_id": self.space_id,
@@ -123,6 +153,12 @@ def resolve_candidates(job: Job, store: Store) -> tuple[ResolvedCandidate, ...]:
 
 def _without_transform(name: str, encoder: EncoderSettings, folder: EncoderFolder) -> ResolvedCandidate:
     """Return an encoder as a candidate without a transform."""
+
+    def with_prompt(prompt: str) -> ResolvedCandidate:
+        changed = encoder.model_copy(update={"prompt": prompt, "query_prompt": None})
+        return ResolvedCandidate(name, changed, open_folder(changed).space_id, folder.dim, prompt=prompt)
+
+    tasks = task_prompts_of(encoder, folder.path)
     return ResolvedCandidate(
         name,
         encoder,
@@ -130,6 +166,9 @@ def _without_transform(name: str, encoder: EncoderSettings, folder: EncoderFolde
         folder.dim,
         bytes=sum(folder.file(each).stat().st_size for each in folder.files),
         similarity=cast(Similarity, folder.similarity),
+        prompt=folder.prompt,
+        by_task={kind: with_prompt(prompt) for kind, prompt in tasks.items() if prompt != folder.prompt},
+        of_queries=with_prompt(folder.query_prompt) if folder.query_prompt != folder.prompt else None,
     )
 
 

@@ -178,7 +178,7 @@ def _evaluation_id(
         reports: the report on vectors, None if it was not wanted; then those that were.
     """
     identity = [
-        [[*each.id, each.name] for each in candidates],
+        [[*each.id, each.name, *each.prompted_spaces] for each in candidates],
         [[task.name, task.digest] for task in selected.tasks],
         [each.name for each in selected.missing],
         job.evaluate.bootstrap,

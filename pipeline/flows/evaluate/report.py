@@ -162,9 +162,11 @@ def _candidate(
     candidate: ResolvedCandidate, numerics: dict[str, int], speed: float | None
 ) -> EvaluatedCandidate:
     overrides = (f"{name}={value}" for name, value in candidate.overrides.items())
+    prompts = (f"{prompt!r} before {texts}" for texts, prompt in candidate.prompts.items())
+    shown = ", ".join(prompts) if any(candidate.prompts.values()) else ""
     return EvaluatedCandidate(
         candidate.name,
-        " ".join([candidate.encoder.path, *overrides]),
+        " ".join([candidate.encoder.path, *overrides]) + (f" ({shown})" if shown else ""),
         candidate.dim,
         candidate.space_id,
         candidate.transform_name

@@ -11,6 +11,7 @@ from pydantic_core import from_json, to_json
 
 from pipeline.config import digest_of
 from pipeline.evaluate import EvaluationTask, Score
+from pipeline.evaluate.retrieval import RetrievalTask
 from pipeline.evaluate.similarity import is_sparse
 from pipeline.evaluate.vocabulary import WITHOUT_VECTOR
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
@@ -98,12 +99,15 @@ class Scoring:
     """seed of the resamples"""
     fit: TaskFit | None = None
     """the transform to fit for the task, if the candidate has none"""
+    queries: SpaceVectors | SparseVectors | None = None
+    """raw vectors of the task's queries, if these have a prompt of their own"""
 
     @property
     def path(self) -> str:
         """Return the path of the result."""
         fit = [self.fit.id] if self.fit else []
-        key = digest_of([_VERSION, self.task.digest, *self.candidate.id, *fit])[:32]
+        queries = [self.queries.space_id] if isinstance(self.queries, SpaceVectors) else []
+        key = digest_of([_VERSION, self.task.digest, *self.candidate.id, *fit, *queries])[:32]
         return f"results/{self.candidate.space_id[:16]}/{key}.json"
 
     def draws_path(self, result: Result) -> str | None:
@@ -159,7 +163,10 @@ class ScoreTask(PlainTask[Scoring, ResampledResult]):
         candidate, task, evidence = scoring.candidate, scoring.task, None
         transform, fit_facts = self._transform(scoring)
         vectors = _TransformedVectors(scoring.vectors, transform)
-        score = task.score(vectors)
+        if scoring.queries is not None and isinstance(task, RetrievalTask):
+            score = task.score(vectors, _TransformedVectors(scoring.queries, transform))
+        else:
+            score = task.score(vectors)
         facts = {**score.facts, **fit_facts}
         if score.evidence:
             arrays = {name: np.asarray(values) for name, values in score.evidence.items()}

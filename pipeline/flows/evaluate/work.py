@@ -63,10 +63,13 @@ class EvaluationWork:
         candidates: Sequence[ResolvedCandidate],
     ) -> "EvaluationWork":
         """Read the tasks, and find the sentences that are not encoded yet."""
-        sizes, all_texts = dict[str, int](), list[str]()
+        sizes, all_texts, prompted = dict[str, int](), list[str](), dict[str, list[str]]()
         with stages("read tasks", unit="sentences") as bar:
             for task in tasks:
                 texts = task.sentences()
+                for each in candidates:
+                    for other, own in _prompted(each, task, texts):
+                        prompted.setdefault(other.space_id, []).extend(own)
                 sizes[task.name] = len(texts)
                 all_texts += texts
                 bar.add(len(texts))
@@ -81,6 +84,11 @@ class EvaluationWork:
             for space_id, encoded in vectors.items()
             if isinstance(encoded, SpaceVectors)
         }
+        for other in _variants(candidates):
+            if other.space_id not in vectors and other.space_id in prompted:
+                earlier = load_vectors(store, other)
+                vectors[other.space_id] = earlier
+                new[other.space_id] = Sentences.of(prompted[other.space_id]).without(earlier.keys)
         return cls(job, store, tasks, candidates, sizes, vectors, new, fits)
 
     def is_small(self, sampled: int) -> bool:
@@ -100,7 +108,7 @@ class EvaluationWork:
 
     def encode(self, run: Run) -> None:
         """Encode the new sentences, once for all candidates of a space."""
-        first = {each.space_id: each for each in reversed(self.candidates)}
+        first = {each.space_id: each for each in reversed([*self.candidates, *_variants(self.candidates)])}
         for space_id, new in self.new.items():
             earlier = self.vectors[space_id]
             if len(new) and isinstance(earlier, SpaceVectors):
@@ -139,18 +147,40 @@ class EvaluationWork:
 
     def _items(self) -> dict[Key, Scoring]:
         """Return each candidate and task to score, once for candidates with the same space and transform."""
-        settings = self.job.evaluate
         return {
-            (each.id, task.name): Scoring(
-                each,
-                task,
-                self.vectors[each.space_id],
-                settings.bootstrap,
-                settings.seed,
-                self.fits.by_task.get((each.id, task.name)),
-            )
+            (each.id, task.name): self._item(each, task)
             for each, task in product(self.candidates, self.tasks)
         }
+
+    def _item(self, candidate: ResolvedCandidate, task: EvaluationTask) -> Scoring:
+        """Return a candidate to score on a task, with the prompts for that task."""
+        prompted, fit = candidate.for_task(task.kind), self.fits.by_task.get((candidate.id, task.name))
+        queries = candidate.of_queries if task.queries() else None
+        return Scoring(
+            prompted,
+            task,
+            self.vectors[prompted.space_id],
+            self.job.evaluate.bootstrap,
+            self.job.evaluate.seed,
+            fit,
+            None if queries is None else self.vectors[queries.space_id],
+        )
+
+
+def _variants(candidates: Sequence[ResolvedCandidate]) -> Iterator[ResolvedCandidate]:
+    """Yield the candidates' encoders with prompts for queries and for kinds of tasks."""
+    for each in candidates:
+        yield from each.prompted.values()
+
+
+def _prompted(
+    candidate: ResolvedCandidate, task: EvaluationTask, texts: Sequence[str]
+) -> Iterator[tuple[ResolvedCandidate, Sequence[str]]]:
+    """Yield the candidate with another prompt than its usual one, and a task's texts that get this prompt."""
+    if (other := candidate.for_task(task.kind)) is not candidate:
+        yield other, texts
+    if candidate.of_queries is not None and (queries := task.queries()):
+        yield candidate.of_queries, queries
 
 
 def _joined(sentences: Sentences, texts: Sequence[str] | None) -> Sentences:

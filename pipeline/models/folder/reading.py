@@ -15,6 +15,8 @@ from pipeline.text.tokens.tokens import Side
 
 NO_LIMIT = 1_000_000  # tokens; files of tokenizers without a limit have 1e30
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order of sentence-transformers
+_TASK_PROMPTS = {"sts": "STS", "pairs": "PairClassification", "transfer": "Classification"}
+"""names of prompts for tasks in mteb, by the kind of an evaluation's task"""
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # of sentence-transformers
 _TRUNCATION = re.compile(rb'"truncation":\s*(\{[^{}]*\})')
 _HEAD_BYTES = 2_048  # of tokenizer.json, in which `truncation` comes second
@@ -53,6 +55,14 @@ def prompts_of(settings: EncoderSettings, path: Path) -> tuple[str, str]:
     if settings.prompt is not None:
         prompt = query_prompt = settings.prompt
     return prompt, query_prompt if settings.query_prompt is None else settings.query_prompt
+
+
+def task_prompts_of(settings: EncoderSettings, path: Path) -> dict[str, str]:
+    """Return the folder's prompts for kinds of evaluation tasks; {} if the settings replace its prompts."""
+    prompts = read_json(path / "config_sentence_transformers.json").get("prompts") or {}
+    if settings.prompt is not None:
+        return {}
+    return {kind: prompts[name] for kind, name in _TASK_PROMPTS.items() if prompts.get(name) is not None}
 
 
 def similarity_of(path: Path) -> str:
