@@ -1,6 +1,7 @@
 """Nights over random corpora that change publish what was written, or refuse it with a sentence."""
 
 import datetime
+import io
 import json
 import math
 import operator
@@ -168,6 +169,7 @@ class ParquetCorpus(RandomCorpus):
 
     def __init__(self, folder: Path, seed: int, kept: list[pa.DataType]) -> None:
         self.kinds, self.names = kept, tuple(f"kept{number}" for number in range(len(kept)))
+        assume(all(map(is_stored, kept)))
         super().__init__(folder, seed)
 
     def draw(self, count: int) -> list[Drawn]:
@@ -192,14 +194,15 @@ class ParquetCorpus(RandomCorpus):
             tables.append(
                 pa.table([pa.array(part.ids), pa.array(part.texts), *arrays], ["id", "text", *self.names])
             )
-        try:
-            pq.write_table(pa.concat_tables(tables), file, **options)
-            pq.read_table(file)
-        except (pa.ArrowException, OSError):  # a type that Parquet files cannot have
-            assume(False)
+        pq.write_table(pa.concat_tables(tables), file, **options)
 
     def may_be_refused(self) -> bool:
-        """Return whether a file has other types than others, or no row can be published."""
+        """Return whether a file has other types than others or cannot be read, or no row can be published."""
+        for file in self.folder.iterdir():
+            try:
+                pq.read_table(file)
+            except (pa.ArrowException, OSError):  # a category that is not valid UTF-8
+                return True
         of_types = [options.get("wide") or "store_schema" in options for _, options in self.files.values()]
         return any(of_types) or not self.expected()[0]
 
@@ -223,6 +226,17 @@ class ParquetCorpus(RandomCorpus):
         assert {row_id: list(map(meaning, row)) for row_id, row in rows.items()} == good
         assert counts.get("quarantined", 0) == bad
         assert counts.get("kept_values_dropped", 0) == nulled
+
+
+def is_stored(kind: pa.DataType) -> bool:
+    """Return whether Parquet files can have columns of a type."""
+    column, stream = draw(kind, 9, np.random.default_rng(0), 0).array, io.BytesIO()
+    try:
+        pq.write_table(pa.table([column], ["kept"]), stream)
+        pq.read_table(stream)
+    except (pa.ArrowException, OSError):
+        return False
+    return True
 
 
 def wider(array: pa.Array) -> pa.Array:
@@ -332,11 +346,7 @@ def literal(kind: pa.DataType, value: Any) -> str | None:
 def conditions(
     name: str, kind: pa.DataType, found: list[Any], rng: np.random.Generator
 ) -> Iterator[tuple[str, Callable[[Any], bool | None]]]:
-    """Yield a filter of each form on a column, and what it says of a value that is not null.
-
-    Raises:
-        LookupError: nothing can be compared with the column.
-    """
+    """Yield a filter of each form on a column, and what it says of a value that is not null."""
     number = [math.nan if value == "nan" else value for value in found if value is not None]
     pairs = [(text, value) for value in number if (text := literal(kind, value if value == value else "nan"))]
     chosen = [pairs[each] for each in rng.integers(len(pairs), size=2)] if pairs else []
@@ -369,11 +379,12 @@ def check_filters(release: OpenRelease, rows: dict[str, list[pa.Scalar]], corpus
         known = {row_id: meaning(value) for row_id, value in column.items()}
         nulls = {row_id for row_id, value in known.items() if value is None}
         assert (ids(f"{name} is null"), ids(f"{name} is not null")) == (nulls, known.keys() - nulls)
-        first = next(iter(known))
+        first, where = next(iter(known)), ""
         for where, is_true in conditions(name, kind, list(known.values()), corpus.rng):
             numbers = {key: math.nan if value == "nan" else value for key, value in known.items()}
             expected = {key for key, value in numbers.items() if value is not None and is_true(value)}
             assert ids(where) == expected, where
+        if where:
             assert ids(f"{where} or id = '{first}'") == expected | {first}, where
             assert ids(f"not ({where})") == known.keys() - nulls - expected, where
         if pa.types.is_nested(kind) or pa.types.is_duration(kind):
@@ -465,12 +476,12 @@ EVERY_FORM = [
 
 @pytest.mark.hypothesis
 @few
-@example(kept=EVERY_FORM, seed=1)
+@example(kept=EVERY_FORM, seed=5)
 @given(kept=st.lists(kinds, min_size=2, max_size=6), seed=st.integers(0, 2**32))
 def test_releases_hold_values_of_any_type(tmp_path_factory, child: LocalWorkers, words, kept, seed):
     """Nights over Parquet files of any types, whose rows, names, types and ways of writing change."""
     folder = tmp_path_factory.mktemp("random")
-    run_nights(folder, words, child, ParquetCorpus(folder / "corpus", seed, kept), 4)
+    run_nights(folder, words, child, ParquetCorpus(folder / "corpus", seed, kept), 3)
 
 
 @pytest.mark.hypothesis
@@ -479,7 +490,7 @@ def test_releases_hold_values_of_any_type(tmp_path_factory, child: LocalWorkers,
 @given(pool=st.lists(values, min_size=2, max_size=12), seed=st.integers(0, 2**32))
 def test_releases_hold_json_of_any_shape(tmp_path_factory, child: LocalWorkers, words, pool, seed):
     folder = tmp_path_factory.mktemp("random")
-    run_nights(folder, words, child, JsonCorpus(folder / "corpus", seed, pool), 4)
+    run_nights(folder, words, child, JsonCorpus(folder / "corpus", seed, pool), 3)
 
 
 def test_addresses_of_rows_that_a_night_only_deleted_are_not_used_again(tmp_path, child: LocalWorkers, words):
