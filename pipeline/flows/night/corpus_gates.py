@@ -141,7 +141,8 @@ def _possible_causes(job: Job, release: ReleaseManifest, corpus: Corpus) -> Iter
     changed = differing_values(release.settings, job.model_dump(mode="json"))
     for name, (before, now) in changed.items():
         if name.startswith("corpus."):
-            yield f"{name} is {now!r}, it was {before!r}"
+            now, before = ("null" if each is None else repr(each) for each in (now, before))
+            yield f"{name} is {now}, it was {before}"
     for name, noun in {"bad_files": "unusable file", "skipped_files": "file", "skipped": "row"}.items():
         if count := corpus.counts.get(name):
             yield f"{counted(count, noun)} skipped"

@@ -77,6 +77,55 @@ def test_a_corpus_that_lost_most_rows_is_refused_before_encoding(
     assert "rows deleted" in Path(outcome.report).read_text()
 
 
+def test_a_held_root_compares_with_the_release_that_it_holds(
+    night: Callable[..., NightOutcome], tmp_path: Path
+):
+    night(ROWS)
+    Releases(open_store(tmp_path / "releases")).hold()
+    assert "9 of 40 rows of release 1" in str(refused(night, ROWS[:31]))
+    for kept in (36, 33):
+        outcome = night(ROWS[:kept])
+        assert outcome.status == "held"
+    assert "9 of 40 rows of release 1" in str(refused(night, ROWS[:31])), "candidates are no releases"
+    assert night(ROWS).status == "unchanged"
+
+
+def test_after_a_rollback_the_older_release_is_compared(night: Callable[..., NightOutcome], tmp_path: Path):
+    night(ROWS)
+    more = [(f"more-{number}", text) for number, text in enumerate(sentences(60, seed=3))]
+    night([*ROWS, *more])
+    assert "60 of 100 rows of release 2" in str(refused(night, ROWS))
+    Releases(open_store(tmp_path / "releases")).rollback(1)
+    assert night(ROWS).status == "unchanged"
+    assert "9 of 40 rows of release 1" in str(refused(night, ROWS[:31]))
+    assert gates(night([*ROWS[:32], *more]))["deleted_rows"].value == pytest.approx(0.2)
+
+
+def test_rows_of_skipped_files_are_gone(
+    night: Callable[..., NightOutcome], make_job: Callable[..., Job], tmp_path: Path
+):
+    night(ROWS)
+    corpus, settings = tmp_path / "corpus", (*RELEASED, "corpus.bad_files=skip")
+    for number in range(4):
+        rows = ROWS[number * 10 : (number + 1) * 10]
+        table = pa.table({"id": [row[0] for row in rows], "text": [row[1] for row in rows]})
+        pq.write_table(table, corpus / f"rows-{number}.parquet")
+    (corpus / "rows.parquet").unlink()
+    assert nightly(make_job(*settings), Stages()).status == "unchanged"
+    damaged = (corpus / "rows-1.parquet").read_bytes()[:-9]
+    (corpus / "rows-1.parquet").write_bytes(damaged)
+    with pytest.raises(GatesRefused, match=r"10 of 40 rows of release 1 .*gates\.max_deleted=1"):
+        nightly(make_job(*settings), Stages())
+
+
+def test_rows_beyond_the_largest_number_of_rows_are_gone(night: Callable[..., NightOutcome]):
+    night(ROWS)
+    sentence = str(refused(night, ROWS, "corpus.max_rows=20"))
+    assert "20 of 40 rows" in sentence
+    assert "corpus.max_rows is 20, it was null" in sentence
+    assert night(ROWS[:39], "corpus.max_rows=39").status == "published"
+
+
 @pytest.mark.parametrize(("kept", "passes"), [(32, True), (31, False)])
 def test_a_fifth_of_the_rows_may_vanish(night: Callable[..., NightOutcome], kept: int, passes: bool):
     night(ROWS)
