@@ -200,6 +200,8 @@ def test_blank_lines_are_skipped_and_counted_in_line_numbers(root: str, manta: M
         (["--queries", "latin.txt"], 3, "latin.txt, line 2: expected UTF-8, found byte 0xe9"),
         (["--queries", "two.parquet"], 3, "name the column with --column"),
         (["--queries", "two.parquet", "--column", "n"], 3, "expected a column n of strings"),
+        (["--queries", "lines.jsonl"], 3, "expected one query on each line, or Parquet, found JSON"),
+        (["--queries", "table.csv"], 3, "found a table with a header; write the texts of its queries to"),
         (["--queries", "broken.parquet"], 3, "one query on each line, or Parquet"),
     ],
 )
@@ -210,6 +212,8 @@ def test_queries_that_cannot_be_read_are_explained(
     Path("empty.txt").write_text("\n")
     Path("latin.txt").write_bytes(b"two dogs\ncaf\xe9\n")
     Path("broken.parquet").write_bytes(b"no Parquet")
+    Path("lines.jsonl").write_text('{"query": "two dogs"}\n')
+    Path("table.csv").write_text("id,query\n1,two dogs\n")
     pq.write_table(pa.table({"a": ["x"], "b": ["y"], "n": [1]}), "two.parquet")
     ended = manta("search", root, *arguments)
     assert (ended.code, ended.out) == (code, "")

@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -32,13 +34,35 @@ def read_texts(file: str, column: str | None = None) -> Iterator[str]:
 
     Raises:
         ConfigError: there is no such file.
-        DataError: the file cannot be read.
+        DataError: the file cannot be read, or is JSON or CSV.
     """
     with _open(file) as stream:
         if is_parquet(file):
             yield from _read_column(stream, file, column)
         else:
-            yield from read_lines(stream, file)
+            lines = read_lines(stream, file)
+            first = next(lines, "")
+            _refuse_records(first, file)
+            yield from chain([first], lines)
+
+
+def _refuse_records(first: str, file: str) -> None:
+    """Raise DataError for a file of records, such as JSON lines, whose lines are not the queries themselves.
+
+    Args:
+        first: the first line.
+        file: path or URI of the file.
+    """
+    is_table = file.lower().endswith((".csv", ".tsv"))
+    fields = {field.strip().strip('"').lower() for field in re.split("[,;\\t]", first)}
+    if is_table and fields & {*_QUERY_COLUMNS}:
+        found = "a table with a header"
+    elif first.lstrip().startswith(("{", "[{")) and first.rstrip().endswith(("}", "]", ",")):
+        found = "JSON"
+    else:
+        return
+    remedy = "write the texts of its queries to a .txt or .parquet file"
+    raise DataError(file, "one query on each line, or Parquet", found, remedy)
 
 
 @contextlib.contextmanager
