@@ -111,7 +111,7 @@ class _Crash(Exception):
     exit_code: int
 
     def as_error(self, remedy: str) -> PipelineError:
-        """Return the error of the files; or that of the machine, if a library could not start its threads."""
+        """Return the error of the files, or of the machine if a library could not start its threads."""
         if self.exit_code < 0:
             found = f"files that crash a process or exceed its memory (signal {-self.exit_code})"
             return _read_error(self.files, found, remedy)

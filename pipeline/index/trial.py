@@ -53,7 +53,7 @@ def try_release(
     reads(*(file for unit in units for file in (unit.corpus, unit.file)))
     rows = release.rows(addresses, texts=True)
     ids, texts = rows["id"].to_pylist(), rows["text"].to_pylist()
-    vectors = release.vector(ids[0])[np.newaxis]  # of one row, since its unit is read for it
+    vectors = release.vector(ids[0])[np.newaxis]  # one row, because its unit is read for it
     reads(*index)
     _search(release, vectors)
     by_id = release.where_id(ids[0])

@@ -155,7 +155,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 class SeldomRepeated(logging.Filter):
-    """Lets each kind of record pass once a minute, with the number of those that were left out before it."""
+    """Lets each kind of record pass once a minute, with the number of records left out before it."""
 
     def __init__(self) -> None:
         super().__init__()

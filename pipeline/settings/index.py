@@ -108,7 +108,7 @@ class GateSettings(Settings):
     max_empty_texts: Annotated[float, Field(ge=0, le=1)] | None = 0.1
     """largest increase of the proportion of rows without a text since the previous release"""
     max_shorter_texts: Annotated[float, Field(ge=0, le=1)] | None = 0.5
-    """largest decrease of the mean length of the texts, as a proportion of that of the previous release"""
+    """largest decrease of the mean length of the texts, as a proportion of the previous release's"""
     max_repeated_texts: Annotated[float, Field(ge=0, le=1)] | None = 0.2
     """largest increase of the proportion of texts that repeat another row's, since the previous release"""
     unknown_tokens: Annotated[float, Field(ge=0, le=1)] | None = 0.2

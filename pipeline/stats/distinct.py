@@ -12,7 +12,7 @@ KEPT = 4_096
 def smallest_distinct(hashes: np.ndarray) -> np.ndarray:
     """Return the KEPT smallest distinct hashes, ascending; all of them if there are fewer.
 
-    The result for several samples together is that of their results, joined.
+    The result for several samples together is the result for their joined results.
 
     Args:
         hashes: (n,) uint64, uniformly distributed.

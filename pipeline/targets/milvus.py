@@ -16,7 +16,7 @@ from pipeline.targets.values import id_array, json_rows
 
 _KEY = "manta.position"  # property of the collection
 _MAX_ID_BYTES = 65_535  # limit of a VARCHAR
-_MAX_ID = 2**63 - 1  # of ids that are numbers
+_MAX_ID = 2**63 - 1  # largest id that is a number
 _BATCH_IDS = 1_000  # in one condition of a deletion
 # Codes of the server for invalid parameters and collections, of Milvus Lite (6), and statuses of gRPC.
 _REFUSALS = (

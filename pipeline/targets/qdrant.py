@@ -113,7 +113,7 @@ class QdrantTarget(Target):
     def explain(self, error: Exception) -> PipelineError | None:
         """Distinguish requests that the server refuses from a server that does not answer."""
         errors = self.client("qdrant_client.http.exceptions")
-        status = getattr(error, "status_code", None)  # of an UnexpectedResponse
+        status = getattr(error, "status_code", None)  # an UnexpectedResponse has one
         if isinstance(error, ValueError) or is_refusal(status):
             return self.refused(error, "check the address, the name and QDRANT_API_KEY")
         is_locked = isinstance(error, RuntimeError) and "already accessed" in str(error)  # a folder

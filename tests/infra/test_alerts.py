@@ -186,7 +186,7 @@ CASES = [
     ),
     Case(
         "MantaNightJobFailed",
-        "a night that goes on, and a failed Job that is none of the schedule's",
+        "a night that goes on, and a failed Job that the schedule did not create",
         "5m",
         {
             f"kube_job_status_start_time{{{JOB}}}": "0x100",

@@ -150,7 +150,7 @@ def _other(key: str, value: Any, kind: Any) -> Any:
                 return value[::-1]
             known = [other for other in _OF_LAYERS.get(key, ()) if other != first]
             return [known[0] if known else _other(key, first, type(first)), *rest]
-    kinds = get_args(kind) or (kind,)  # of a setting that is null or empty
+    kinds = get_args(kind) or (kind,)  # types of a setting that is null or empty
     if any(get_origin(each) is list for each in kinds):
         return [0]
     return next((other for each, other in _OF_TYPES.items() if each in kinds), 3)

@@ -261,7 +261,7 @@ def check_sparse(
     Args:
         candidates: the candidates.
         tasks: the tasks to score them on.
-        similarity: similarity of two vectors; None: that of the candidates, cosine for sparse ones.
+        similarity: similarity of two vectors; None: the candidates' own, cosine for sparse ones.
         analyses: the vectors are to be analysed beyond tasks, as by --geometry.
     """
     found = [f"the {task.kind} task {task.name}" for task in tasks if not task.accepts_sparse]

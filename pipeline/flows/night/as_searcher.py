@@ -33,7 +33,7 @@ from pipeline.store.verify import Fault, faults_of, new_files
 from pipeline.targets.parquet import ParquetTarget
 from pipeline.targets.values import json_rows
 
-_GROUP_BYTES = 1 << 30  # of files whose content one item compares
+_GROUP_BYTES = 1 << 30  # bytes of the files that one item compares
 _GROUP_FILES = 64  # so that no item makes more requests the more units there are
 _SHOWN = 3  # faults that the sentence names
 _EXPORTED_ROWS = 1_000

@@ -26,10 +26,10 @@ COMPARED_BY = frozenset(
     for name in ("space", "max_deleted", "max_empty_texts", "max_shorter_texts", "max_repeated_texts")
 )
 """Settings of these gates: they judge the step from one release to the next, not a release."""
-_MIN_ROWS = 10  # of the previous release: of fewer, a single row is a large proportion
+_MIN_ROWS = 10  # rows of the previous release; with fewer, a single row is a large proportion
 _MEASURED_UNITS = 64  # footers of units that are read to measure the texts
 _HASH_FACTOR = 0x9E3779B1  # odd, near 2**32 divided by the golden ratio (Knuth, vol. 3, 6.4)
-_PREFIX_BYTES = 4  # of the length that Parquet stores before each text
+_PREFIX_BYTES = 4  # Parquet stores each text after its length
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pipeline.log import say
 from pipeline.settings import EncoderSettings
 from pipeline.store.manifest import Choice, ReleaseManifest
 
-_LANGUAGE = "language"  # of a choice
+_LANGUAGE = "language"  # name of the choice
 _ENGLISH = "en"
 _UNKNOWN, _UNCHECKED = "unknown", "not checked"
 

@@ -17,7 +17,7 @@ NO_LIMIT = 1_000_000  # tokens; files of tokenizers without a limit have 1e30
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order of sentence-transformers
 _TASK_PROMPTS = {"sts": "STS", "pairs": "PairClassification", "transfer": "Classification"}
 """names of prompts for tasks in mteb, by the kind of an evaluation's task"""
-_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # of sentence-transformers
+_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # the names of sentence-transformers
 _TRUNCATION = re.compile(rb'"truncation":\s*(\{[^{}]*\})')
 _HEAD_BYTES = 2_048  # of tokenizer.json, in which `truncation` comes second
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pipeline.errors import ModelError
 from pipeline.text.tokens.value_rules import TOKENIZER_RULES, check_rules
 
-_HEAD_CHARACTERS = 1 << 20  # of tokenizer.json, whose vocabulary comes last
+_HEAD_CHARACTERS = 1 << 20  # read from tokenizer.json, whose vocabulary comes last
 _HEAD_KEYS = frozenset(("added_tokens", "normalizer", "pre_tokenizer", "post_processor"))
 _KEY = re.compile(r'[\s,]*"(\w+)"\s*:\s*')
 

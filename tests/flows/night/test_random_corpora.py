@@ -150,7 +150,7 @@ class RandomCorpus(ABC):
             changes[self.rng.integers(len(changes))]()
 
     def restore(self, files: dict[str, tuple[list[Rows], dict[str, Any]]]) -> None:
-        """Write these files in place of all others."""
+        """Replace all files by these."""
         for file in self.folder.iterdir():
             file.unlink()
         self.files = {}

@@ -110,4 +110,4 @@ def test_the_table_has_every_key_that_sentence_transformers_writes(base: Path):
             continue
         keys = {key for entry in values for key in entry} if isinstance(values, list) else set(values)
         missing = {key for key in keys if (name, key) not in known}
-        assert not missing - {"tokenizer_class"}, name  # of every entry with a class in the table
+        assert not missing - {"tokenizer_class"}, name  # keys of every entry with a class in the table

@@ -1,4 +1,4 @@
-"""Tokens that stand in files beside tokenizer.json are added as transformers adds them."""
+"""Tokens in files beside tokenizer.json are added as transformers adds them."""
 
 import json
 from collections.abc import Mapping
