@@ -1,7 +1,6 @@
 """Run a command: redirect standard output, handle signals, and turn errors into exit codes."""
 
 import contextlib
-import errno
 import itertools
 import json
 import logging
@@ -16,7 +15,8 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 
 import typer
 
-from pipeline.errors import ConfigError, PipelineError, TransientError, is_out_of_memory
+from pipeline.errors import ConfigError, PipelineError, TransientError
+from pipeline.exit_codes import describe_shortage, exit_code_of
 from pipeline.log import ends_by, printable
 from pipeline.terminal import open_missing_streams, tolerate_lost_messages
 
@@ -25,7 +25,6 @@ EXIT_CODES = (
     "or stopped by SIGTERM (run again), 130 interrupted, "
     "70 an internal error."
 )
-_NO_THREAD_MESSAGE = "can't start new thread"  # Python raises a plain RuntimeError with this message
 _LEAST_ADDRESSES = 4 << 30  # with less, PyTorch cannot be loaded, or libgomp and Ray end the process
 _CONTINUE = "finished work is kept: run the same command again to continue"
 
@@ -34,6 +33,8 @@ Say = Callable[[str], None]
 
 class Stopped(KeyboardInterrupt):
     """Raised on SIGTERM, by which a scheduler asks a job to end."""
+
+    exit_code = 75
 
 
 class OutputClosed(Exception):
@@ -103,50 +104,20 @@ class _PrintableFormatter(logging.Formatter):
 
 def _describe_failure(error: BaseException) -> _Failure:
     """Return the exit code and the sentence for an error."""
-    name = type(error).__name__
+    name, code = type(error).__name__, exit_code_of(error)
     if isinstance(error, PipelineError):
-        return _Failure(error.exit_code, name, str(error), error.facts())
+        return _Failure(code, name, str(error), error.facts())
     if isinstance(error, Stopped):
-        return _Failure(75, name, f"stopped by SIGTERM; {_CONTINUE}", {})
+        return _Failure(code, name, f"stopped by SIGTERM; {_CONTINUE}", {})
     if isinstance(error, KeyboardInterrupt):
-        return _Failure(130, "Interrupted", f"stopped by Ctrl-C; {_CONTINUE}", {})
-    if (shortage := _shortage(error)) is not None:
-        return _Failure(75, name, f"{shortage}; {_CONTINUE}", {})
+        return _Failure(code, "Interrupted", f"stopped by Ctrl-C; {_CONTINUE}", {})
+    if (shortage := describe_shortage(error)) is not None:
+        return _Failure(code, name, f"{shortage}; {_CONTINUE}", {})
     return _Failure(
-        70,
+        code,
         "Defect",
         f"{name}: {error}; this is a defect of the program, please report it with the lines above",
         {},
-    )
-
-
-def _shortage(error: BaseException) -> str | None:
-    """Describe the resource of this machine that has run out, and the remedy; None for any other error."""
-    code = getattr(error, "errno", None)
-    if code == errno.EAGAIN or (isinstance(error, RuntimeError) and _NO_THREAD_MESSAGE in str(error)):
-        return (
-            "this machine starts no further thread or process; end other programs, use fewer workers "
-            "(cluster.workers), or raise the limit (ulimit -u, pids.max; ulimit -v of memory)"
-        )
-    if code in (errno.EMFILE, errno.ENFILE):
-        return (
-            f"no further file can be opened ({os.strerror(code)}); raise the limit (ulimit -n), or end "
-            "other programs"
-        )
-    if code in (errno.ENOSPC, errno.EDQUOT):
-        return f"no disk space or inodes are left ({error}); free some"
-    if is_out_of_memory(error):
-        return f"no memory is left{_address_limit()}; free some, or use fewer workers (cluster.workers)"
-    return None
-
-
-def _address_limit() -> str:
-    """Return a remark on the limit of this process's addresses, if it has one."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return (
-        ""
-        if limit == resource.RLIM_INFINITY
-        else f" (ulimit -v allows {limit / (1 << 30):.1f} GiB: raise it)"
     )
 
 

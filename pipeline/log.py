@@ -70,7 +70,10 @@ def listening() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def ends_by(end: Callable[[Exception], None]) -> Iterator[None]:
-    """Register `end` as the process's fatal-error handler during the block. Any thread may trigger it."""
+    """Register `end` as a fatal-error handler of the process during the block. Any thread may trigger it.
+
+    Handlers that were registered last are called first; that of the job boundary ends the process.
+    """
     with _member(_enders, end):
         yield
 
@@ -86,7 +89,7 @@ def _member(members: list[T], member: T) -> Iterator[T]:
 
 def end_process(error: Exception) -> None:
     """End the process with the error, from any thread. Without a handler (`ends_by`), only report it."""
-    for end in _enders or [lambda error: say(str(error))]:
+    for end in reversed(_enders or [lambda error: say(str(error))]):
         end(error)
 
 

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ORDER = (
     "errors",
+    "exit_codes",
     "registry",
     "yaml_tree",
     "config",

@@ -84,6 +84,21 @@ CASES = [
         silent=("30m",),
     ),
     Case(
+        "MantaNightFailed",
+        "a defect ends one night, and somebody another with Ctrl-C",
+        "15s",
+        {
+            'ray_manta_nights_total{outcome="failed",exit_code="70"}': "_x40 1x8 _x2000",
+            'ray_manta_nights_total{outcome="stopped",exit_code="130"}': "_x40 1x8 _x2000",
+        },
+        silent=("9m", "2h"),
+        firing=(
+            Firing(
+                "30m", "A night ended with exit code 70 (failed)", {"outcome": "failed", "exit_code": "70"}
+            ),
+        ),
+    ),
+    Case(
         "MantaGateRefused",
         "one of two gates refuses the candidate of one night",
         "15s",

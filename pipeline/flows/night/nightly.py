@@ -59,13 +59,12 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         GatesRefused: a gate did not pass; the candidate, or a report on its corpus, is kept for inspection.
         DataError: the sequence of commits has a gap, or a file of the current release was changed.
     """
-    releases = open_releases(job)
-    store = releases.store
     with (
         metrics_written_to(job.release.metrics_file),
-        mlflow_night(job, store, stages) as night,
-        refresh_page_at_end(releases),
+        refresh_page_at_end(releases := open_releases(job)),
+        mlflow_night(job, releases.store, stages) as night,
     ):
+        store = releases.store
         releases.commits.next_number()  # a damaged sequence shows before any work
         previous = load_previous(releases)
         record_current(releases, previous.release)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.errors import GatesRefused, PipelineError
+from pipeline.errors import GatesRefused
+from pipeline.exit_codes import exit_code_of
 from pipeline.store.manifest import Choice, Gate
 from pipeline.store.units import counts_under
 
@@ -168,11 +169,17 @@ def count_night(outcome: str, exit_code: int = 0) -> None:
     NIGHTS.record(1, outcome=outcome, exit_code=str(exit_code))
 
 
+def count_failed_night(error: BaseException) -> None:
+    """Count a night that an error ended: a refusal, a signal by which it was stopped, or a failure."""
+    outcome = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+    count_night("refused" if isinstance(error, GatesRefused) else outcome, exit_code_of(error))
+
+
 @contextlib.contextmanager
 def count_failures() -> Iterator[None]:
-    """Count the night as refused or failed if the block raises a PipelineError, which propagates."""
+    """Count the night as refused, stopped or failed if the block raises an error, which propagates."""
     try:
         yield
-    except PipelineError as error:
-        count_night("refused" if isinstance(error, GatesRefused) else "failed", error.exit_code)
-        raise
+    finally:
+        if (error := sys.exception()) is not None:
+            count_failed_night(error)

@@ -5,12 +5,13 @@ The names are those that Ray's agent would export, so dashboard and alerts need 
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pipeline.errors import PipelineError
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.metrics import NIGHTS, MetricSeries
+from pipeline.log import ends_by
 from pipeline.store.disk import translate_disk_errors
 
 _Labels = tuple[tuple[str, str], ...]
@@ -45,7 +46,7 @@ class RecordedMetrics:
 
 @contextlib.contextmanager
 def metrics_written_to(path: str | None) -> Iterator[None]:
-    """Write the metrics that the block records to a file when it ends, also if it fails.
+    """Write the metrics that the block records to a file when it ends, whatever error ends it.
 
     Args:
         path: the file, which is replaced as a whole; None records nothing.
@@ -56,17 +57,20 @@ def metrics_written_to(path: str | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    recorded = RecordedMetrics()
+    recorded, file = RecordedMetrics(), Path(path).expanduser()
+
+    def write(error: BaseException | None) -> None:
+        if error is not None and not recorded.has(NIGHTS):  # it failed before it had workers
+            metrics.count_failed_night(error)
+        _replace(file, recorded.text())
+
     metrics.listeners.append(recorded.record)
     try:
-        yield
-    except PipelineError as error:
-        if not recorded.has(NIGHTS):  # it failed before it had workers
-            metrics.count_night("failed", error.exit_code)
-        raise
+        with ends_by(write):  # such as a lost cluster, by which a thread ends the process
+            yield
     finally:
+        write(sys.exception())
         metrics.listeners.remove(recorded.record)
-        _replace(Path(path).expanduser(), recorded.text())
 
 
 def _replace(file: Path, text: str) -> None:

@@ -1,5 +1,7 @@
 """The metrics of a night without Ray are in a file that the parser of Prometheus reads, however it ends."""
 
+import contextlib
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,11 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline.errors import ConfigError, DataError, GatesRefused
+from jobs.boundary import Stopped
+from pipeline.errors import ConfigError, DataError, GatesRefused, ModelError, TransientError
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.metrics_file import metrics_written_to
-from pipeline.log import Stages
+from pipeline.log import Stages, end_process, ends_by
 from pipeline.settings import Job
 from pipeline.stats.drift import drift
 from pipeline.stats.moments import Moments
@@ -65,6 +68,44 @@ def test_a_failure_is_counted_once_with_its_exit_code(tmp_path: Path):
     assert samples(file) == {
         (exported(metrics.NIGHTS), frozenset({("outcome", "refused"), ("exit_code", "5")})): 1
     }
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "code"),
+    [
+        (ConfigError("a", "b", "c", "d"), "failed", 2),
+        (ModelError("a", "b", "c", "d"), "failed", 4),
+        (ValueError("a defect"), "failed", 70),
+        (TransientError("a", "b", "c", "d"), "failed", 75),
+        (OSError(errno.ENOSPC, "no space"), "failed", 75),
+        (MemoryError(), "failed", 75),
+        (Stopped(), "stopped", 75),
+        (KeyboardInterrupt(), "stopped", 130),
+    ],
+)
+def test_every_end_is_counted_with_the_exit_code_of_the_command(
+    tmp_path: Path, error: BaseException, outcome: str, code: int
+):
+    file = tmp_path / "manta.prom"
+    expected = {(exported(metrics.NIGHTS), frozenset({("outcome", outcome), ("exit_code", str(code))})): 1}
+    for ray in (contextlib.nullcontext(), metrics.count_failures()):
+        with pytest.raises(type(error)), metrics_written_to(str(file)), ray:
+            raise error
+        assert samples(file) == expected
+        file.unlink()
+    ended: list[Samples] = []
+    with ends_by(lambda _: ended.append(samples(file))), metrics_written_to(str(file)):
+        end_process(error)  # as a thread does when the cluster is lost
+    assert ended == [expected]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_night_whose_root_cannot_be_opened_is_counted(make_job: Callable[..., Job], tmp_path: Path):
+    file = tmp_path / "manta.prom"
+    (tmp_path / "releases").touch()
+    with pytest.raises(ConfigError):
+        nightly(make_job(f"release.metrics_file={file}"), Stages())
+    assert value(samples(file), metrics.NIGHTS, outcome="failed", exit_code="2") == 1
 
 
 def test_a_folder_that_is_a_file_is_explained(tmp_path: Path):
