@@ -47,6 +47,8 @@ def open_static(path: Path, settings: EncoderSettings, modules: list[ModuleEntry
     config = _describe(folder)
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(str(folder), "tokenizer.json beside the table", "no such file", "restore the file")
+    if config["model_type"] == MODEL2VEC:
+        _check_normalize(folder / "config.json", modules)
     prompt, query_prompt = prompts_of(settings, path)
     return EncoderFolder(
         path=path,
@@ -69,6 +71,18 @@ def open_static(path: Path, settings: EncoderSettings, modules: list[ModuleEntry
         ends_sentences=settings.ensure_final_punctuation
         or bool(read_json(folder / OWN_SETTINGS).get(ENDS_SENTENCES)),
     )
+
+
+def _check_normalize(file: Path, modules: list[ModuleEntry]) -> None:
+    """Check that config.json and modules.json, which two libraries obey, agree on the normalization."""
+    wanted, has_module = read_json(file).get("normalize"), any(each.kind == "Normalize" for each in modules)
+    if isinstance(wanted, bool) and wanted != has_module:
+        raise ModelError(
+            str(file),
+            f"normalize {str(has_module).lower()}, as by the Normalize modules of modules.json",
+            str(wanted).lower(),
+            "correct one of the two files",
+        )
 
 
 def _describe(folder: Path) -> dict[str, Any]:

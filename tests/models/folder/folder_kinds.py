@@ -107,7 +107,7 @@ _ADDED: Mapping[str, Mapping[str, Any]] = {
         "similarity_fn_name": "dot",
         "truncate_dim": 5,
     },
-    "config.json": {"max_length": 5, "hidden_dim": 5, "apply_pca": 5, "apply_zipf": True},
+    "config.json": {"normalize": True, "max_length": 5, "hidden_dim": 5, "apply_pca": 5, "apply_zipf": True},
 }
 """other values of keys, by file; keys inside of values are separated by dots"""
 
