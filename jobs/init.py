@@ -103,9 +103,8 @@ def _init(options: InitOptions) -> Answer:
             "an existing file",
             "name another with --output, or remove it",
         )
-    found = guess_corpus(
-        validated(CorpusSettings, {"uri": uri}, "CORPUS"), options.id_column, options.text_column
-    )
+    corpus = validated(CorpusSettings, {"uri": uri}, "CORPUS")
+    found = guess_corpus(corpus, options.id_column, options.text_column)
     chunk = {"by": "sentences"} if _is_cut(found) else {}
     columns_of = {"id": found.id, "text": found.text, "keep": found.keep}
     sections = {
