@@ -130,8 +130,8 @@ class GatesRefused(PipelineError):
 
     def __str__(self) -> str:
         return (
-            f"{self.candidate}: refused by {'; '.join(self.refusals)}. The published release is unchanged; "
-            "look at report.html of the candidate"
+            f"{self.candidate}: refused: {'; '.join(self.refusals)}. The published release is unchanged; "
+            "see the candidate's report.html"
         )
 
 

@@ -75,8 +75,8 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
     else:
         chosen = "kept"
         sentence = (
-            f"{counts} since release {previous.release.release}; {read}. Of {rows:,} stored rows {dead:,} "
-            "were deleted or replaced, tonight or earlier"
+            f"{counts} since release {previous.release.release}; {read}; {dead:,} of {rows:,} stored rows "
+            "were deleted or replaced so far"
         )
     return Choice(
         what="corpus",
