@@ -26,9 +26,11 @@ from pipeline.flows.workers.workers import Workers
 from pipeline.keep_alive import on_keep_alive
 from pipeline.log import RunningStage, say
 from pipeline.settings import ClusterSettings, EncodeSettings
+from pipeline.store.disk import translate_disk_errors
 from pipeline.terminal import tolerate_lost_messages
 
 MAX_STARTS = 20  # of one item; no item kills its process this often by chance
+_SHARED_MEMORY = "/dev/shm"  # where multiprocessing makes arrays and semaphores
 _POLL_S = 0.2  # time between two reads of the reported rows
 _MEASURE_S = 1.0  # time between two measurements of CPU time, which is counted in hundredths of a second
 
@@ -56,7 +58,8 @@ class LocalWorkers(Workers):
         self.patience_s = patience_s
         self._context = multiprocessing.get_context("spawn")
         # without a lock, which a stopped or killed child might hold forever
-        self._counters = self._context.Array("q", 4, lock=False)
+        with translate_disk_errors(_SHARED_MEMORY):
+            self._counters = self._context.Array("q", 4, lock=False)
         self._pool: ProcessPoolExecutor | None = None
 
     def warm(self, task: Any) -> None:
@@ -171,9 +174,10 @@ class LocalWorkers(Workers):
 
     def _executor(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                1, mp_context=self._context, initializer=_begin_child, initargs=(self._counters,)
-            )
+            with translate_disk_errors(_SHARED_MEMORY):
+                self._pool = ProcessPoolExecutor(
+                    1, mp_context=self._context, initializer=_begin_child, initargs=(self._counters,)
+                )
         return self._pool
 
 

@@ -1,14 +1,17 @@
 """The child process that runs small nights keeps the guarantees of a Ray pool."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from multiprocessing import heap
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +229,17 @@ def test_a_report_during_a_read_is_returned_whole_by_this_read_or_the_next(
 
 def run_in(process: LocalWorkers) -> int:
     return int(process.run(Double(), 1, Pool(1))[1])
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [(errno.EROFS, ConfigError), (errno.EACCES, ConfigError), (errno.ENOSPC, TransientError)],
+)
+def test_shared_memory_that_cannot_be_written_is_named(monkeypatch, number, error):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(heap.BufferWrapper, "_heap", heap.Heap())  # without room for the array
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    with pytest.raises(error, match=r"^/dev/shm: expected"):
+        LocalWorkers()
