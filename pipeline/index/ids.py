@@ -19,6 +19,7 @@ from pipeline.store.arrays import arrow_of, numpy_of
 # Rows are evaluated in slices that take about this time, whatever the condition and the length of the texts.
 _EVALUATED_S = 0.02
 _MAX_EVALUATED = 1 << 18  # rows
+_RESTORE = "restore it, or build the index again"
 
 
 def write_ids(file: Path, tables: Iterable[pa.Table]) -> None:
@@ -114,8 +115,9 @@ class Ids:
         for file, batch, addresses in zip(self._files, self._batches, self._addresses, strict=True):
             with _as_data_error(str(file)):
                 batch.validate(full=True)
-                if addresses[0] <= last or np.any(np.diff(addresses) <= 0):
-                    raise pa.ArrowInvalid("an address of two rows, or addresses that do not ascend")
+            if addresses[0] <= last or np.any(np.diff(addresses) <= 0):
+                found = "an address of two rows, or addresses that do not ascend"
+                raise DataError(str(file), "each address once, ascending", found, _RESTORE)
             last = addresses[-1]
 
     @property
@@ -212,6 +214,4 @@ def _as_data_error(where: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(
-            where, "an Arrow IPC file", " ".join(str(error).split()), "restore it, or build the index again"
-        ) from None
+        raise DataError(where, "an Arrow IPC file", " ".join(str(error).split()), _RESTORE) from None

@@ -165,12 +165,9 @@ class Publisher:
         before = Releases(self.store).current()
         half = len(corpus) // (2 * UNIT_ROWS) * UNIT_ROWS
         references = []
-        for part in (slice(0, half), slice(half, None)):
-            starts = range(part.start, part.stop or len(corpus), UNIT_ROWS)
-            tables = [
-                ids_table(corpus, slice(start, min(start + UNIT_ROWS, part.stop or len(corpus))), ids)
-                for start in starts
-            ]
+        for first, stop in ((0, half), (half, len(corpus))):
+            starts = range(first, stop, UNIT_ROWS)
+            tables = [ids_table(corpus, slice(start, min(start + UNIT_ROWS, stop)), ids) for start in starts]
             for name, column in self.kept.items():
                 for number, start in enumerate(starts):
                     values = column.slice(start, tables[number].num_rows)

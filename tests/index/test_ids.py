@@ -137,3 +137,11 @@ def test_a_condition_is_evaluated_in_slices_that_grow_and_can_be_ended_between_t
     with pytest.raises(TimeoutError):
         list(ids.matching(slow, proceed))
     assert sum(slow.rows) < 30, "a row that takes long is evaluated nearly alone"
+
+
+def test_a_full_check_refuses_an_address_of_two_rows(tmp_path: Path):
+    for name in ("a.arrow", "b.arrow"):
+        write_ids(tmp_path / name, [unit(1, np.array([3, 4]), pa.string())])
+    ids_of_files = Ids([tmp_path / "a.arrow", tmp_path / "b.arrow"])
+    with pytest.raises(DataError, match="expected each address once, ascending"):
+        ids_of_files.validate()
