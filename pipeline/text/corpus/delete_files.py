@@ -27,7 +27,7 @@ def data_files_of(file: DeleteFile) -> frozenset[str]:
         if file.is_puffin:
             return frozenset(map(_data_file_of, _puffin(stream).footer.blobs))
         batches = pq.ParquetFile(stream).iter_batches(columns=["file_path"])
-        return frozenset(path for batch in batches for path in pc.unique(batch["file_path"]).to_pylist())
+        return frozenset(path for batch in batches for path in pc.unique(_paths(batch)).to_pylist())
 
 
 @lru_cache(maxsize=16)
@@ -42,8 +42,9 @@ def deleted_rows(file: DeleteFile, location: str, rows: int) -> np.ndarray:
             found += [np.asarray(vector.to_numpy(), np.int64) for vector in vectors]
         else:
             for batch in pq.ParquetFile(stream).iter_batches(columns=["file_path", "pos"]):
-                found.append(np.unique(_positions(batch.filter(pc.equal(batch["file_path"], location)))))
-                _check_last(int(max(found[-1], default=0)), rows)
+                found.append(np.unique(_positions(batch.filter(pc.equal(_paths(batch), location)))))
+                if len(found[-1]):
+                    _check_last(int(found[-1][-1]), rows)
     return np.unique(np.concatenate(found))
 
 
@@ -58,15 +59,22 @@ def _rows_by_data_file(file: DeleteFile) -> dict[str, np.ndarray] | None:
         if reader.metadata.num_rows > _MAX_CACHED_ROWS:
             return None
         listed = reader.read(columns=["file_path", "pos"]).unify_dictionaries()
-        paths, positions = listed["file_path"].combine_chunks(), _positions(listed)
-        if not pa.types.is_dictionary(paths.type) or paths.null_count:
-            raise ValueError("a file_path that is null or no string")
+        paths, positions = _paths(listed).combine_chunks(), _positions(listed)
+        if not pa.types.is_dictionary(paths.type):
+            raise ValueError("a file_path that is no string")
     codes = np.asarray(paths.indices)
     order = np.argsort(codes, kind="stable")
     positions = positions[order]
     ends = np.searchsorted(codes[order], np.arange(len(paths.dictionary)), side="right")
     groups = (np.unique(positions[start:end]) for start, end in pairwise([0, *ends]))
     return dict(zip(paths.dictionary.to_pylist(), groups, strict=True))
+
+
+def _paths(listed: pa.Table | pa.RecordBatch) -> Any:
+    """Return the data file of each row that a file of positions lists. Raises ValueError if one is null."""
+    if listed["file_path"].null_count:
+        raise ValueError("a file_path that is null")
+    return listed["file_path"]
 
 
 def _positions(listed: pa.Table | pa.RecordBatch) -> np.ndarray:

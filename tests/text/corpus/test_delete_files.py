@@ -13,7 +13,7 @@ from pyroaring import BitMap
 
 from pipeline.errors import DataError
 from pipeline.text.corpus import delete_files
-from pipeline.text.corpus.delete_files import deleted_rows
+from pipeline.text.corpus.delete_files import data_files_of, deleted_rows
 from pipeline.text.corpus.table_file import DeleteFile
 from tests.text.corpus.lake_tables import delete_by_positions, delete_by_puffin, rows
 from tests.text.corpus.table_nights import IcebergNights, data_file
@@ -58,6 +58,22 @@ def test_positions_are_those_that_are_listed_for_a_data_file(tmp_path, monkeypat
     for location in [f"/data/{number}" for number in range(21)]:
         expected = sorted({int(row) for name, row in zip(paths, positions, strict=True) if name == location})
         assert deleted_rows(file, location, 1 << 40).tolist() == expected
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 20])
+def test_a_data_file_without_rows_has_no_deleted_rows_and_each_position_a_data_file(
+    tmp_path, monkeypatch, limit
+):
+    monkeypatch.setattr(delete_files, "_MAX_CACHED_ROWS", limit)
+    files = []
+    for name, path in (("whole", "/b"), ("null", None)):
+        pq.write_table(pa.table({"file_path": ["/a", path], "pos": [3, 1]}), tmp_path / f"{name}.parquet")
+        files.append(DeleteFile(str(tmp_path / f"{name}.parquet"), 9, is_puffin=False))
+    assert deleted_rows(files[0], "/empty", 0).tolist() == []
+    with pytest.raises(DataError, match="a file_path that is null"):
+        deleted_rows(files[1], "/a", 4)
+    with pytest.raises(DataError, match="a file_path that is null"):
+        data_files_of(files[1])
 
 
 def test_a_file_of_positions_is_read_once_for_several_data_files(tmp_path):
