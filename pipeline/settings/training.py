@@ -74,8 +74,8 @@ class PairSettings(ShortSettings):
     """role -> column, if the column's name is not the role"""
     missing: Literal["blank", "drop"] = "blank"
     """for a row that lacks one of the texts. blank: replace the text by a single blank, but leave a missing
-    hard negative out of the candidates, or the row if the objective needs one; drop: leave the row out. Both
-    are counted"""
+    hard negative out of the candidates, or the row if the objective needs one; drop: leave the row out. A
+    blank hard negative is a missing one. Both are counted"""
     values: Values = Values()
     """the meaning of labels and scores"""
     weight: Annotated[int, Field(ge=1)] = 1

@@ -63,6 +63,13 @@ def is_blank(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.equal(pc.utf8_trim_whitespace(texts), "")
 
 
+def has_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """(n,) bool: whether each text is there and not blank; `convert_values` finds those not in UTF-8."""
+    texts = column.cast(pa.large_string())
+    shown = pc.if_else(pa.chunked_array([_valid_utf8(texts)]), pc.fill_null(texts, BLANK), "not in UTF-8")
+    return pc.invert(is_blank(shown))
+
+
 def has_label(column: pa.ChunkedArray, values: Values) -> np.ndarray:
     """(n,) bool: whether each row has a label, valid or not."""
     no_label = pa.array(values.no_label, pa.large_string())

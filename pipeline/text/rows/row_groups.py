@@ -14,7 +14,7 @@ from pipeline.settings.training import NEGATIVES, TEXTS, PairSettings
 from pipeline.store.arrays import plain_type
 from pipeline.text.corpus.sources import SourceFile, open_file
 from pipeline.text.corpus.storage_errors import storage_errors
-from pipeline.text.rows.roles import has_label
+from pipeline.text.rows.roles import has_label, has_text
 
 _PIECE_ROWS = 8_192  # decoded at once: about 1 MB of sentences
 _READ_AHEAD_BYTES = 1 << 20  # per column
@@ -54,7 +54,7 @@ def required_texts(settings: PairSettings, roles: Sequence[str], needed: Sequenc
         settings: with missing=drop, these are all roles of texts.
         roles: roles of the columns that are read.
         needed: those of them that the objectives cannot do without. With missing=blank, hard negatives among
-            these are required: a blank would be trained as a negative.
+            these are required, and not blank: a blank would be trained as a negative.
     """
     if settings.missing == "drop":
         return tuple(role for role in roles if role in TEXTS)
@@ -96,10 +96,12 @@ def read_labelled(settings: PairSettings, group: RowGroup, roles: Sequence[str])
 
 
 def with_texts(piece: pa.Table, roles: Sequence[str]) -> pa.Table:
-    """The rows that have a text in every one of these roles."""
-    if not any(piece[role].null_count for role in roles):
+    """The rows that have a text in every one of these roles. A blank one is no text of a hard negative."""
+    lacking = [role for role in roles if role in NEGATIVES or piece[role].null_count]
+    if not lacking:
         return piece
-    return piece.filter(reduce(pc.and_, (pc.is_valid(piece[role]) for role in roles)))
+    checks = ((has_text if role in NEGATIVES else pc.is_valid)(piece[role]) for role in lacking)
+    return piece.filter(reduce(pc.and_, checks))
 
 
 def file_changed(group: RowGroup, rows: int) -> DataError:

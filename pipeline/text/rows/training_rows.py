@@ -316,7 +316,8 @@ def _count_excluded(
 ) -> Counter[str]:
     """Count the excluded rows of a row group by reason: unlabelled, or missing a text.
 
-    No row is read if there are no columns to check and the footer's null counts are sufficient.
+    No row is read if there are no columns to check, no hard negatives, which may be blank, and the footer's
+    null counts are sufficient.
 
     Args:
         settings: the files and their columns.
@@ -329,12 +330,13 @@ def _count_excluded(
         DataError: a row that is kept has an invalid label or score.
     """
     checked = [role for role in _CHECKED_FIRST if role in roles]
-    required = [role for role, count in nulls.items() if count != 0]
+    required = [role for role, count in nulls.items() if count != 0 or role in NEGATIVES]
     if not checked:
         known = [count for role in required if (count := nulls[role]) is not None]
         if group.kept in known:  # a column of nulls alone: every row lacks its text
             return Counter(missing=group.kept)
-        if len(required) <= 1 and len(known) == len(required):
+        has_negatives = any(role in NEGATIVES for role in required)
+        if len(required) <= 1 and len(known) == len(required) and not has_negatives:
             return Counter(missing=sum(known))
     excluded = Counter(unlabelled=group.kept, missing=0)
     for labelled in read_labelled(settings, group, (*checked, *required)):

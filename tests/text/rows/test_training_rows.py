@@ -4,7 +4,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -407,6 +407,20 @@ def test_a_row_without_the_negative_that_an_objective_needs_is_left_out_and_coun
     assert pairs.counts == {"rows": 3, "unlabelled": 0, "missing": 1}
     assert "1 of 3 rows left out, which have no text of the role negative" in said[0]
     assert not statistics or "missing texts of the role anchor: 1; each read as one blank" in said[1]
+
+
+@pytest.mark.parametrize("missing", ["blank", "drop"])
+def test_a_row_with_a_blank_in_place_of_the_negative_that_an_objective_needs_is_left_out(
+    tmp_path: Path, missing: Literal["blank", "drop"]
+):
+    rows = pa.table({"anchor": [*"abcd"], "positive": [*"wxyz"], "negative": [" ", "m", "", "\u3000\n"]})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    settings = PairSettings(uri=str(tmp_path / "rows.parquet"), missing=missing)
+    pairs = open_training_rows(settings, ["anchor", "positive", "negative"])
+    assert read_all(pairs)["negative"] == ["m"]
+    assert pairs.counts == {"rows": 4, "unlabelled": 0, "missing": 3}
+    batch = next(rank_rows(ShuffledOrder(pairs, OrderSettings(batch_rows=1)), 0))
+    assert "without_negative" not in batch.counts
 
 
 def test_missing_optional_negatives_are_counted_and_keep_their_rows(tmp_path: Path):
