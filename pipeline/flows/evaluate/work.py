@@ -23,8 +23,8 @@ from pipeline.log import Stages, counted
 from pipeline.settings import Job
 from pipeline.store.base import Store
 
-Key = tuple[tuple[str, str | None], str]
-"""(ids of space and transform, name of the task): candidates with equal ids share their scores"""
+Key = tuple[str, str]
+"""(path of the result, name of the task): candidates with equal vectors share their scores"""
 
 _QUICK_ROWS = 2_000_000  # sentences times resamples that one process scores in about two seconds
 
@@ -133,7 +133,7 @@ class EvaluationWork:
                 results[todo[number]] = result
                 bar.add(1)
         return tuple(
-            MeasuredTask(task, tuple(results[each.id, task.name] for each in self.candidates))
+            MeasuredTask(task, tuple(results[_key(self._item(each, task))] for each in self.candidates))
             for task in self.tasks
         )
 
@@ -146,11 +146,9 @@ class EvaluationWork:
         return workers.map_units(task, items, Pool(max(1, min(workers.cpus, len(items)))))
 
     def _items(self) -> dict[Key, Scoring]:
-        """Return each candidate and task to score, once for candidates with the same space and transform."""
-        return {
-            (each.id, task.name): self._item(each, task)
-            for each, task in product(self.candidates, self.tasks)
-        }
+        """Return each candidate and task to score, once for candidates with equal vectors."""
+        items = (self._item(each, task) for each, task in product(self.candidates, self.tasks))
+        return {_key(item): item for item in items}
 
     def _item(self, candidate: ResolvedCandidate, task: EvaluationTask) -> Scoring:
         """Return a candidate to score on a task, with the prompts for that task."""
@@ -165,6 +163,10 @@ class EvaluationWork:
             fit,
             None if queries is None else self.vectors[queries.space_id],
         )
+
+
+def _key(item: Scoring) -> Key:
+    return item.path, item.task.name
 
 
 def _variants(candidates: Sequence[ResolvedCandidate]) -> Iterator[ResolvedCandidate]:

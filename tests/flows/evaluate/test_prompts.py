@@ -1,5 +1,7 @@
 """Queries, and the texts of a kind of task, get the prompts that the encoder's folder has for them."""
 
+import json
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -78,3 +80,16 @@ def test_an_encoder_without_prompts_has_one_space(tmp_path: Path):
     (candidate,) = resolve_candidates(chosen, open_store(str(tmp_path)))
     assert candidate.prompts == {"texts": ""}
     assert candidate.prompted_spaces == []
+
+
+def test_candidates_that_differ_in_the_prompt_of_queries_have_their_own_scores(tmp_path: Path):
+    encoder = save_folder(tmp_path / "bert", "bert")
+    prompts = ("", *PROMPTS.values())
+    candidates = [{"encoder": {"path": str(encoder), "query_prompt": prompt}} for prompt in prompts]
+    found = evaluated(tmp_path, encoder, f"evaluate.candidates={json.dumps(candidates)}")
+    (results,) = (each.results for each in found.measured if each.task.kind == "retrieval")
+    encoders = [encoder_at(encoder, query_prompt=prompt) for prompt in prompts]
+    expected = [gain(each.encode(QUERIES, query=True), each.encode(TARGETS)) for each in encoders]
+    # the vectors are so close that rounding may change a rank, but not the order of the prompts
+    assert [each.result.value for each in results] == pytest.approx(expected, abs=0.3)
+    assert min(abs(one - other) for one, other in combinations(expected, 2)) > 0.6
