@@ -88,9 +88,16 @@ def _member(members: list[T], member: T) -> Iterator[T]:
 
 
 def end_process(error: Exception) -> None:
-    """End the process with the error, from any thread. Without a handler (`ends_by`), only report it."""
+    """End the process with the error, from any thread. Without a handler (`ends_by`), only report it.
+
+    A handler that fails is reported, and the others still run.
+    """
     for end in reversed(_enders or [lambda error: say(str(error))]):
-        end(error)
+        try:
+            end(error)
+        except Exception as failure:
+            with contextlib.suppress(OSError):  # standard error is closed, or its disk is full
+                say(f"{type(failure).__name__}: {failure}")
 
 
 @dataclass

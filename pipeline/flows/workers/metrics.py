@@ -180,6 +180,6 @@ def count_failures() -> Iterator[None]:
     """Count the night as refused, stopped or failed if the block raises an error, which propagates."""
     try:
         yield
-    finally:
-        if (error := sys.exception()) is not None:
-            count_failed_night(error)
+    except BaseException as error:
+        count_failed_night(error)
+        raise

@@ -5,13 +5,12 @@ The names are those that Ray's agent would export, so dashboard and alerts need 
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.metrics import NIGHTS, MetricSeries
-from pipeline.log import ends_by
+from pipeline.log import ends_by, say
 from pipeline.store.disk import translate_disk_errors
 
 _Labels = tuple[tuple[str, str], ...]
@@ -68,8 +67,15 @@ def metrics_written_to(path: str | None) -> Iterator[None]:
     try:
         with ends_by(write):  # such as a lost cluster, by which a thread ends the process
             yield
+    except BaseException as error:
+        try:
+            write(error)
+        except Exception as failure:  # the night ends with its own error
+            say(f"the metrics are not written: {failure}")
+        raise
+    else:
+        write(None)
     finally:
-        write(sys.exception())
         metrics.listeners.remove(recorded.record)
 
 

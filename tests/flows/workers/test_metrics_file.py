@@ -99,6 +99,34 @@ def test_every_end_is_counted_with_the_exit_code_of_the_command(
     assert ended == [expected]
 
 
+def test_a_file_that_cannot_be_written_hides_no_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    (tmp_path / "file").touch()
+    error, ended = TransientError("a", "b", "c", "d"), list[Exception]()
+    for path in (tmp_path / "file" / "x.prom", Path("/proc/nowhere/x.prom")):
+        with pytest.raises(TransientError), ends_by(ended.append), metrics_written_to(str(path)):
+            _end_and_raise(error)
+        lines = capfd.readouterr().err.splitlines()
+        assert [str(path.parent) in line or "/proc/nowhere" in line for line in lines] == [True, True], lines
+    assert ended == [error, error]
+
+
+def _end_and_raise(error: Exception) -> None:
+    end_process(error)
+    raise error
+
+
+def test_a_night_within_the_handling_of_an_error_has_not_failed(tmp_path: Path):
+    file = tmp_path / "manta.prom"
+    try:
+        raise TransientError("a", "b", "c", "d")
+    except TransientError:
+        with metrics_written_to(str(file)), metrics.count_failures():
+            metrics.count_night("published")
+    assert samples(file) == {
+        (exported(metrics.NIGHTS), frozenset({("outcome", "published"), ("exit_code", "0")})): 1
+    }
+
+
 @pytest.mark.usefixtures("cluster")
 def test_a_night_whose_root_cannot_be_opened_is_counted(make_job: Callable[..., Job], tmp_path: Path):
     file = tmp_path / "manta.prom"
