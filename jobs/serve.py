@@ -98,16 +98,16 @@ def _serve(options: ServeOptions, say: Say) -> None:
             raise ConfigError(
                 "manta serve", "the packages of the extra serve", found, "pip install manta-embeddings[serve]"
             ) from None
-        from pipeline.index.search import open_release
+        from pipeline.serve.follow import open_held
 
         root = (options.root, options.commits_root) if options.commits_root else options.root
-        release = open_release(root)
-        hosts = (options.host, address)
-        app = make_app(release, ServiceOptions(options.poll_s, not options.any_space, token, hosts))
-        url = f"http://{f'[{address}]' if ':' in address else address}:{port}/"
-        facts = {"status": "serving", "url": url, "release": release.number, "rows": len(release)}
-        sentence = f"release {release.number} with {len(release):,} rows is served at {url}"
-        _run(app, listener, lambda: say(json.dumps(facts) if options.as_json else sentence))
+        with open_held(root) as (release, held):
+            hosts = (options.host, address)
+            app = make_app(release, held, ServiceOptions(options.poll_s, not options.any_space, token, hosts))
+            url = f"http://{f'[{address}]' if ':' in address else address}:{port}/"
+            facts = {"status": "serving", "url": url, "release": release.number, "rows": len(release)}
+            sentence = f"release {release.number} with {len(release):,} rows is served at {url}"
+            _run(app, listener, lambda: say(json.dumps(facts) if options.as_json else sentence))
 
 
 def _run(app: "FastAPI", listener: socket.socket, when_it_listens: Callable[[], None]) -> None:

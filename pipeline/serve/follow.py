@@ -11,11 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from pipeline.errors import PipelineError
-from pipeline.index.search import OpenRelease
+from pipeline.index.search import OpenRelease, open_release
 from pipeline.log import say
 from pipeline.serve.metrics import ServiceMetrics
 from pipeline.store.lease import SERVED, lease
 from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
 
 _WARM_QUERY = "a query that loads the encoder"
 _MAX_PAUSE_S = 600.0  # longest time between two attempts to open the same damaged release
@@ -26,18 +28,26 @@ class Follower:
     """Swaps an open release to the root's current one, newer or older (after a rollback).
 
     A release of another space is refused if `same_space`: clients that send vectors would send wrong ones.
+    `held` holds a lease on the release, see `open_held`.
 
     Attributes:
         refused: number of the current release if it is of another space and was refused.
         published: number of the served release, and the time of its commit if it is known.
     """
 
-    def __init__(self, release: OpenRelease, metrics: ServiceMetrics, *, same_space: bool) -> None:
+    def __init__(
+        self,
+        release: OpenRelease,
+        metrics: ServiceMetrics,
+        *,
+        same_space: bool,
+        held: contextlib.ExitStack,
+    ) -> None:
         self._release, self._metrics, self._same_space = release, metrics, same_space
         self._last_sentence = ""
         self._failed, self._failures, self._try_again = "", 0, 0.0
         self._checked = time.monotonic()
-        self._lease = contextlib.ExitStack()
+        self._lease = held
         self.refused: int | None = None
         self.published = self._read_published()
         self._count()
@@ -64,7 +74,6 @@ class Follower:
             while not stop.wait(poll_s):
                 self.refresh(poll_s)
 
-        self._lease = self._hold(self._release.number)
         threading.Thread(target=follow, daemon=True, name="refresh").start()
         try:
             yield
@@ -102,7 +111,7 @@ class Follower:
         self._failures = self._failures + 1 if newer.id == self._failed else 1
         self._failed = newer.id
         self._try_again = time.monotonic() + pause_s(poll_s, self._failures)
-        with self._hold(newer.release) as held:  # before its files are opened
+        with _hold(self._release.releases, newer.release) as held:  # before its files are opened
             self._release.swap(newer)
             held, self._lease = self._lease, held.pop_all()
         held.close()
@@ -110,16 +119,6 @@ class Follower:
         self._metrics.swaps.inc()
         self.published = self._read_published()
         return True
-
-    def _hold(self, number: int) -> contextlib.ExitStack:
-        """Hold a lease on a release, until the returned stack is closed."""
-        held = contextlib.ExitStack()
-        try:
-            held.enter_context(lease(self._release.releases.store, SERVED, release=number))
-        except (OSError, PipelineError) as error:  # such as a root that this service may only read
-            why = f"no lease can be written ({error})"
-            say(f"`manta releases prune` does not know that release {number} is served: {why}")
-        return held
 
     def _report(self, sentence: str) -> None:
         """Print the sentence, unless it is the last one, and set the metrics."""
@@ -140,6 +139,36 @@ class Follower:
         self._metrics.release.set(self._release.number)
         self._metrics.rows.set(len(self._release))
         self._metrics.refused.set(self.refused or 0)
+
+
+@contextlib.contextmanager
+def open_held(root: str | tuple[str, str]) -> Iterator[tuple[OpenRelease, contextlib.ExitStack]]:
+    """Open the current release of a root, with a lease on it that is written before its files are read.
+
+    The lease ends with the block, unless a `Follower` that took it ends it before.
+    """
+    releases = Releases(*map(open_store, (root,) if isinstance(root, str) else root))
+    while True:
+        number = releases.get_or_current(None).release
+        with _hold(releases, number) as held:
+            # prune keeps the current release; another is current if a night published since
+            if releases.get_or_current(None).release != number:
+                continue
+            release = open_release(releases)
+            if release.number == number:
+                yield release, held
+                return
+
+
+def _hold(releases: Releases, number: int) -> contextlib.ExitStack:
+    """Hold a lease on a release, until the returned stack is closed."""
+    held = contextlib.ExitStack()
+    try:
+        held.enter_context(lease(releases.store, SERVED, release=number))
+    except (OSError, PipelineError) as error:  # such as a root that this service may only read
+        why = f"no lease can be written ({error})"
+        say(f"`manta releases prune` does not know that release {number} is served: {why}")
+    return held
 
 
 def pause_s(poll_s: float, failures: int) -> float:

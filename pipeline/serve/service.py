@@ -51,14 +51,17 @@ class ServiceOptions:
     hosts: tuple[str, ...] = ()
 
 
-def make_app(release: OpenRelease, options: ServiceOptions) -> FastAPI:
+def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceOptions) -> FastAPI:
     """Make the ASGI application that serves a release and those that follow it.
 
     Loads the encoder, so the first request is as fast as later ones.
+
+    Args:
+        held: holds a lease on the release, see `open_held`.
     """
     metrics = ServiceMetrics()
     batches = Batches(release, metrics)
-    follower = Follower(release, metrics, same_space=options.same_space)
+    follower = Follower(release, metrics, same_space=options.same_space, held=held)
     follower.warm()
 
     @contextlib.asynccontextmanager

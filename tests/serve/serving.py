@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
-from pipeline.index.search import open_release
 from pipeline.serve.connections import Limits, server_config
+from pipeline.serve.follow import open_held
 from pipeline.serve.service import ServiceOptions, make_app
 
 
@@ -60,7 +61,14 @@ def serving(
     uri: str, options: ServiceOptions = ServiceOptions(), limits: Limits | None = None, **headers: str
 ) -> Iterator[Client]:
     """Serve a root while the block runs."""
-    app = make_app(open_release(uri), options)
+    with open_held(uri) as (release, held):
+        app = make_app(release, held, options)
+        with _running(app, limits) as port:
+            yield Client(f"http://127.0.0.1:{port}", headers)
+
+
+@contextlib.contextmanager
+def _running(app: FastAPI, limits: Limits | None) -> Iterator[int]:
     server = uvicorn.Server(server_config(app, limits, port=0))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -68,9 +76,8 @@ def serving(
     while not server.started:
         assert time.monotonic() < deadline, "the service does not start"
         time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield Client(f"http://127.0.0.1:{port}", headers)
+        yield server.servers[0].sockets[0].getsockname()[1]
     finally:
         server.should_exit = True
         thread.join(30)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.serve.follow import pause_s
+from pipeline.index.search import OpenRelease, open_release
+from pipeline.serve.follow import open_held, pause_s
 from pipeline.store.lease import SERVED, active_leases
+from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from tests.index.published import Publisher, texts
 from tests.models.folders import save_folder
@@ -46,3 +48,27 @@ def test_a_service_holds_one_lease_on_the_served_release(tmp_path: Path, capsys:
     with serving(store.uri) as client:
         assert client.json("/healthz")["release"] == 2
     assert "`manta releases prune` does not know that release 2 is served" in capsys.readouterr().err
+
+
+def test_the_lease_is_written_before_the_release_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also if a night publishes another one meanwhile."""
+    publish = Publisher(open_store(tmp_path / "root"), save_folder(tmp_path / "bert", "bert"), tmp_path)
+    publish(texts(20))
+    store, seen = publish.store, list[tuple[int, list[int]]]()
+
+    def served() -> list[int]:
+        leases = active_leases(store, folder=SERVED)
+        return [json.loads(store.read(entry.path))["release"] for entry in leases]
+
+    def open_slowly(releases: Releases) -> OpenRelease:
+        if not seen:
+            publish(texts(20, seed=1))
+        seen.append((releases.get_or_current(None).release, served()))
+        return open_release(releases)
+
+    monkeypatch.setattr("pipeline.serve.follow.open_release", open_slowly)
+    with open_held(store.uri) as (release, _):
+        assert release.number == 2
+        assert served() == [2]
+    assert seen == [(2, [1]), (2, [2])]
+    assert served() == []
