@@ -138,8 +138,10 @@ def holders(
     for entry in active_leases(store, now, folder):
         try:
             holder = json.loads(store.read(entry.path))
-        except (FileNotFoundError, ValueError):  # the process has just ended, or was killed while writing
+        except FileNotFoundError:  # the process has just ended
             continue
+        except ValueError:
+            holder = None
         if not isinstance(holder, dict) or not holder.keys() >= {"host", "pid", "started_at"}:
             yield entry.path, None
             continue

@@ -39,7 +39,9 @@ def test_a_killed_process_of_this_machine_holds_no_lease(tmp_path: Path):
     assert list(describe_holders(store, "leases")) == [f"process {ended.pid} on elsewhere, since then"]
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", "null", '{"host": 1, "pid": "x", "started_at": []}'])
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", "null", "", '{"host"', '{"host": 1, "pid": "x", "started_at": []}']
+)
 def test_a_lease_that_was_edited_counts_until_it_expires(tmp_path: Path, content: str):
     store = open_store(tmp_path)
     store.write("leases/lease-1.json", content.encode())

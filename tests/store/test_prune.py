@@ -207,7 +207,10 @@ def test_prune_keeps_a_release_as_long_as_it_is_served(store: Store, capsys: pyt
 def test_an_edited_lease_of_a_service_stops_prune_unless_leases_are_ignored(store: Store):
     for name in ("one", "two"):
         publish(store, name)
-    with lease(store, SERVED, release="one"):
-        with pytest.raises(TransientError, match="a lease that names the release of a service"):
-            prune(Releases(store), keep=1)
+    with lease(store, SERVED, release="one") as path:
+        whole = store.read(path)
+        for content in (whole, whole[:-1], b"", b"\xff"):
+            store.write(path, content)
+            with pytest.raises(TransientError, match="a lease that names the release of a service"):
+                prune(Releases(store), keep=1)
         assert prune(Releases(store), keep=1, ignore_leases=True).removed == (1,)
