@@ -101,6 +101,7 @@ _SUPERFLUOUS = re.compile(
 _KEY_IN_QUERY = re.compile(r"[?&][^=&/]*(key|secret|token|pass|pwd|sig|credential)[^=&/]*=", re.IGNORECASE)
 _COMMAND_LINE = "command line"
 _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl")
+_CONTAINER_SCHEMES = ("abfs", "abfss")  # abfs://container@account.dfs.core.windows.net
 _VARIABLES = {
     **dict.fromkeys(_OBJECT_STORES[:2], "AWS_ACCESS_KEY_ID and so on"),
     **dict.fromkeys(_OBJECT_STORES[2:4], "GOOGLE_APPLICATION_CREDENTIALS"),
@@ -221,17 +222,14 @@ def refuse_credentials(uri: str, variables: str = "") -> None:
         variables: variables of the environment that have them; if empty, those of the scheme.
     """
     before, separator, rest = uri.partition("://")
-    scheme = before.rpartition("=")[2]
+    scheme = before.rpartition("=")[2].lower()
     if not separator or scheme == "file":
         return
     host = rest.partition("/")[0]
     # In s3://key:secret@bucket the secret may contain a slash: then `host` ends before "@bucket", but has the
     # colon. A colon is also part of host:port and of an ARN (arn:aws:s3:...).
     has_secret = ":" in host and not host.startswith("arn:") and not host.rpartition(":")[2].isdigit()
-    has_user = "@" in host and scheme not in (
-        "abfs",
-        "abfss",
-    )  # abfs://container@account.dfs.core.windows.net
+    has_user = "@" in host and scheme not in _CONTAINER_SCHEMES
     if has_user or has_secret or _KEY_IN_QUERY.search(rest):
         raise ConfigError(
             f"{scheme}://...",

@@ -202,8 +202,9 @@ def test_a_refused_secret_names_the_variables_of_the_system_that_it_is_for(
     assert ("AWS" in str(caught.value)) == (named == "AWS_ACCESS_KEY_ID")
 
 
-def test_the_container_of_an_azure_uri_is_no_user():
-    refuse_credentials("abfss://container@account.dfs.core.windows.net/docs")
+@pytest.mark.parametrize("scheme", ["abfs", "abfss", "ABFSS", "corpus.uri=Abfs"])
+def test_the_container_of_an_azure_uri_is_no_user(scheme: str):
+    refuse_credentials(f"{scheme}://container@account.dfs.core.windows.net/docs")
 
 
 @pytest.mark.parametrize(
