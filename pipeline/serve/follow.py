@@ -20,6 +20,7 @@ from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 
 _WARM_QUERY = "a query that loads the encoder"
+_LEASE_END_S = 5.0  # longest time that a service waits for the end of its lease
 _MAX_PAUSE_S = 600.0  # longest time between two attempts to open the same damaged release
 _MAX_DOUBLINGS = 20  # enough for _MAX_PAUSE_S; after 1,024, the product would overflow
 
@@ -79,7 +80,10 @@ class Follower:
             yield
         finally:
             stop.set()
-            self._lease.close()
+            # in a thread, because a store that does not answer is tried again for minutes
+            ending = threading.Thread(target=self._lease.close, daemon=True, name="end lease")
+            ending.start()
+            ending.join(_LEASE_END_S)
 
     def refresh(self, poll_s: float) -> None:
         """Swap if there is another release. After an error the served release stays."""

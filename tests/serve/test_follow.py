@@ -1,13 +1,15 @@
 """A follower tries a damaged release again after growing pauses, and holds a lease on the served release."""
 
 import json
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from pipeline.index.search import OpenRelease, open_release
-from pipeline.serve.follow import open_held, pause_s
+from pipeline.serve.follow import Follower, open_held, pause_s
+from pipeline.serve.metrics import ServiceMetrics
 from pipeline.store.lease import SERVED, active_leases
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
@@ -72,3 +74,18 @@ def test_the_lease_is_written_before_the_release_is_read(tmp_path: Path, monkeyp
         assert served() == [2]
     assert seen == [(2, [1]), (2, [2])]
     assert served() == []
+
+
+def test_a_store_that_does_not_answer_keeps_no_service_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    publish = Publisher(open_store(tmp_path / "root"), save_folder(tmp_path / "bert", "bert"), tmp_path)
+    publish(texts(20))
+    monkeypatch.setattr("pipeline.serve.follow._LEASE_END_S", 0.05)
+    answered = threading.Event()
+    with open_held(publish.store.uri) as (release, held):
+        held.callback(answered.wait, 60)
+        with Follower(release, ServiceMetrics(), same_space=True, held=held).following(60):
+            pass
+        assert [thread.name for thread in threading.enumerate()].count("end lease") == 1
+        answered.set()
