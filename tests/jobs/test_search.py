@@ -1,5 +1,6 @@
 """`manta search`: every query gets its own answers, and the command that a night prints finds the release."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -22,11 +23,13 @@ from jobs.nightly import search_command
 from jobs.queries import Query
 from jobs.search import _format_answers, _Searcher
 from pipeline.config import load_settings
+from pipeline.errors import DataError
 from pipeline.log import listening
 from pipeline.settings import Job
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from pipeline.store.stored import FileRef
+from pipeline.text.corpus.queries import read_texts
 from tests.conftest import ROOT, CommandResult
 from tests.index.published import Publisher
 from tests.models.folders import save_folder
@@ -218,6 +221,27 @@ def test_queries_that_cannot_be_read_are_explained(
     ended = manta("search", root, *arguments)
     assert (ended.code, ended.out) == (code, "")
     assert sentence in ended.err
+
+
+@pytest.mark.parametrize(
+    ("lines", "refused"),
+    [
+        (["{ return x; }", "{ return y; }"], False),
+        (['{"a": 1}', "{ return y; }"], False),
+        (["[{x}, {y}]"], False),
+        (["{}"], True),
+        (['{"a": [1]}', "", '{"a": 2}'], True),
+        (['[{"a": 1},', '{"a": 2}]'], True),
+        (['[{"a": 1}, {"a": 2}]'], True),
+        (['{"a":' * 100_000], False),
+    ],
+)
+def test_only_lines_of_json_objects_are_refused_as_queries(tmp_path: Path, lines: list[str], refused: bool):
+    file = tmp_path / "queries.txt"
+    file.write_text("\n".join(lines) + "\n")
+    expected = pytest.raises(DataError, match="found JSON") if refused else contextlib.nullcontext()
+    with expected:
+        assert list(read_texts(str(file))) == lines
 
 
 def test_words_without_quotes_are_reported_as_several_queries(root: str, manta: Manta):

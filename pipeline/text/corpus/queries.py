@@ -2,9 +2,10 @@
 
 import contextlib
 import io
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -41,28 +42,39 @@ def read_texts(file: str, column: str | None = None) -> Iterator[str]:
             yield from _read_column(stream, file, column)
         else:
             lines = read_lines(stream, file)
-            first = next(lines, "")
+            first = list(islice(lines, 2))
             _refuse_records(first, file)
-            yield from chain([first], lines)
+            yield from chain(first, lines)
 
 
-def _refuse_records(first: str, file: str) -> None:
+def _refuse_records(lines: Sequence[str], file: str) -> None:
     """Raise DataError for a file of records, such as JSON lines, whose lines are not the queries themselves.
 
     Args:
-        first: the first line.
+        lines: the first two lines.
         file: path or URI of the file.
     """
+    first = lines[0] if lines else ""
     is_table = file.lower().endswith((".csv", ".tsv"))
     fields = {field.strip().strip('"').lower() for field in re.split("[,;\\t]", first)}
     if is_table and fields & {*_QUERY_COLUMNS}:
         found = "a table with a header"
-    elif first.lstrip().startswith(("{", "[{")) and first.rstrip().endswith(("}", "]", ",")):
+    elif first and all(_are_objects(line) for line in lines if line.strip()):
         found = "JSON"
     else:
         return
     remedy = "write the texts of its queries to a .txt or .parquet file"
     raise DataError(file, "one query on each line, or Parquet", found, remedy)
+
+
+def _are_objects(line: str) -> bool:
+    """Return whether a line is JSON objects, alone or as a part of an array."""
+    objects = line.strip().removesuffix(",").removeprefix("[").removesuffix("]")
+    try:
+        found = json.loads(f"[{objects}]")
+    except (ValueError, RecursionError):
+        return False
+    return bool(found) and all(isinstance(each, dict) for each in found)
 
 
 @contextlib.contextmanager
