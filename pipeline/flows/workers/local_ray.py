@@ -54,7 +54,7 @@ def abort_if_it_dies() -> Iterator[None]:
     """
     node = _node()
 
-    def find_error() -> TransientError | None:
+    def end_if_one_died() -> TransientError | None:
         if not (ended := sorted({kind for kind, _ in node.dead_processes()} & {"raylet", "gcs_server"})):
             return None
         node.kill_all_processes(check_alive=False, allow_graceful=False)
@@ -65,7 +65,7 @@ def abort_if_it_dies() -> Iterator[None]:
             "make more memory available, or see what killed them; then run again: finished units are kept",
         )
 
-    with abort_on_error(find_error, _POLL_S):
+    with abort_on_error(end_if_one_died, _POLL_S):
         yield
 
 
