@@ -25,6 +25,11 @@ def limit_memory(extra_bytes: int) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[5])  # data and stack, as RLIMIT_DATA counts
     limit = pages * resource.getpagesize() + extra_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    write_no_core()
+
+
+def write_no_core() -> None:
+    """Let this process write no core file if it crashes."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -1,22 +1,32 @@
 """Use the files of a release in a child process, because a damaged or crafted file can crash its reader.
 
-The child is a new interpreter: it shares nothing with its parent but the environment.
+The child is a new interpreter: it shares nothing with its parent but the environment. One without a limit of
+memory is kept for the next work, unless the work failed.
 """
 
+import contextlib
 import errno
+import importlib
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
-from pipeline.cores import limit_memory
+from pipeline.cores import limit_memory, write_no_core
 from pipeline.daemon import in_daemon_thread
-from pipeline.errors import MODEL_FAILURES, DataError, PipelineError, TransientError
+from pipeline.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    PipelineError,
+    TransientError,
+    is_out_of_memory,
+)
 from pipeline.index.search import open_release
 from pipeline.index.trial import Reading, try_release
 from pipeline.keep_alive import keep_alive
@@ -35,23 +45,25 @@ _ATTEMPTS = 2  # a child may be killed from outside once
 _POLL_S = 1.0  # time between two keep-alive signals while the child works
 _SHOWN = 5  # files that an error names
 _MAKE_AGAIN = "delete them and run `manta nightly`, which makes them again, or roll back to another release"
+_TOO_LARGE = "roll back to another release, and report it"
+_MORE_MEMORY = "make more memory or threads available (ulimit -v, ulimit -u), and run again"
 
 
 class ChildLimits(NamedTuple):
-    """Bytes of memory that a child may use beyond its imports, and seconds."""
+    """Seconds that a child may take, and bytes of memory that it may use beyond its imports; None: any."""
 
-    memory: int
     seconds: float
+    memory: int | None = None
 
     @classmethod
-    def for_bytes(cls, read: int, memory: int = _SEARCH_MEMORY) -> "ChildLimits":
-        """Return limits for reading files of so many bytes.
+    def for_bytes(cls, read: int) -> "ChildLimits":
+        """Return the limit of time for reading files of so many bytes."""
+        return cls(_START_S + read / _BYTES_PER_S)
 
-        Args:
-            memory: bytes beside those of the files.
-        """
+    def with_memory(self, read: int) -> "ChildLimits":
+        """Return the limits with one of memory, for index and ids files of so many bytes and no filter."""
         threads = _THREAD_MEMORY * (os.cpu_count() or 1)
-        return cls(_MEMORY_PER_BYTE * read + memory + threads, _START_S + read / _BYTES_PER_S)
+        return self._replace(memory=_MEMORY_PER_BYTE * read + _SEARCH_MEMORY + threads)
 
 
 def check_opens(releases: Releases, manifest: ReleaseManifest) -> None:
@@ -63,7 +75,8 @@ def check_opens(releases: Releases, manifest: ReleaseManifest) -> None:
     read = sum(file.bytes for file in (*manifest.index.files, *manifest.ids))
     stores = (releases.store, releases.commits.store)
     work = partial(_open_and_search, stores, manifest.release)
-    run_apart(work, _uris(releases.store, manifest), ChildLimits.for_bytes(read), _MAKE_AGAIN)
+    limits = ChildLimits.for_bytes(read).with_memory(read)
+    run_apart(work, _uris(releases.store, manifest), limits, _MAKE_AGAIN)
 
 
 def _open_and_search(stores: Sequence[Store], number: int, reading: Reading) -> None:
@@ -78,10 +91,15 @@ def _uris(store: Store, manifest: ReleaseManifest) -> list[str]:
     return [store.uri_of(file.path) for file in (*manifest.index.files, *manifest.ids)]
 
 
+def prepare_apart(modules: Sequence[str] = ()) -> None:
+    """Start a child for the next work of this process; it imports these modules, too."""
+    _idle.append(_Child(modules))
+
+
 def run_apart(
     work: Callable[[Reading], None], files: Iterable[str], limits: ChildLimits, remedy: str
 ) -> None:
-    """Do work in a new process, and signal that it is alive until it ends.
+    """Do work in a child, and signal that it is alive until it ends.
 
     Args:
         work: is called in the child with a function, which it calls with the URIs of files before it reads
@@ -91,7 +109,7 @@ def run_apart(
 
     Raises:
         DataError: the work failed at these files, or it crashed the child twice or did not end.
-        TransientError: a library ended the child for want of memory or threads.
+        TransientError: the machine lacks memory or threads.
         PipelineError: the work raised it.
     """
     names = list(files)
@@ -112,60 +130,91 @@ class _Crash(Exception):
 
     def as_error(self, remedy: str) -> PipelineError:
         """Return the error of the files, or of the machine if a library could not start its threads."""
-        if self.exit_code < 0:
+        if self.exit_code < 0 and self.exit_code != -signal.SIGKILL:  # which systems out of memory send
             found = f"files that crash a process or exceed its memory (signal {-self.exit_code})"
             return _read_error(self.files, found, remedy)
-        return TransientError(
-            _join(self.files),
-            "a process that can read these files",
-            f"exit code {self.exit_code}",
-            "make more memory or threads available (ulimit -v, ulimit -u), and run again",
-        )
+        return _machine_error(self.files, f"exit code {self.exit_code}")
+
+
+class _Child:
+    """A child process that waits for work."""
+
+    def __init__(self, modules: Sequence[str] = ()) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, tuple(modules)), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def end(self) -> None:
+        """Kill the child."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+_idle: list[_Child] = []
+"""children of this process that have no work"""
 
 
 def _try_apart(
     work: Callable[[Reading], None], files: Sequence[str], limits: ChildLimits, remedy: str
 ) -> None:
-    """Do work in a new process once. Raises as `run_apart`, or _Crash."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_work, args=(sender, work, limits.memory), daemon=True)
-    child.start()
-    sender.close()
+    """Do work in a child once. Raises as `run_apart`, or _Crash."""
+    child = _idle.pop() if _idle else _Child()
+    if not child.process.is_alive():  # somebody ended it while it waited
+        child.end()
+        child = _Child()
+    is_kept = False
     try:
-        _await_end(receiver, child, files, limits.seconds, remedy)
+        with contextlib.suppress(ConnectionError):  # it ended: so does its connection
+            child.connection.send((work, limits.memory))
+        _await_end(child, files, limits.seconds, remedy)
+        is_kept = limits.memory is None
     finally:
-        child.kill()
-        child.join()
+        _idle.append(child) if is_kept else child.end()
 
 
-def _await_end(
-    receiver: Connection, child: BaseProcess, files: Sequence[str], limit_s: float, remedy: str
-) -> None:
+def _await_end(child: _Child, files: Sequence[str], limit_s: float, remedy: str) -> None:
     """Receive the names of files, and return or raise as the work does."""
     ends_at = time.monotonic() + limit_s
     while True:
-        if not receiver.poll(_POLL_S):
+        if not child.connection.poll(_POLL_S):
             keep_alive()
             if time.monotonic() < ends_at:
                 continue
             found = f"files whose reader did not end in {limit_s:,.0f} s"
             raise _read_error(files, found, f"try again with a faster connection; else {remedy}")
         try:
-            message = receiver.recv()
-        except EOFError:
-            child.join()
-            raise _Crash(files, child.exitcode or 0) from None
+            message = child.connection.recv()
+        except (EOFError, ConnectionResetError):
+            child.process.join()
+            raise _Crash(files, child.process.exitcode or 0) from None
         if message is None:
             return
         if isinstance(message, _Files):
             files = message.names
-        elif isinstance(message, _Failed):
-            raise _read_error(files, message.error, remedy)
-        elif isinstance(message, DataError) and not any(name in str(message) for name in files):
-            raise replace(message, where=f"{_join(files)} ({message.where})")  # such as a copy of a file
-        else:
-            raise message
+            continue
+        raise _error_of(message, files, remedy)
+
+
+def _error_of(message: "_Failed | Exception", files: Sequence[str], remedy: str) -> Exception:
+    """Return the error that a child sent, with the names of the files that it read."""
+    if isinstance(message, _Failed):
+        if not message.lacks_memory:
+            return _read_error(files, message.error, remedy)
+        if message.is_limited:
+            return _read_error(files, message.error, _TOO_LARGE)
+        return _machine_error(files, message.error)
+    if isinstance(message, ConfigError | DataError | ModelError):
+        where, text = message.where, str(message)
+        if not any(name in text or name.startswith(where) for name in files):  # such as a copy of a file
+            return replace(message, where=f"{_join(files)} ({where})")
+    return message
+
+
+def _machine_error(files: Sequence[str], found: str) -> TransientError:
+    return TransientError(_join(files), "a process that can read these files", found, _MORE_MEMORY)
 
 
 def _read_error(files: Sequence[str], found: str, remedy: str) -> DataError:
@@ -184,25 +233,42 @@ class _Files(NamedTuple):
 
 
 class _Failed(NamedTuple):
-    """An error that a library raised in the child."""
+    """An error of a library in the child, whether for want of memory, and whether memory was limited."""
 
     error: str
+    lacks_memory: bool
+    is_limited: bool
 
 
-def _work(sender: Connection, work: Callable[[Reading], None], memory: int) -> None:
-    """Do the work, and send the names of files, then None or the error. Runs in the child."""
+def _serve(connection: Connection, modules: Sequence[str]) -> None:
+    """Do what is received until the parent ends or kills this process. Runs in the child."""
     in_daemon_thread(_end_with_parent, "manta-parent")
-    limit_memory(memory)
+    write_no_core()
+    for module in modules:
+        with contextlib.suppress(Exception):  # the work will raise it again
+            importlib.import_module(module)
+    with contextlib.suppress(EOFError):
+        while True:
+            work, memory = connection.recv()
+            if memory is not None:
+                limit_memory(memory)
+            _work(connection, work, memory is not None)
+
+
+def _work(connection: Connection, work: Callable[[Reading], None], is_limited: bool) -> None:
+    """Do the work, and send the names of files, then None or the error."""
     try:
-        work(lambda files: sender.send(_Files(tuple(files))))
+        work(lambda files: connection.send(_Files(tuple(files))))
     except (PipelineError, ImportError) as error:
-        sender.send(error)
-    except (*MODEL_FAILURES, OSError, MemoryError) as error:
+        connection.send(error)
+    except Exception as error:  # whatever a library raises at a damaged file
+        lacks_memory = is_out_of_memory(error)
         is_of_machine = isinstance(error, OSError) and error.errno not in (None, errno.ENOENT)
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        sender.send(error if is_of_machine else _Failed(text))
+        is_sent = is_of_machine and not lacks_memory
+        connection.send(error if is_sent else _Failed(text, lacks_memory, is_limited))
     else:
-        sender.send(None)
+        connection.send(None)
 
 
 def _end_with_parent() -> None:

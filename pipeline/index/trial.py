@@ -29,7 +29,8 @@ def try_release(
     Args:
         parts: the parts of the index that are open.
         encoder: also load the release's encoder, and encode the texts with it.
-        filters: also search with a filter, for which 2 GiB of addresses are reserved.
+        filters: also search with a filter, for which half a GiB of addresses is reserved for each
+            ordinal of a unit so far.
 
     Raises:
         DataError: a file cannot be used, or a search has no answer.

@@ -1,15 +1,19 @@
 """Index files that would crash their reader, though their sha256 is right, end `releases verify` with 3."""
 
 import multiprocessing
+import os
 import struct
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError, ModelError, PipelineError, TransientError
 from pipeline.index import open_apart
+from pipeline.index.open_apart import ChildLimits, prepare_apart, run_apart
+from pipeline.index.trial import Reading
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
@@ -81,3 +85,61 @@ def test_an_index_of_fewer_rows_than_the_manifest_says_ends_verify_with_3(
     ended = manta("releases", "verify", publish.store.uri)
     assert ended.code == 3, ended.err
     assert f"expected {ROWS} live rows, found {ROWS // 2}" in ended.err
+
+
+def fail(error: Exception, reading: Reading) -> None:
+    reading(["root/announced"])
+    raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [struct.error("unpack requires 4 bytes"), StopIteration(), ModelError("/tmp/gone", "a", "b", "c")],
+)
+def test_whatever_a_reader_raises_is_an_error_of_the_file_that_it_read(error: Exception):
+    with pytest.raises((DataError, ModelError)) as caught:
+        run_apart(partial(fail, error), ["root/first"], ChildLimits(60.0), "delete them")
+    assert "root/announced" in str(caught.value)
+    assert "root/first" not in str(caught.value)
+    assert str(error).removeprefix("/tmp/gone: ") in str(caught.value)
+
+
+def test_an_error_that_names_a_copy_of_a_file_also_names_the_file():
+    error = ConfigError("/tmp/gone/config.json", "settings", "none", "restore them")
+    with pytest.raises(ConfigError, match=r"^root/announced \(/tmp/gone/config.json\): expected settings"):
+        run_apart(partial(fail, error), [], ChildLimits(60.0), "delete them")
+
+
+@pytest.mark.parametrize(("memory", "kind"), [(None, TransientError), (1 << 30, DataError)])
+def test_files_are_not_to_be_deleted_because_memory_is_lacking(memory: int | None, kind: type[PipelineError]):
+    with pytest.raises(kind, match=r"root/announced.*found MemoryError") as caught:
+        run_apart(partial(fail, MemoryError()), [], ChildLimits(60.0, memory), "delete them")
+    assert "delete" not in str(caught.value)
+
+
+def write_process(path: Path, reading: Reading) -> None:
+    path.write_text(f"{os.getpid()}")
+
+
+def kill_itself(reading: Reading) -> None:
+    reading(["root/announced"])
+    os.kill(os.getpid(), 9)
+
+
+def test_one_prepared_child_does_all_work_until_it_fails(tmp_path: Path):
+    def process() -> int:
+        run_apart(partial(write_process, tmp_path / "pid"), [], ChildLimits(60.0), "")
+        return int((tmp_path / "pid").read_text())
+
+    before = set(multiprocessing.active_children())
+    prepare_apart(["no_such_module"])
+    (prepared,) = set(multiprocessing.active_children()) - before
+    first = process()
+    assert first == process() == prepared.pid
+    with pytest.raises(TransientError, match=r"root/announced.*found exit code -9; make more memory"):
+        run_apart(kill_itself, [], ChildLimits(60.0), "delete them")
+    assert not prepared.is_alive()
+    second = process()
+    assert second != first
+    os.kill(second, 9)  # while it waits
+    assert process() not in (first, second)

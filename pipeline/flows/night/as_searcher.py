@@ -1,12 +1,11 @@
 """Open a candidate as a searcher does, from its files as they are stored, before it is published.
 
-Tasks on the workers compare new files with their sha256, then use them in a new process, which gets the
+Tasks on the workers compare new files with their sha256, then use them in a child process, which gets the
 candidate's manifest and nothing else of the night. If a file crashes that process, the candidate is refused.
 Files of the previous release were opened before it was published, and are not read again.
 """
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from pipeline.flows.export.changes import RowChanges, UnitUpserts
 from pipeline.flows.rows import PlacedUnit, is_live, placed_units
 from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask
-from pipeline.index.open_apart import ChildLimits, run_apart
+from pipeline.index.open_apart import ChildLimits, prepare_apart, run_apart
 from pipeline.index.release_files import OpenOptions, ReleaseFiles
 from pipeline.index.search import OpenRelease
 from pipeline.index.trial import Reading, try_release
@@ -38,6 +37,8 @@ _GROUP_FILES = 64  # so that no item makes more requests the more units there ar
 _SHOWN = 3  # faults that the sentence names
 _EXPORTED_ROWS = 1_000
 _DELETE = "delete them and run again"
+# Modules that a child needs: this one, and one that imports PyTorch.
+_USE, _ENCODER = __name__, "pipeline.models.inference.encoder"
 
 
 class Trial(NamedTuple):
@@ -48,12 +49,33 @@ class Trial(NamedTuple):
         part: number of a part of the index to open and search; None: none.
         encoder: also encode texts with the stored copy of the encoder.
         head_of: unit whose first rows are exported; None: none.
+        read: bytes of the files that are used, new or not.
     """
 
     files: tuple[FileRef, ...]
     part: int | None = None
     encoder: bool = False
     head_of: PlacedUnit | None = None
+    read: int = 0
+
+
+@dataclass(frozen=True)
+class PrepareTrials(PlainTask[None, None]):
+    """Start the child process of the trials, so that it need not be waited for.
+
+    Attributes:
+        encoder: whether a new encoder will be tried.
+    """
+
+    encoder: bool
+
+    def start(self) -> Callable[[None], None]:
+        """Start the child."""
+        prepare_apart([_USE, *([_ENCODER] if self.encoder else [])])
+        return self.work
+
+    def work(self, item: None) -> None:
+        """Do nothing more."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +90,12 @@ class TryCandidate(PlainTask[Trial, tuple[str, ...]]):
     manifest: bytes
 
     def work(self, trial: Trial) -> tuple[str, ...]:
-        """Compare the files, then use them in a new process."""
+        """Compare the files, then use them in a child."""
         if faults := faults_of(self.store, trial.files):  # a changed file may crash its reader
             return _sentences(self.store, faults)
         if trial.part is None and trial.head_of is None:
             return ()
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-        limits = ChildLimits.for_bytes(sum(file.bytes for file in trial.files), memory)
+        limits = ChildLimits.for_bytes(trial.read)
         try:
             files = [self.store.uri_of(file.path) for file in trial.files]
             run_apart(partial(_use, self.store, self.manifest, trial), files, limits, _DELETE)
@@ -87,13 +108,15 @@ def _use(store: Store, content: bytes, trial: Trial, reading: Reading) -> None:
     """Use the files of a trial as a search and an export do. Raises whatever these raise."""
     manifest = ReleaseManifest.from_json(content, "the candidate's manifest", store)
     if trial.head_of is not None:
-        reading([store.uri_of(trial.head_of.unit.path)])
+        ordinal = trial.head_of.ordinal
+        unit = next(unit for unit in manifest.units if unit.ordinal == ordinal)
+        dead = [manifest.dead] if manifest.dead else []
+        reading(store.uri_of(file.path) for file in (unit.file, unit.corpus, *dead))
         _export_head(store, manifest, trial.head_of)
     if trial.part is None:
         return
     part = manifest.index_parts()[trial.part]
-    dead = [manifest.tombstones] if manifest.tombstones else []
-    reading(store.uri_of(file.path) for file in (*part.files, *part.ids, *dead))
+    reading(store.uri_of(file.path) for file in _opened(manifest, trial.part))
     chosen = None if manifest.index.parts == 1 else frozenset([trial.part])
     # files on a disk were compared with their sha256 just now; remote ones are fetched
     options = OpenOptions(store, chosen, verify=store.shared, device="cpu")
@@ -102,6 +125,12 @@ def _use(store: Store, content: bytes, trial: Trial, reading: Reading) -> None:
     if manifest.transform:
         reading([store.uri_of(manifest.transform.path)])
         load_transform(manifest.transform.read(store))
+
+
+def _opened(manifest: ReleaseManifest, number: int) -> tuple[FileRef, ...]:
+    """Return the files that a searcher of one part of the index opens."""
+    part = manifest.index_parts()[number]
+    return (*part.files, *part.ids, *((manifest.tombstones,) if manifest.tombstones else ()))
 
 
 def _export_head(store: Store, manifest: ReleaseManifest, placed: PlacedUnit) -> None:
@@ -167,17 +196,19 @@ def _plan(manifest: ReleaseManifest, files: Sequence[FileRef]) -> Iterator[Trial
         is_first = number == new_parts[0]
         used = own[number] | ({head.unit.path} if head and is_first else set())
         needed = tuple(file for file in files if file.path in used)
-        yield Trial(needed, number, encoder and is_first, head if is_first else None)
+        tried = manifest.encoder.references() if encoder and is_first else ()
+        read = {file.path: file.bytes for file in (*needed, *_opened(manifest, number), *tried)}
+        yield Trial(needed, number, encoder and is_first, head if is_first else None, sum(read.values()))
         paths -= used
     group, group_bytes, head = list[FileRef](), 0, None if new_parts else head
     for file in (file for file in files if file.path in paths):
         group.append(file)
         group_bytes += file.bytes
         if group_bytes >= _GROUP_BYTES or len(group) == _GROUP_FILES:
-            yield Trial(tuple(group), head_of=head)
+            yield Trial(tuple(group), head_of=head, read=group_bytes)
             group, group_bytes, head = [], 0, None
     if group:
-        yield Trial(tuple(group), head_of=head)
+        yield Trial(tuple(group), head_of=head, read=group_bytes)
 
 
 def _newest_unit(manifest: ReleaseManifest, paths: set[str]) -> PlacedUnit | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pipeline.flows.encode.encode import count_unencoded_rows
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.encode.probe import EncodeTexts
+from pipeline.flows.night.as_searcher import PrepareTrials
 from pipeline.flows.night.ingest_workers import ingest_workers
 from pipeline.flows.night.previous import PreviousRelease
 from pipeline.flows.run import Run
@@ -106,4 +107,6 @@ def night_workers(
     ):
         if local is not None and release is not None:
             local.warm(EncodeTexts(with_absolute_paths(job.encoder), local.encode_settings(job.encode)))
+        if local is not None:
+            local.warm(PrepareTrials(encoder=release is None))
         yield NightWorkers(job, store, previous, stages, verbose, local, connections)

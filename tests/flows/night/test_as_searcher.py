@@ -1,5 +1,6 @@
 """A candidate that a searcher could not use is refused, whichever of its files is damaged."""
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -179,6 +180,36 @@ def test_a_file_with_the_right_sha256_whose_reader_crashes_or_fails_is_found(
     assert found in gate.sentence
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_damaged_file_of_the_encoder_with_the_right_sha256_is_named_as_it_is_stored(
+    run: Run, second_night: tuple[Job, ReleaseManifest], name: str
+):
+    manifest = second_night[1]
+    encoder = manifest.encoder
+    uri = f"{encoder.path}/{name}"
+    content = run.store.read(uri)
+    files = tuple(
+        FileRef.of(name, b"garbage", each.rows) if each.path == name else each for each in encoder.files
+    )
+    damaged = manifest.model_copy(update={"encoder": encoder.model_copy(update={"files": files})})
+    run.store.write(uri, b"garbage")
+    try:
+        gate = try_as_searcher(run, None, damaged)
+    finally:
+        run.store.write(uri, content)
+    assert not gate.passed
+    assert run.store.uri_of(uri) in gate.sentence
+
+
+def test_time_is_given_for_all_files_that_a_trial_uses(second_night: tuple[Job, ReleaseManifest]):
+    manifest = second_night[1]
+    assert manifest.tombstones
+    (trial, _) = as_searcher._plan(manifest, [manifest.tombstones])
+    part = manifest.index_parts()[-1]
+    assert trial.part == 1
+    assert trial.read == sum(file.bytes for file in (*part.files, *part.ids, manifest.tombstones))
+
+
 def test_files_are_used_in_a_process_without_the_state_of_the_night(
     run: Run, second_night: tuple[Job, ReleaseManifest], monkeypatch: pytest.MonkeyPatch
 ):
@@ -266,3 +297,12 @@ def test_a_damaged_candidate_is_refused_and_kept_and_the_next_night_publishes(
     store.delete(damaged[0])
     assert nightly(job, Stages()).status == ("held" if held else "published")
     assert len(open_release(root)) == 400
+
+
+def test_units_whose_addresses_exceed_the_memory_are_published(
+    make_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr(Releases, "next_ordinal", lambda self: memory // (512 << 20) + 1)
+    write_corpus(tmp_path / "corpus", 100)
+    assert nightly(make_job("whiten.mode=off", "gates.recall_at_10=null"), Stages()).status == "published"
