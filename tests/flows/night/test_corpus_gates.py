@@ -114,7 +114,7 @@ def test_rows_of_skipped_files_are_gone(
     assert nightly(make_job(*settings), Stages()).status == "unchanged"
     damaged = (corpus / "rows-1.parquet").read_bytes()[:-9]
     (corpus / "rows-1.parquet").write_bytes(damaged)
-    with pytest.raises(GatesRefused, match=r"10 of 40 rows of release 1 .*gates\.max_deleted=1"):
+    with pytest.raises(GatesRefused, match=r": refused: 10 of 40 rows of release 1 .*gates\.max_deleted=1"):
         nightly(make_job(*settings), Stages())
 
 
