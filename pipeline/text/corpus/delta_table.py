@@ -41,9 +41,9 @@ _FEATURES = {
 _OTHER_VERSION = "check corpus.uri and corpus.snapshot: the log may have no such version; null is the latest"
 _MAPPING = "delta.columnMapping."
 _RESTORE = "restore the file of the vector, or read another version"
-# Memory of the child that reads vectors, beyond its imports: room for threads and the log, and the values of
-# each row as the library, Arrow and NumPy hold them.
-_MEMORY, _BYTES_PER_ROW = 1 << 30, 12
+# Memory of the child that reads vectors, beyond its imports: room for the log and for the stacks of the
+# library's 512 threads, and the values of each row as the library, Arrow and NumPy hold them.
+_MEMORY, _BYTES_PER_ROW = (1 << 30) + 540 * (2 << 20), 12
 # Time limit of the child: for its imports on a busy machine, and for the vector of each data file.
 _START_S, _S_PER_FILE = 600.0, 0.2
 _COOKIE_OF_RUNS = (

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -85,9 +86,8 @@ def change_type(root: Path, name: str, kind: str) -> None:
     commit(root, {"protocol": protocol}, {"metaData": {**metadata, "schemaString": json.dumps(schema)}})
 
 
-def delete_by_vector(root: Path, path: str, positions: Sequence[int], *, inline: bool = False) -> None:
-    """Delete rows of one data file of a Delta table by a deletion vector, in a file or in the log."""
-    add = added(root)[path]
+def _vector(root: Path, positions: Sequence[int], *, inline: bool = False) -> dict[str, Any]:
+    """Write a deletion vector; return what the log says about it."""
     bitmap = struct.pack("<i", _DELETION_VECTOR) + BitMap64(positions).serialize()
     if inline:
         vector = {"storageType": "i", "pathOrInlineDv": _z85(bitmap + b"\0" * (-len(bitmap) % 4))}
@@ -96,7 +96,22 @@ def delete_by_vector(root: Path, path: str, positions: Sequence[int], *, inline:
         content = b"\1" + struct.pack(">i", len(bitmap)) + bitmap + struct.pack(">I", zlib.crc32(bitmap))
         (root / f"deletion_vector_{name}.bin").write_bytes(content)
         vector = {"storageType": "u", "pathOrInlineDv": _z85(name.bytes), "offset": 1}
-    vector |= {"sizeInBytes": len(bitmap), "cardinality": len(positions)}
+    return {**vector, "sizeInBytes": len(bitmap), "cardinality": len(positions)}
+
+
+def add_copies_with_vectors(root: Path, path: str, deleted: Mapping[str, int]) -> None:
+    """Add copies of a data file of a Delta table, by their paths in the log, with one deleted row each."""
+    actions = []
+    for name, row in deleted.items():
+        (root / unquote(name)).hardlink_to(root / path)
+        copy = {**added(root)[path], "path": name} if not actions else {**actions[0]["add"], "path": name}
+        actions.append({"add": {**copy, "deletionVector": _vector(root, [row])}})
+    commit(root, *actions)
+
+
+def delete_by_vector(root: Path, path: str, positions: Sequence[int], *, inline: bool = False) -> None:
+    """Delete rows of one data file of a Delta table by a deletion vector, in a file or in the log."""
+    add, vector = added(root)[path], _vector(root, positions, inline=inline)
     remove = {key: add[key] for key in ("path", "size", "partitionValues", "deletionVector") if key in add}
     remove |= {"dataChange": True, "deletionTimestamp": add["modificationTime"], "extendedFileMetadata": True}
     commit(root, {"remove": remove}, {"add": {**add, "deletionVector": vector}})

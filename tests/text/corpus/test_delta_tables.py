@@ -3,7 +3,7 @@
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +15,14 @@ from pipeline.store.units import Changes
 from pipeline.text.corpus import delta_table, parquet
 from pipeline.text.corpus.sources import list_files
 from tests.text.corpus.editing import addresses
-from tests.text.corpus.lake_tables import added, commit, delete_by_vector, rename_column, rows
+from tests.text.corpus.lake_tables import (
+    add_copies_with_vectors,
+    added,
+    commit,
+    delete_by_vector,
+    rename_column,
+    rows,
+)
 from tests.text.corpus.table_nights import DeltaNights
 
 VECTORS = {"delta.enableDeletionVectors": "true"}
@@ -282,6 +289,26 @@ def test_a_deletion_vector_of_a_row_that_no_table_has_ends_no_process(tmp_path, 
     with pytest.raises(DataError, match=r"deletion vectors of 20 rows.*exceeds its memory") as caught:
         nights.night()
     assert caught.value.where == str(large)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_more_vectors_than_the_library_has_threads_are_read(tmp_path, checkpoint):
+    nights = DeltaNights(tmp_path)
+    nights.write(rows(range(4)), configuration=VECTORS)
+    nights.write(rows(range(4, 8)), configuration=VECTORS)
+    first = next(iter(added(nights.root)))
+    deleted = {f"{number}%20.parquet": number % 4 for number in range(600)}
+    add_copies_with_vectors(nights.root, first, deleted)
+    if checkpoint:
+        nights.table.create_checkpoint()
+    log = {path.name: path.read_bytes() for path in (nights.root / "_delta_log").iterdir()}
+    found = {Path(file.uri).name: file.table.deleted.tolist() for file in list_files(nights.corpus)}
+    assert {name: rows for name, rows in found.items() if rows} == {
+        unquote(name): [row] for name, row in deleted.items()
+    }
+    assert len(found) == 602
+    assert log == {path.name: path.read_bytes() for path in (nights.root / "_delta_log").iterdir()}
 
 
 def test_a_deletion_vector_that_is_a_pipe_is_refused(tmp_path, monkeypatch):
