@@ -92,8 +92,9 @@ def _uris(store: Store, manifest: ReleaseManifest) -> list[str]:
 
 
 def prepare_apart(modules: Sequence[str] = ()) -> None:
-    """Start a child for the next work of this process; it imports these modules, too."""
-    _idle.append(_Child(modules))
+    """Start a child for the next work of this process, unless one waits already; it imports the modules."""
+    if not _idle:
+        _idle.append(_Child(modules))
 
 
 def run_apart(
@@ -154,7 +155,7 @@ class _Child:
 
 
 _idle: list[_Child] = []
-"""children of this process that have no work"""
+"""the child of this process that has no work, if there is one"""
 
 
 def _try_apart(
@@ -172,7 +173,10 @@ def _try_apart(
         _await_end(child, files, limits.seconds, remedy)
         is_kept = limits.memory is None
     finally:
-        _idle.append(child) if is_kept else child.end()
+        if is_kept and not _idle:
+            _idle.append(child)
+        else:
+            child.end()
 
 
 def _await_end(child: _Child, files: Sequence[str], limit_s: float, remedy: str) -> None:
