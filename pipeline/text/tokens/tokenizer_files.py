@@ -11,7 +11,7 @@ from pipeline.text.tokens.value_rules import TOKENIZER_RULES, check_rules
 
 _HEAD_CHARACTERS = 1 << 20  # read from tokenizer.json, whose vocabulary comes last
 _HEAD_KEYS = frozenset(("added_tokens", "normalizer", "pre_tokenizer", "post_processor"))
-_KEY = re.compile(r'[\s,]*"(\w+)"\s*:\s*')
+_KEY = re.compile(r'(?<![\s,])[\s,]*"(\w+)"\s*:\s*')
 
 
 class _ClassOptions(NamedTuple):

@@ -8,7 +8,12 @@ import pytest
 from tests.conftest import ROOT
 from tests.flows.documents.documents import DOCUMENTS
 
-FILES = (*DOCUMENTS, ROOT / ".github" / "SECURITY.md", ROOT / "tests" / "models" / "config_fields.md")
+FILES = (
+    *DOCUMENTS,
+    ROOT / ".github" / "SECURITY.md",
+    ROOT / "tests" / "models" / "config_fields.md",
+    ROOT / "tests" / "models" / "folder" / "folder_kinds.md",
+)
 
 
 def links(file: Path) -> list[str]:

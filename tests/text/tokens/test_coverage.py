@@ -67,7 +67,8 @@ def test_unknown_tokens_match_the_library(kind: str, prompt: str, tmp_path: Path
     tokenizer = save_and_load(tmp_path, make(), prompt=prompt)
     counts = tokenizer.counts(tokenizer(MIXED))
     names = [token_names(library, prompt + text) for text in MIXED]
-    prompt_names = token_names(library, prompt)
+    # words of the byte-level tokenizer begin with the blank before them, so it is part of the text
+    prompt_names = token_names(library, prompt.rstrip() if kind == "bytes" else prompt)
     assert counts.content.tolist() == [
         min(len(tokens), tokenizer.max_text_tokens) - len(prompt_names) for tokens in names
     ]
