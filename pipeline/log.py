@@ -72,7 +72,7 @@ def listening() -> Iterator[list[str]]:
 def ends_by(end: Callable[[Exception], None]) -> Iterator[None]:
     """Register `end` as a fatal-error handler of the process during the block. Any thread may trigger it.
 
-    Handlers that were registered last are called first; that of the job boundary ends the process.
+    Handlers that were registered last are called first; the job boundary registers the one that ends it.
     """
     with _member(_enders, end):
         yield
