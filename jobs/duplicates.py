@@ -50,8 +50,8 @@ def _find(options: NearDuplicatesOptions) -> Answer:
     from pipeline.flows.duplicates.compare import DuplicateSearch
     from pipeline.flows.duplicates.find import find_duplicates
     from pipeline.log import Stages, counted
-    from pipeline.store.release import Releases
-    from pipeline.store.store import open_store
+    from pipeline.store.files.open_store import open_store
+    from pipeline.store.releases.release import Releases
 
     commits = open_store(options.commits_root) if options.commits_root else None
     releases, stages = Releases(open_store(options.root), commits), Stages()

@@ -135,7 +135,7 @@ def _notes(page: "EvaluationReport") -> str:
 
 def _measure_gates(run: CommandRun) -> Answer:
     """Measure the published release against the gates of the job."""
-    from pipeline.flows.night.audit import remeasure
+    from pipeline.flows.night.gates.audit import remeasure
 
     result = remeasure(run.job, run.stages, verbose=run.verbose)
     refused = [name for name, gate in result.gates.items() if not gate.passed]

@@ -76,8 +76,8 @@ def _export(options: ExportOptions) -> Answer:
     from pipeline.config import refuse_credentials
     from pipeline.flows.export.export import export as export_release
     from pipeline.log import Stages
-    from pipeline.store.release import Releases
-    from pipeline.store.store import open_store
+    from pipeline.store.files.open_store import open_store
+    from pipeline.store.releases.release import Releases
     from pipeline.targets import TARGETS
 
     kind = TARGETS[options.kind]

@@ -90,7 +90,7 @@ def init(options: InitOptions) -> None:
 
 def _init(options: InitOptions) -> Answer:
     from pipeline.flows.night.guess_corpus import guess_corpus, no_language
-    from pipeline.text.corpus.listing import local_path
+    from pipeline.text.sources.listing import local_path
 
     uri, output = options.corpus, options.output
     root = options.root or f"out/{_corpus_name(uri)}"

@@ -12,7 +12,7 @@ import typer
 from jobs.command import Answer, CommandRun, job_command, standalone
 from pipeline.log import counted, duration
 from pipeline.settings import Job
-from pipeline.store.manifest import RELEVANCE, RELEVANCE_CHANGE, USER_QUERY_RECALL
+from pipeline.store.releases.manifest import RELEVANCE, RELEVANCE_CHANGE, USER_QUERY_RECALL
 
 Verify = Annotated[
     bool,

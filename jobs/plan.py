@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError
 from pipeline.log import counted, duration, size
 
 if TYPE_CHECKING:
-    from pipeline.flows.night.plan import Assumptions, NightPlan
+    from pipeline.flows.night.planning.night_plan import Assumptions, NightPlan
 
 _ROWS_HELP = "Plan for a corpus of this number of rows, such as 1e9."
 _SPEED_HELP = "Rows that one worker encodes in a second. Default: measured on this machine."
@@ -34,8 +34,8 @@ def plan(run: CommandRun, rows: _Rows = None, rows_per_s: _Speed = None) -> Answ
     its index. Writes nothing.
     """
     from pipeline.evaluate.judgements import read_judgements
-    from pipeline.flows.night.plan import Assumptions
-    from pipeline.flows.night.plan import plan as plan_night
+    from pipeline.flows.night.planning.night_plan import Assumptions
+    from pipeline.flows.night.planning.night_plan import plan as plan_night
 
     if rows_per_s is not None and not 0 < rows_per_s < _MAX_ROWS:
         raise ConfigError("--rows-per-s", "a number above 0", f"{rows_per_s:g}", "correct it")

@@ -15,7 +15,7 @@ def preflight(run: CommandRun) -> Answer:
     sample of the corpus, the proportions of tokens that the encoder does not know or truncates, disk space,
     and versions of packages. Prints a remedy for each problem. Exit code 2 if there is any problem.
     """
-    from pipeline.flows.night.preflight import preflight as run_checks
+    from pipeline.flows.night.planning.preflight import preflight as run_checks
     from pipeline.log import counted, say
 
     checks = run_checks(run.job, run.stages, verbose=run.verbose)

@@ -7,7 +7,7 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.text.corpus.queries import is_parquet, read_lines, read_texts
+from pipeline.text.formats.queries import is_parquet, read_lines, read_texts
 
 _BATCH_QUERIES = 256  # enough to use the encoder well, and few enough to be answered within a second or two
 

@@ -28,7 +28,7 @@ from pipeline.errors import ConfigError
 from pipeline.log import counted, say, size
 
 if TYPE_CHECKING:
-    from pipeline.store.release import Releases
+    from pipeline.store.releases.release import Releases
 
 releases = application(
     help="List, show, compare, verify, roll back, hold and prune published releases.", no_args_is_help=True
@@ -66,8 +66,8 @@ class ReleasesRun:
 
     def open(self) -> "Releases":
         """Open the releases below the root. Raises DataError for a folder of roots that is none itself."""
-        from pipeline.store.release import Releases, no_release, roots_below
-        from pipeline.store.store import open_store
+        from pipeline.store.files.open_store import open_store
+        from pipeline.store.releases.release import Releases, no_release, roots_below
 
         store = open_store(self.root)
         opened = Releases(store, open_store(self.commits_root) if self.commits_root else None)
@@ -246,7 +246,7 @@ def hold(
 @_releases_command
 def release(run: ReleasesRun) -> Answer:
     """End a hold: the next night publishes again."""
-    from pipeline.store.release import no_release
+    from pipeline.store.releases.release import no_release
 
     opened = run.open()
     commit = opened.unhold()
@@ -277,7 +277,7 @@ def prune(
 
     The files of `manta evaluate` below evaluations/ stay.
     """
-    from pipeline.store.prune import prune as remove
+    from pipeline.store.releases.prune import prune as remove
 
     opened = run.open()
     pruned = remove(opened, keep, grace_s=3600 * grace_hours, ignore_leases=ignore_leases, dry_run=dry_run)
@@ -298,7 +298,7 @@ def prune(
 
 def _refresh(opened: "Releases") -> None:
     """Rewrite index.html, which shows the releases and which one is current."""
-    from pipeline.flows.night.overview import refresh_page
+    from pipeline.flows.night.report.releases_page import refresh_page
 
     refresh_page(opened)
 

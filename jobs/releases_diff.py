@@ -7,8 +7,8 @@ from jobs.layout import table, table_within
 from pipeline.log import Stages, counted
 
 if TYPE_CHECKING:
-    from pipeline.flows.night.difference import Difference
-    from pipeline.store.release import Releases
+    from pipeline.flows.night.release_difference import Difference
+    from pipeline.store.releases.release import Releases
 
 # Names in the output for kinds of differing rows whose own names are not clear enough.
 _KIND_LABELS = {"kept": "kept columns"}
@@ -29,8 +29,8 @@ def compare(
         examples: number of rows to show for each kind of difference.
         width: width of the output in terminal cells; None without a limit.
     """
-    from pipeline.flows.night.difference import difference as compare_releases
-    from pipeline.index.search import open_release
+    from pipeline.flows.night.release_difference import difference as compare_releases
+    from pipeline.index.search.search import open_release
 
     stages = Stages()
     with stages("open both"):

@@ -6,13 +6,13 @@ from jobs.command import Answer
 from jobs.layout import table, table_within
 from pipeline.errors import ConfigError, DataError
 from pipeline.log import Stages, counted, printable, size
-from pipeline.store.manifest import manifest_path, report_path
+from pipeline.store.releases.manifest import manifest_path, report_path
 
 if TYPE_CHECKING:
-    from pipeline.store.manifest import ReleaseManifest
-    from pipeline.store.release import Releases
-    from pipeline.store.stored import FileRef
-    from pipeline.store.verify import Fault
+    from pipeline.store.records.sealed_json import FileRef
+    from pipeline.store.releases.manifest import ReleaseManifest
+    from pipeline.store.releases.release import Releases
+    from pipeline.store.releases.verify import Fault
 
 _QUARANTINE_COLUMNS = ("file", "row", "id", "detail", "excerpt")
 _MAX_FAULTS = 20
@@ -111,7 +111,7 @@ def quarantined_rows(
     Raises:
         ConfigError: no row of the release has this reason.
     """
-    from pipeline.text.corpus.quarantine import list_quarantined
+    from pipeline.text.formats.quarantine import list_quarantined
 
     manifest = opened.get_or_current(number)
     counts, rows, files = list_quarantined(opened.store, manifest, reason, limit)
@@ -150,7 +150,7 @@ def verification(opened: "Releases", number: int | None, sizes: bool) -> Answer:
         number: number of the release; None for the release of the newest commit.
         sizes: compare sizes only, without reading the files.
     """
-    from pipeline.store.verify import files_of
+    from pipeline.store.releases.verify import files_of
 
     history = opened.history()
     newest = next((commit.release for commit in reversed(history) if commit.release is not None), None)
@@ -174,8 +174,8 @@ def verification(opened: "Releases", number: int | None, sizes: bool) -> Answer:
 
 
 def _find_faults(opened: "Releases", manifest: "ReleaseManifest", sizes: bool) -> "list[Fault]":
-    from pipeline.index.open_apart import check_opens
-    from pipeline.store.verify import bytes_to_read, content_faults, size_faults
+    from pipeline.index.search.open_apart import check_opens
+    from pipeline.store.releases.verify import bytes_to_read, content_faults, size_faults
 
     if sizes:
         return size_faults(opened.store, manifest)

@@ -22,7 +22,7 @@ from pipeline.log import escaped, printable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pipeline.index.search import OpenRelease
+    from pipeline.index.search.search import OpenRelease
 
 _FIXED_COLUMNS = ("query", "rank", "score", "id")
 _MAX_PIPED = 100  # characters of a text if standard output is a pipe or a file
@@ -111,7 +111,7 @@ def search(options: SearchOptions) -> None:
 
 
 def _search(options: SearchOptions, width: int | None, say: Say) -> None:
-    from pipeline.index.search import open_release
+    from pipeline.index.search.search import open_release
 
     queries = QueryTexts.of(options.query or (), options.queries, options.column)
     if queries.all_single_words:
@@ -176,7 +176,7 @@ class _Searcher:
 
     def _search_texts(self, texts: list[str]) -> "pa.Table":
         """Search the release; once texts of answers cannot be read, return answers without texts."""
-        from pipeline.index.texts import MissingTexts
+        from pipeline.index.files.texts import MissingTexts
 
         try:
             return self.release.search(texts, self.k, texts=self.texts, where=self.where, group=self.group)

@@ -12,8 +12,8 @@ from jobs.layout import table
 from pipeline.log import counted
 
 if TYPE_CHECKING:
-    from pipeline.post.choose import Curve
-    from pipeline.post.flow import FlowPoint
+    from pipeline.transforms.choose import Curve
+    from pipeline.transforms.flow import FlowPoint
 
 
 @job_command
@@ -26,8 +26,8 @@ def whiten(run: CommandRun) -> Answer:
     vectors are written as units too. Encodes the corpus first, unless an earlier run has done so.
     """
     from pipeline.flows.night.single_stage import fit_corpus_transform
-    from pipeline.post.chain import name_of, steps_of
-    from pipeline.post.flow import Flow
+    from pipeline.transforms.chain import name_of, steps_of
+    from pipeline.transforms.flow import Flow
 
     store, decision, written = fit_corpus_transform(run.job, run.stages, verbose=run.verbose)
     comparison, fitted = decision.comparison, decision.fitted

@@ -21,10 +21,10 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from jobs.cli import app
-from pipeline.flows.encode.probe import EncodeTexts
+from pipeline.flows.encode.trial_encode import EncodeTexts
 from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.local import LocalWorkers
-from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
@@ -95,7 +95,7 @@ def child(encoder: Path, s3: str, tmp_path_factory: pytest.TempPathFactory) -> I
 def unit_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the test with manifests that list their units, and with manifests that name a table of them."""
     if request.param == "table":
-        monkeypatch.setattr("pipeline.store.release_units.MAX_LISTED", 0)
+        monkeypatch.setattr("pipeline.store.records.release_units.MAX_LISTED", 0)
 
 
 @pytest.fixture

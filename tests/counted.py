@@ -18,13 +18,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.nodes import Node
 from pipeline.flows.workers.tasks import Item, Pool, Result, Task
-from pipeline.flows.workers.workers import Workers
 from pipeline.log import RunningStage
 from pipeline.settings import ClusterSettings, EncodeSettings
-from pipeline.store import base, s3
-from pipeline.store.s3_client import read_object
+from pipeline.store.files import base, s3
+from pipeline.store.files.s3 import read_object
 
 LATENCY_S, BYTES_PER_S = 0.025, 100e6
 _PAGE = 1_000  # objects in one answer to a listing

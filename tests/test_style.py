@@ -14,7 +14,13 @@ SOURCES = sorted([*(ROOT / "pipeline").rglob("*.py"), *(ROOT / "jobs").rglob("*.
 HEADLESS = re.compile(
     r"^(What|Where|Who|Whoever|Whatever|Whether|Those|Of |That |How |When |One that |Its |Their )"
 )
-NUMERICS = ("losses", "stats", "post", "objectives", "solvers")  # parameters are the symbols of a formula
+NUMERICS = (
+    "losses",
+    "stats",
+    "transforms",
+    "objectives",
+    "solvers",
+)  # parameters are the symbols of a formula
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef
 
 every_source = pytest.mark.parametrize("file", SOURCES, ids=lambda file: file.relative_to(ROOT).as_posix())
@@ -102,3 +108,12 @@ def test_functions_outside_numerics_take_at_most_five_parameters(file: Path):
 def test_a_file_has_at_most_500_lines(file: Path):
     """An alarm: a file ends where its thought ends, and a thought of more lines is several."""
     assert len(file.read_text().splitlines()) <= 500
+
+
+@every_source
+def test_a_declared_field_is_described_below_it_and_not_in_the_docstring_of_its_class(file: Path):
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ClassDef) and "Attributes:" in (docstring := ast.get_docstring(node) or ""):
+            fields = {field.target.id for field in node.body if isinstance(field, ast.AnnAssign)}
+            described = re.findall(r"^    (\w+): ", docstring.partition("Attributes:")[2], re.MULTILINE)
+            assert not fields & set(described), f"{file}: {node.name}"

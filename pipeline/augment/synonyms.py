@@ -20,8 +20,8 @@ from pipeline.config import ShortSettings
 from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.locate import absolute_path
 from pipeline.models.folder.vectorfile import read_vectors
-from pipeline.store.cache import digest_of_file
-from pipeline.store.store import store_of
+from pipeline.store.files.cache import digest_of_file
+from pipeline.store.files.open_store import store_of
 from pipeline.text.tokens.stop_words import STOP_WORDS
 
 Lookup = Callable[[str], tuple[str, ...]]

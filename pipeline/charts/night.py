@@ -31,7 +31,7 @@ from pipeline.charts.frame import (
     x_axis,
     y_axis,
 )
-from pipeline.index.metrics import CurvePoint
+from pipeline.index.measure.metrics import CurvePoint
 from pipeline.stats.sample import Histogram
 
 MAX_BARS = 48  # bars of a histogram; more bins are joined

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.sts import check_scores
-from pipeline.store.arrays import is_text, plain_type
-from pipeline.store.store import store_of
-from pipeline.text.corpus.normalize import normalize, replace_surrogates, strings_of
-from pipeline.text.corpus.queries import is_parquet, read_lines
+from pipeline.store.files.open_store import store_of
+from pipeline.store.rows.arrays import is_text, plain_type
+from pipeline.text.formats.queries import is_parquet, read_lines
+from pipeline.text.normalize import normalize, replace_surrogates, strings_of
 
 _JUDGED, _PAIRS = ("query", "id"), ("sentence1", "sentence2", "score")
 _COLUMNS = (*_JUDGED, *_PAIRS)

@@ -8,7 +8,7 @@ from pipeline.config import Settings
 from pipeline.evaluate.similarity import row_similarities
 from pipeline.evaluate.sts import correlation
 from pipeline.stats.correlation import spearman
-from pipeline.store.stored import Stored
+from pipeline.store.records.sealed_json import Stored
 
 READINGS = {
     "states": "state of the mask token",

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from pipeline.config import Settings
 from pipeline.errors import ConfigError, DataError, did_you_mean
 from pipeline.settings import TaskSettings
-from pipeline.store.arrays import is_text, plain_type
-from pipeline.store.base import Store
-from pipeline.text.corpus.normalize import strings_of
+from pipeline.store.files.base import Store
+from pipeline.store.rows.arrays import is_text, plain_type
+from pipeline.text.normalize import strings_of
 
 BLANK = " "  # replaces a missing or blank text; leaving the row out would change the task
 

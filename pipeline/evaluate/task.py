@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.config import Settings, digest_of, validated
 from pipeline.evaluate.source import RowOptions, TaskFile, TaskRoles, open_file
 from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.store.base import Store
+from pipeline.store.files.base import Store
 
 Similarity = Literal["cosine", "angular", "euclidean", "manhattan", "dot"]
 

@@ -9,8 +9,8 @@ from itertools import chain
 from pipeline.errors import ConfigError, DataError, did_you_mean
 from pipeline.evaluate import TASKS, EvaluationTask, Score
 from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.store.base import Store
-from pipeline.store.store import open_store
+from pipeline.store.files.base import Store
+from pipeline.store.files.open_store import open_store
 
 # The seven tasks of each published average.
 YEARLY_STS = ("STS12", "STS13", "STS14", "STS15", "STS16")

@@ -9,8 +9,8 @@ from pipeline.errors import DataError
 from pipeline.evaluate.source import TaskRoles, open_file
 from pipeline.models.translation.definitions import Definition
 from pipeline.settings import GeneratorSettings, TaskSettings, TemplateSettings
-from pipeline.store.store import store_of
-from pipeline.store.stored import Stored
+from pipeline.store.files.open_store import store_of
+from pipeline.store.records.sealed_json import Stored
 
 ScoreTemplates = Callable[[str, Sequence[str]], Sequence[float]]
 """maps the name of a step and its templates to their scores; higher is better"""

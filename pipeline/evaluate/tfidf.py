@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.config import digest_of
 from pipeline.errors import DataError
 from pipeline.models.folder.word_vectors import words_of
-from pipeline.text.corpus.normalize import NORMALIZER_VERSION
+from pipeline.text.normalize import NORMALIZER_VERSION
 
 if TYPE_CHECKING:
     from sklearn.feature_extraction.text import CountVectorizer

@@ -8,16 +8,16 @@ from pipeline.log import Stages, counted
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.settings import ChunkSettings, CorpusSettings, EncoderSettings, Job
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
-from pipeline.store.units import Corpus
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.units import Corpus
+from pipeline.store.releases.release import Releases
 from pipeline.text.chunks.cut import TextCutter
-from pipeline.text.corpus.chunking import ChunkedCorpus, Cutter, CutTexts
-from pipeline.text.corpus.docstrings import harvest_docstrings
-from pipeline.text.corpus.reader import CorpusSurvey, read_batches
-from pipeline.text.corpus.sift import SourceBatch
-from pipeline.text.corpus.sources import SourceFile
-from pipeline.text.corpus.task_map import OnProgress
+from pipeline.text.formats.docstrings import harvest_docstrings
+from pipeline.text.formats.reader import CorpusSurvey, read_batches
+from pipeline.text.formats.reject_rows import SourceBatch
+from pipeline.text.ingest.chunking import ChunkedCorpus, Cutter, CutTexts
+from pipeline.text.sources.sources import SourceFile
+from pipeline.text.task_map import OnProgress
 
 
 def open_releases(job: Job) -> Releases:

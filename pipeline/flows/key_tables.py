@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from pipeline.errors import DataError
-from pipeline.store.base import Store
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.units import Corpus, TableBucket
-from pipeline.text.corpus.table_buckets import read_key_bucket
+from pipeline.store.files.base import Store
+from pipeline.store.records.units import Corpus, TableBucket
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.text.key_tables.buckets import read_key_bucket
 
 
 def live_rows_by_bucket(

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, SpaceMismatch
-from pipeline.store.address import ordinal_of, row_of, to_addresses
-from pipeline.store.base import Store, in_threads
-from pipeline.store.dead import DeadRows
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.schema import check_space, vector_matrix, vectors_at
-from pipeline.store.stored import FileRef, Stored
-from pipeline.store.unit_sample import UnitSample
-from pipeline.store.units import Corpus, Manifest, UnitRecord
+from pipeline.store.files.base import Store, in_threads
+from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.sealed_json import FileRef, Stored
+from pipeline.store.records.unit_sample import UnitSample
+from pipeline.store.records.units import Corpus, Manifest, UnitRecord
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.rows.address import ordinal_of, row_of, to_addresses
+from pipeline.store.rows.schema import check_space, vector_matrix, vectors_at
 
 _BATCH = 8_192  # rows read at once: 12 MB of float32 at d = 384
 _SAMPLES_READ = 64  # stored samples of units read together: 110 MB at d = 384
@@ -141,7 +141,7 @@ class LiveRows:
         Returns:
             (n,) int64 and (n, d) float32; n is smaller than `count` if there are fewer rows.
         """
-        from pipeline.index.sample import apportion
+        from pipeline.index.build.sample import apportion
 
         dead_rows = DeadRows(self.store, self.dead)
         live = (_count_live(placed, dead_rows) for placed in units)
@@ -166,7 +166,7 @@ class LiveRows:
 
     def _from_sample(self, draw: "_Draw") -> tuple[np.ndarray, np.ndarray] | None:
         """Take the rows from the unit's stored sample. Returns None if it does not determine them."""
-        from pipeline.index.sample import SAMPLE_SIZES, choose_from_sample
+        from pipeline.index.build.sample import SAMPLE_SIZES, choose_from_sample
 
         reference = draw.placed.unit.sample
         if reference is None or draw.wanted > SAMPLE_SIZES.get(draw.salt, 0):
@@ -179,7 +179,7 @@ class LiveRows:
 
     def _from_unit(self, draw: "_Draw") -> tuple[np.ndarray, np.ndarray]:
         """Take the rows from the unit itself, whose ids are all read."""
-        from pipeline.index.sample import sample_rows
+        from pipeline.index.build.sample import sample_rows
 
         source, rows = self.open(draw.placed), np.flatnonzero(draw.candidates)
         ids = source.read(columns=[self.id_name])[self.id_name].take(pa.array(rows))

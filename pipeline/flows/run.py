@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from pipeline.errors import PipelineError
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.tasks import Pool, Task
-from pipeline.flows.workers.workers import Workers
 from pipeline.log import RunningStage, Stages, counted
 from pipeline.settings import Job
-from pipeline.store.base import Store
-from pipeline.store.units import UnitRecord
+from pipeline.store.files.base import Store
+from pipeline.store.records.units import UnitRecord
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

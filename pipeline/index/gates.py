@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.index.metrics import IndexMetrics, Proportion, RowCounts
-from pipeline.index.plan import GIB
+from pipeline.index.build.index_shape import GIB
+from pipeline.index.measure.metrics import IndexMetrics, Proportion, RowCounts
 from pipeline.settings import Dtype, GateSettings
-from pipeline.store.manifest import Gate
+from pipeline.store.releases.manifest import Gate
 from pipeline.text.tokens.coverage import ScriptCoverage
 
 # Defaults of gates.canary_cosine: an encoder repeats its vectors up to the rounding of its dtype.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.flows.encode.encode import EncodeBlocks
-    from pipeline.index.search import open_release
+    from pipeline.index.search.search import open_release
     from pipeline.models.inference.encoder import load_encoder
     from pipeline.models.inference.once import encode
 
@@ -27,7 +27,7 @@ _MODULES = {
     "EncodeBlocks": "pipeline.flows.encode.encode",
     "encode": "pipeline.models.inference.once",
     "load_encoder": "pipeline.models.inference.encoder",
-    "open_release": "pipeline.index.search",
+    "open_release": "pipeline.index.search.search",
 }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError
 from pipeline.losses import jensen_shannon
 from pipeline.models.folder.modules import Normalization
-from pipeline.models.layers.pooling import NGRAMS
+from pipeline.models.spec.pooling import NGRAMS
 from pipeline.models.trainable.backbones import AtEmbedding
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pipeline.augment import ModelWork
 from pipeline.charts.augmentation import VariantHistogram
 from pipeline.settings.augment import KeepSettings
-from pipeline.store.units import sum_counts
+from pipeline.store.records.units import sum_counts
 
 
 @dataclass(frozen=True)

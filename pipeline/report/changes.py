@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from pipeline.charts.frame import minus
 from pipeline.stats.drift import Drift
-from pipeline.store.answers import Hit
+from pipeline.store.releases.fixed_query_results import Hit
 
 
 @dataclass(frozen=True)

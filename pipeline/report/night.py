@@ -9,9 +9,8 @@ from typing import Literal
 from markupsafe import Markup
 
 from pipeline.charts import night
-from pipeline.index.metrics import IndexMetrics, Latency
+from pipeline.index.measure.metrics import IndexMetrics, Latency
 from pipeline.log import Stage, counted
-from pipeline.post.choose import Curve
 from pipeline.report.changes import (
     ChangedAnswers,
     QuarantinedRow,
@@ -24,10 +23,11 @@ from pipeline.report.formats import cosine, excerpt, gate_name, gate_value, perc
 from pipeline.report.page import Filters, render_template
 from pipeline.report.relevance import RelevanceSection
 from pipeline.stats.sample import Histogram
-from pipeline.store.answers import Answers
-from pipeline.store.manifest import USER_QUERY_RECALL, Gate
-from pipeline.store.summary import Summary
+from pipeline.store.releases.fixed_query_results import Answers
+from pipeline.store.releases.manifest import USER_QUERY_RECALL, Gate
+from pipeline.store.releases.summary import Summary
 from pipeline.text.tokens.coverage import ScriptCoverage, script_phrase
+from pipeline.transforms.choose import Curve
 
 Status = Literal["published", "refused", "held"]
 """A held night passed every gate and is not published, because the root is held at another release."""

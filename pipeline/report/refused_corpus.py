@@ -8,7 +8,7 @@ from pipeline.report.changes import QuarantinedRow, RowChange
 from pipeline.report.evaluation_report import Section
 from pipeline.report.formats import MAX_EXCERPT, gate_name, gate_value, plain
 from pipeline.report.page import render_template
-from pipeline.store.manifest import Gate
+from pipeline.store.releases.manifest import Gate
 
 
 @dataclass(frozen=True, kw_only=True)

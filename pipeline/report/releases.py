@@ -9,8 +9,8 @@ from markupsafe import Markup
 from pipeline.charts.frame import compact, percent
 from pipeline.charts.releases import history_chart
 from pipeline.report.page import render_template
-from pipeline.store.commits import Commit
-from pipeline.store.summary import Summary
+from pipeline.store.releases.commits import Commit
+from pipeline.store.releases.summary import Summary
 
 
 @dataclass(frozen=True)

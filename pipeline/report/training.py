@@ -11,8 +11,8 @@ import yaml
 from pipeline.charts.frame import minus
 from pipeline.charts.training import rate
 from pipeline.log import counted
-from pipeline.report.course import changes_on_same_rows, changes_over_steps
 from pipeline.report.formats import signed, two_decimals
+from pipeline.report.loss_curve import changes_on_same_rows, changes_over_steps
 from pipeline.report.page import Filters, render_template
 from pipeline.report.training_charts import sections
 from pipeline.report.training_report import TrainingReport

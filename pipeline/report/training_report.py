@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from pipeline.models.folder.encoder_folder import MASKED, MODEL2VEC, EncoderFolder
 from pipeline.models.folder.modules import Denoising, Dense, Normalization
-from pipeline.models.layers.pooling import POOLINGS
+from pipeline.models.spec.pooling import POOLINGS
 from pipeline.report.formats import two_decimals
+from pipeline.settings.trackers import Measure
 from pipeline.settings.training import TrainSettings
-from pipeline.settings.watching import Measure
 from pipeline.stats.geometry import Metric
 from pipeline.train.metrics_line import MetricsLine
 

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pipeline.charts.frame import percent
-from pipeline.report.course import changes_on_same_rows, find_rising_loss
+from pipeline.report.loss_curve import changes_on_same_rows, find_rising_loss
 from pipeline.report.training_report import TrainingReport
 from pipeline.settings.training import TrainSettings
-from pipeline.store.units import sum_counts
+from pipeline.store.records.units import sum_counts
 
 _AT_CHANCE = 0.02  # relative distance from ln N, the loss of a random choice among N, that counts as equal
 _EQUAL = 0.9999  # cosine from which two views count as equal, because of rounding in half precision

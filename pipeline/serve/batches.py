@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.errors import ConfigError, TransientError
-from pipeline.index.search import OpenRelease
+from pipeline.index.search.search import OpenRelease
 from pipeline.serve.messages import MAX_QUERIES
 from pipeline.serve.metrics import ServiceMetrics
 from pipeline.targets.values import json_rows

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from pipeline.errors import PipelineError
-from pipeline.index.search import OpenRelease, open_release
+from pipeline.index.search.search import OpenRelease, open_release
 from pipeline.log import say
 from pipeline.serve.metrics import ServiceMetrics
-from pipeline.store.lease import SERVED, lease
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.lease import SERVED, lease
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.releases.release import Releases
 
 _WARM_QUERY = "a query that loads the encoder"
 _LEASE_END_S = 5.0  # longest time that a service waits for the end of its lease

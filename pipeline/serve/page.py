@@ -12,8 +12,8 @@ from fastapi.responses import HTMLResponse
 from pipeline.charts.frame import shorten
 from pipeline.charts.plane import PlanePoint, group_numbers, plane_chart
 from pipeline.errors import PipelineError
-from pipeline.index.search import OpenRelease
-from pipeline.index.texts import MissingTexts
+from pipeline.index.files.texts import MissingTexts
+from pipeline.index.search.search import OpenRelease
 from pipeline.report.explore import ExplorePage, MapPage, Question, render, render_map, render_map_wait
 from pipeline.serve.batches import Batches, Found, IsGone, Search
 from pipeline.serve.connections import say_seldom
@@ -21,7 +21,7 @@ from pipeline.serve.follow import Follower
 from pipeline.serve.messages import MAX_CHARACTERS
 from pipeline.serve.problems import status_of
 from pipeline.serve.sample_map import PlacedRows, SampleMap
-from pipeline.store.manifest import report_path
+from pipeline.store.releases.manifest import report_path
 from pipeline.targets.values import json_column
 
 _MAX_SHOWN = 100  # answers on the page

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from pipeline.daemon import in_daemon_thread
 from pipeline.flows.rows import LiveRows, placed_units
-from pipeline.index.search import OpenRelease
-from pipeline.index.texts import MissingTexts
+from pipeline.index.files.texts import MissingTexts
+from pipeline.index.search.search import OpenRelease
 
 _ROWS = 1_500  # points that a browser draws at once, and that a person can still distinguish
 _UMAP_NEIGHBOURS = 15  # the default of umap-learn

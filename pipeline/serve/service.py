@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from pipeline.errors import QueryError
-from pipeline.index.search import OpenRelease
+from pipeline.index.search.search import OpenRelease
 from pipeline.serve.access import OPEN_PATH, BodyLimit, LoopbackOnly, RequestMetrics, TokenCheck
 from pipeline.serve.batches import Batches, Found, Search
 from pipeline.serve.follow import Follower

@@ -9,7 +9,7 @@ from pipeline.config import Settings, ShortSettings
 from pipeline.errors import did_you_mean
 from pipeline.settings.mining import MineSettings
 from pipeline.settings.optimizer import OptimizerSettings, ScheduleSettings
-from pipeline.settings.watching import DevSettings, TestSetSettings, WatchSettings
+from pipeline.settings.trackers import DevSettings, TestSetSettings, WatchSettings
 from pipeline.settings.weights import (
     ConvolutionalSettings,
     DanSettings,

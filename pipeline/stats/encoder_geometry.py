@@ -12,7 +12,7 @@ from pipeline.stats.geometry import Metric, alignment, anisotropy, participation
 from pipeline.stats.occurrences import Occurrences
 from pipeline.stats.sample import singular_spectrum
 from pipeline.stats.space import Space
-from pipeline.store.stored import FileRef, Stored
+from pipeline.store.records.sealed_json import FileRef, Stored
 
 RAW = "raw"  # key of the untransformed vectors, next to the ids of transforms
 LOWEST_WORDS = 10  # number of words listed for each layer, as by Ethayarajh 2019

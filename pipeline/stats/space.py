@@ -9,11 +9,83 @@ from pydantic import Field
 from scipy.stats import rankdata
 
 from pipeline.config import Settings
+from pipeline.errors import DataError
 from pipeline.stats.frequency import by_frequency
-from pipeline.stats.geometry import Metric, alignment, anisotropy, cosines, participation_ratio, uniformity
-from pipeline.stats.hubness import hubness
+from pipeline.stats.geometry import (
+    Metric,
+    alignment,
+    anisotropy,
+    cosines,
+    participation_ratio,
+    uniformity,
+    unit_rows,
+)
 from pipeline.stats.lexical import EditUnit, edit_distances, neighbour_distances, rank_correlation
 from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, random_pairs, singular_spectrum
+
+_BLOCK = 512  # rows per block of similarities
+_MAX_SIMILARITIES = 1 << 23  # per block: 64 MB of float64
+
+
+@dataclass(frozen=True, eq=False)
+class Hubness:
+    """k-occurrence of each vector: the number of other vectors that have it among their k nearest.
+
+    Attributes:
+        counts: (n,) k-occurrence of every vector; the mean is k.
+    """
+
+    counts: np.ndarray
+
+    @property
+    def skewness(self) -> float:
+        """Third standardized moment of the counts: 0 if symmetric, above 1 if there are a few large hubs.
+
+        Source: Radovanovic et al. 2010, eq. 1.
+        """
+        deviations = self.counts - self.counts.mean()
+        spread = np.sqrt((deviations**2).mean())
+        return float((deviations**3).mean() / spread**3) if spread > 0 else 0.0
+
+    @property
+    def largest_proportion(self) -> float:
+        """Proportion of the other vectors that have the largest hub among their k nearest."""
+        return float(self.counts.max() / (len(self.counts) - 1))
+
+    @property
+    def antihub_proportion(self) -> float:
+        """Proportion of the vectors that are among the k nearest of no other vector."""
+        return float((self.counts == 0).mean())
+
+
+def hubness(x: np.ndarray, k: int) -> Hubness:
+    """Count the k-occurrences of the rows of x (n, d) by cosine, excluding each row itself.
+
+    Raises:
+        DataError: unless n > k.
+    """
+    if len(x) <= k:
+        raise DataError(
+            "hubness",
+            f"more than {k} vectors",
+            str(len(x)),
+            "use more text, or lower evaluate.geometry.neighbours",
+        )
+    return Hubness(np.bincount(nearest_rows(unit_rows(x), k).ravel(), minlength=len(x)))
+
+
+def nearest_rows(x: np.ndarray, k: int) -> np.ndarray:
+    """Return (n, k) indices of the k rows with the largest inner product with each row of x (n, d).
+
+    A row is not its own neighbour; the k indices of a row are in no particular order.
+    """
+    blocks, block_rows = [], max(1, min(_BLOCK, _MAX_SIMILARITIES // max(len(x), 1)))
+    for start in range(0, len(x), block_rows):
+        products = x[start : start + block_rows] @ x.T
+        np.fill_diagonal(products[:, start:], -np.inf)  # excludes each row itself
+        blocks.append(np.argpartition(-products, k - 1, axis=1)[:, :k])
+    return np.concatenate(blocks)
+
 
 BANDS = 5  # bands of gold scores: 0 to 1, 1 to 2 ... 4 to 5
 POSITIVE = 4.0  # pairs with a higher score count as equal in meaning (Gao et al. 2021, SimCSE)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.config import Settings
-from pipeline.store.stored import FileRef, Stored
+from pipeline.store.records.sealed_json import FileRef, Stored
 
 _RANK_EDGES = (0, 100, 1_000, 10_000)  # bands of frequency ranks; further tokens are a band of their own
 _UNSEEN = "not in the texts"

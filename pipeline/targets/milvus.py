@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import DataError, PipelineError
-from pipeline.store.schema import vector_matrix
+from pipeline.store.rows.schema import vector_matrix
 from pipeline.targets import TARGETS, Position, Target
 from pipeline.targets.requests import in_requests
 from pipeline.targets.values import id_array, json_rows

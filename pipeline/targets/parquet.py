@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import TransientError
-from pipeline.store.once import put_by_content
-from pipeline.store.schema import writer_options
-from pipeline.store.store import open_store
-from pipeline.store.stored import FileRef, Stored
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.sealed_json import FileRef, Stored
+from pipeline.store.records.write_once import put_by_content
+from pipeline.store.rows.schema import writer_options
 from pipeline.targets import EMPTY, TARGETS, Position, Target
 
 

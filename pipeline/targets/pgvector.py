@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 
 from pipeline.errors import ConfigError, DataError, PipelineError
 from pipeline.log import say
-from pipeline.store.arrays import is_text
-from pipeline.store.schema import vector_matrix
+from pipeline.store.rows.arrays import is_text
+from pipeline.store.rows.schema import vector_matrix
 from pipeline.targets import TARGETS, Position, Target
 from pipeline.targets.values import json_value, python_column
 

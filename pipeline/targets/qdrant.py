@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from pipeline.errors import PipelineError
-from pipeline.store.schema import vector_matrix
+from pipeline.store.rows.schema import vector_matrix
 from pipeline.targets import TARGETS, Position, Target
 from pipeline.targets.requests import in_requests, is_refusal
 from pipeline.targets.values import id_array, json_rows

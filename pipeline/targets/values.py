@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.store.arrays import python_values
-from pipeline.store.nested import map_values
+from pipeline.store.rows.arrays import python_values
+from pipeline.store.rows.nested import map_values
 
 _INT64_MAX = 2**63 - 1
 

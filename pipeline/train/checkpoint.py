@@ -18,8 +18,8 @@ from pydantic import Field
 from pipeline.errors import DataError
 from pipeline.log import say
 from pipeline.settings.training import CheckpointSettings
-from pipeline.store.base import Store, sha256_of
-from pipeline.store.stored import Stored
+from pipeline.store.files.base import Store, sha256_of
+from pipeline.store.records.sealed_json import Stored
 from pipeline.train.gather import Ranks, world_size
 
 # Age at which a file without a record is deleted; by then no process is about to write its record.

@@ -19,11 +19,11 @@ from pipeline.evaluate.similarity import row_similarities
 from pipeline.evaluate.sts import StsTask, correlation
 from pipeline.objectives import Objective, TrainedModel
 from pipeline.settings import EvaluateSettings, TaskSettings
+from pipeline.settings.trackers import DevSettings, Measure
 from pipeline.settings.training import PairSettings, Values
-from pipeline.settings.watching import DevSettings, Measure
 from pipeline.stats.correlation import spearman
 from pipeline.stats.geometry import alignment, uniformity
-from pipeline.store.store import store_of
+from pipeline.store.files.open_store import store_of
 from pipeline.text.rows.training_rows import open_training_rows
 from pipeline.text.tokens.budget import deduplicate, plan_buffers
 from pipeline.text.tokens.tokens import Tokens

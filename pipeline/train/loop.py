@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pipeline.objectives import Batch, Loss, Objective
 from pipeline.settings.training import TrainSettings
-from pipeline.train.finite import non_finite_error
+from pipeline.train.check_finite import non_finite_error
 from pipeline.train.gather import Ranks, world_size
 from pipeline.train.generators import RandomGenerators, seed_all
 from pipeline.train.gradcache import StepResult, loss_and_backward

@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from pipeline.errors import DataError
-from pipeline.store.base import Store
+from pipeline.store.files.base import Store
 from pipeline.train.dev import DevMetrics
 from pipeline.train.loop import Step
 from pipeline.train.metrics_line import MetricsLine

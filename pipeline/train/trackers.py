@@ -17,8 +17,8 @@ from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.log import say
-from pipeline.settings.watching import WatchSettings
-from pipeline.store.base import Store, sha256_of
+from pipeline.settings.trackers import WatchSettings
+from pipeline.store.files.base import Store, sha256_of
 from pipeline.train.metrics_line import MetricsLine
 
 FOLDER = "tensorboard"  # folder of the event files, within the training's folder

@@ -10,7 +10,7 @@ import pytest
 from pipeline.augment.synonyms import SynonymSettings
 from pipeline.config import validated
 from pipeline.errors import ConfigError, DataError, ModelError
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from pipeline.text.tokens.stop_words import STOP_WORDS
 from tests.augment.edits import method, write_thesaurus
 from tests.models.folder.wordfiles import write_words

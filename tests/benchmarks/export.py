@@ -24,8 +24,8 @@ from pipeline.flows.export.export import export
 from pipeline.flows.night.nightly import nightly
 from pipeline.log import Stages
 from pipeline.settings import Job
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.release import Releases
 from pipeline.targets import TARGETS
 from tests.benchmarks.machine import machine, print_table
 

@@ -21,13 +21,13 @@ import pyarrow.parquet as pq
 
 from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
-from pipeline.index.search import OpenRelease, open_release
+from pipeline.index.search.search import OpenRelease, open_release
 from pipeline.index.search_parameters import ivf_parameters
 from pipeline.index.structure import unwrap
 from pipeline.index.threads import faiss_threads
-from pipeline.index.where import parse_where
 from pipeline.log import Stages
 from pipeline.settings import Job
+from pipeline.where.parse import parse_where
 from tests.benchmarks.machine import machine, print_table
 from tests.benchmarks.night import captions
 

@@ -21,12 +21,12 @@ import pyarrow.parquet as pq
 from pipeline.flows.rows import LiveRows, PlacedUnit
 from pipeline.flows.transform.train_flow import FlowTraining, TrainFlow
 from pipeline.models.inference.encoder import load_encoder
-from pipeline.post.compare import DevPairs
-from pipeline.post.flow import Flow
 from pipeline.settings import EncoderSettings, EncodeSettings, FlowSettings
-from pipeline.store.schema import vector_column, vectors_schema, writer_options
-from pipeline.store.store import open_store
-from pipeline.store.units import UnitRecord
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.units import UnitRecord
+from pipeline.store.rows.schema import vector_column, vectors_schema, writer_options
+from pipeline.transforms.compare import DevPairs
+from pipeline.transforms.flow import Flow
 from tests.benchmarks.machine import machine, print_table
 
 DIM = 384

@@ -30,7 +30,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.store.base import PARTIAL
+from pipeline.store.files.base import PARTIAL
 from tests.benchmarks.machine import machine, print_table
 
 _ROOT = "release.root"

@@ -24,11 +24,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.settings import CorpusSettings
-from pipeline.store.store import open_store
-from pipeline.store.units import Changes, Corpus
-from pipeline.text.corpus.corpus_record import record_path, tables_folder
-from pipeline.text.corpus.ingest import ingest
-from pipeline.text.corpus.tonights_files import ParentCorpus
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.units import Changes, Corpus
+from pipeline.text.ingest.corpus_record import record_path, tables_folder
+from pipeline.text.ingest.ingest import ingest
+from pipeline.text.ingest.tonights_files import ParentCorpus
 from tests.benchmarks.machine import machine, print_table
 from tests.benchmarks.night import captions
 

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.index_kinds --rows 40000
 
-Prints the lines of `TABLE` in `pipeline/index/kind_recall.py`. With MANTA_EVAL_DATA, the vectors are
+Prints the lines of `TABLE` in `pipeline/index/measure/kind_recall.py`. With MANTA_EVAL_DATA, the vectors are
 those of captions by the packaged all-MiniLM-L6-v2; without it, they are generated in clusters.
 """
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.index.pilot import Pilot
-from pipeline.index.plan import variants_to_measure
+from pipeline.index.build.index_shape import variants_to_measure
+from pipeline.index.build.kind_trial import Pilot
 from pipeline.settings import IndexSettings
 from tests.benchmarks.index import vectors
 from tests.benchmarks.machine import machine

@@ -17,7 +17,7 @@ from typing import TypeVar
 import faiss
 import numpy as np
 
-from pipeline.index.centroids import CentroidGroups, train_centroids
+from pipeline.index.build.centroids import CentroidGroups, train_centroids
 from pipeline.index.threads import faiss_threads
 from tests.benchmarks.index import vectors
 from tests.benchmarks.machine import machine

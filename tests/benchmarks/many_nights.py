@@ -23,7 +23,7 @@ import manta
 from pipeline.charts.frame import HEIGHT, WIDTH
 from pipeline.charts.releases import history_chart
 from pipeline.flows.rows import LiveRows, placed_units
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from tests.benchmarks.growth import Cost, night, write_corpus, write_words
 from tests.benchmarks.machine import machine, print_table
 

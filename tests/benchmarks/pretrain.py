@@ -36,12 +36,12 @@ from pipeline.config import load_settings, validated
 from pipeline.flows.train.run_folder import CHECKPOINTS
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.saved_heads import SavedHeads
+from pipeline.models.trainable.saved_modules import SavedHeads
 from pipeline.models.trainable.saving import save_folder
 from pipeline.objectives.build import build_objective
 from pipeline.settings import EncoderSettings, Job
 from pipeline.settings.training import CheckpointSettings, TrainSettings
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from pipeline.train.checkpoint import Checkpoints, load_state
 from pipeline.train.metrics import read_metrics
 from tests.benchmarks.machine import machine, print_table

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.rates
 
-Prints the constants of `pipeline/flows/night/rates.py`. Each step runs on one thread, on random vectors, and
-its CPU time is counted, so that a busy machine changes little.
+Prints the constants of `pipeline/flows/night/planning/cost.py`. Each step runs on one thread, on random
+vectors, and its CPU time is counted, so that a busy machine changes little.
 """
 
 import argparse
@@ -18,24 +18,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.index.build import fill, train, write_index
-from pipeline.index.centroids import BLOCK_ROWS, GROUPS_PER_ROW, CentroidGroups, sum_by_group
-from pipeline.index.effort import set_effort
-from pipeline.index.kind_recall import KindVariant
-from pipeline.index.merge import FilledShard, count_duplicates, merge
-from pipeline.index.pilot import Pilot
-from pipeline.index.plan import plan_index
-from pipeline.index.sample import hash_order, id_bytes
+from pipeline.index.build.build import fill, train, write_index
+from pipeline.index.build.centroids import BLOCK_ROWS, GROUPS_PER_ROW, CentroidGroups, sum_by_group
+from pipeline.index.build.index_shape import plan_index
+from pipeline.index.build.kind_trial import Pilot
+from pipeline.index.build.merge import FilledShard, count_duplicates, merge
+from pipeline.index.build.sample import hash_order, id_bytes
+from pipeline.index.measure.kind_recall import KindVariant
+from pipeline.index.measure.search_effort import set_effort
+from pipeline.index.measure.truth import NOT_A_ROW, ExactTopK, Queries
 from pipeline.index.structure import addresses_of
 from pipeline.index.threads import faiss_threads
-from pipeline.index.truth import NOT_A_ROW, ExactTopK, Queries
 from pipeline.settings import CorpusSettings, IndexSettings
 from pipeline.settings.index_kinds import DIMS_PER_BYTE
 from pipeline.stats.moments import Moments, merge_tree
-from pipeline.store.address import to_addresses
-from pipeline.store.base import sha256_of
-from pipeline.store.local import LocalStore
-from pipeline.text.corpus.ingest import ingest
+from pipeline.store.files.base import sha256_of
+from pipeline.store.files.local import LocalStore
+from pipeline.store.rows.address import to_addresses
+from pipeline.text.ingest.ingest import ingest
 from tests.benchmarks.machine import machine
 
 _BATCH = 8_192

@@ -17,7 +17,7 @@ import ray
 from ray import serve
 from starlette.requests import Request
 
-from pipeline.index.search import open_release
+from pipeline.index.search.search import open_release
 from pipeline.targets.values import json_rows
 from tests.benchmarks.machine import machine, print_table
 from tests.benchmarks.serve import HEADER, load, service, summary, texts_of

@@ -24,7 +24,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from pipeline.index.search import OpenRelease, open_release
+from pipeline.index.search.search import OpenRelease, open_release
 from tests.benchmarks.machine import machine, print_table, spread
 
 _QUERY = "join two paths"

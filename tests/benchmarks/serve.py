@@ -29,9 +29,9 @@ import aiohttp
 import numpy as np
 
 from pipeline.daemon import in_daemon_thread
-from pipeline.index.search import OpenRelease, open_release
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.index.search.search import OpenRelease, open_release
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.release import Releases
 from tests.benchmarks.machine import machine, print_table
 
 _K = 10

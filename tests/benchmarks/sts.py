@@ -31,12 +31,12 @@ from pipeline.models.folder.locate import locate
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.layers.numerics import use_threads
 from pipeline.models.layers.weights import open_checkpoint
-from pipeline.post import Transform
-from pipeline.post.chain import fit_transform
 from pipeline.settings import EncoderSettings, EncodeSettings, FlowSettings, WhitenSettings
 from pipeline.stats.correlation import spearman
 from pipeline.stats.moments import Moments
 from pipeline.train.flow import FlowTrainer, HeldOut
+from pipeline.transforms import Transform
+from pipeline.transforms.chain import fit_transform
 from tests.benchmarks.machine import machine, print_table
 
 SETS = ("STS12", "STS13", "STS15", "STSB-dev", "STSB-test")

@@ -20,7 +20,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from pipeline.models.inference.padded import PaddedModel
 from pipeline.models.inference.word_average import BagModel
-from pipeline.models.layers.pooling import POOLINGS
+from pipeline.models.spec.pooling import POOLINGS
 from tests.benchmarks.machine import print_table
 from tests.models.folder.static_folders import save_static
 from tests.models.folders import (

@@ -28,14 +28,14 @@ from pipeline.flows.night.candidate import _release_unit
 from pipeline.flows.rows import PlacedUnit
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
-from pipeline.store.base import Entry, Store
-from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest
-from pipeline.store.prune import prune
-from pipeline.store.release import Releases
-from pipeline.store.release_units import store_units
-from pipeline.store.stored import FileRef
-from pipeline.store.units import Corpus, CorpusUnit, UnitRecord
-from pipeline.store.verify import size_faults
+from pipeline.store.files.base import Entry, Store
+from pipeline.store.records.release_units import store_units
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.units import Corpus, CorpusUnit, UnitRecord
+from pipeline.store.releases.manifest import EncoderFiles, IndexFiles, ReleaseManifest
+from pipeline.store.releases.prune import prune
+from pipeline.store.releases.release import Releases
+from pipeline.store.releases.verify import size_faults
 from tests.benchmarks.machine import machine, print_table
 
 _ROWS, _BYTES = 32_768, 50_000_000

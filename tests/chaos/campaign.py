@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.release import Releases
 from tests.chaos.compare import Differences, compare
 from tests.chaos.corpus import ChangingCorpus
 from tests.chaos.nights import HOOKS, Fire, NightUnderFire, Tally

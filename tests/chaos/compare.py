@@ -19,16 +19,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.index.search import open_release
-from pipeline.store.base import Store
-from pipeline.store.dead import Dead
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.release import Releases
-from pipeline.store.schema import vector_matrix
-from pipeline.store.store import open_store
-from pipeline.store.units import Corpus
-from pipeline.store.verify import files_of
-from tests.text.corpus.tables import key_lines, text_lines
+from pipeline.index.search.search import open_release
+from pipeline.store.files.base import Store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.dead import Dead
+from pipeline.store.records.units import Corpus
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.releases.release import Releases
+from pipeline.store.releases.verify import files_of
+from pipeline.store.rows.schema import vector_matrix
+from tests.text.ingest.tables import key_lines, text_lines
 
 # Files that contain addresses, and files of quarantined rows, whose names contain the id of the corpus, which
 # depends on ordinals.

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.store.base import PARTIAL
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.base import PARTIAL
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.release import Releases
 from tests.chaos.campaign import Campaign, Plans, Report
 from tests.chaos.points import POINTS, Shot, point_of
 from tests.flows.conftest import ROOT, job_arguments, sentences

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.charts.frame import HEIGHT, WIDTH, ChartFrame, compact, log_ticks, percent, tick_labels, ticks
 from pipeline.charts.night import choice_chart, cosine_chart, length_chart, recall_chart, spectrum_chart
-from pipeline.index.metrics import CurvePoint
+from pipeline.index.measure.metrics import CurvePoint
 from pipeline.stats.sample import Histogram, cosine_histogram
 from tests.charts.lengths import length_histogram
 

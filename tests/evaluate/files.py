@@ -16,7 +16,7 @@ import torch
 from pipeline.evaluate import TASKS, EvaluationTask, Score
 from pipeline.evaluate.bootstrap import ScoreEstimate, estimate, statistics
 from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 
 
 def save(file: Path, columns: Mapping[str, Any]) -> Path:

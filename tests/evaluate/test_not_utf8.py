@@ -11,10 +11,10 @@ from pipeline.augment.thesaurus import read_thesaurus
 from pipeline.errors import DataError
 from pipeline.evaluate.judgements import read_judgements
 from pipeline.evaluate.source import TaskRoles, open_file
-from pipeline.flows.transform.dev import dev_pairs
+from pipeline.flows.transform.decide import dev_pairs
 from pipeline.settings import TaskSettings
-from pipeline.store.store import store_of
-from pipeline.text.corpus.queries import read_texts
+from pipeline.store.files.open_store import store_of
+from pipeline.text.formats.queries import read_texts
 
 WORDS = [b"one", b"caf\xe9", b"two"]
 BAD_ROW = 2

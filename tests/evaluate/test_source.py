@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.source import TaskRoles, open_file
 from pipeline.settings import TaskSettings
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from tests.evaluate.files import save
 
 

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import load_settings
-from pipeline.index.plan import GIB
+from pipeline.index.build.index_shape import GIB
 from pipeline.settings import Job
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.releases.release import Releases
 
 ROOT = Path(__file__).parent.parent.parent
 ON_RAY = "cluster.small_rows=0"  # even a small night starts Ray

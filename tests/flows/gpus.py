@@ -10,8 +10,8 @@ import psutil
 
 from pipeline.errors import ConfigError
 from pipeline.flows.workers.cluster import connect, silence_ray
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.tasks import Pool
-from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
 from tests.flows.tasks import Device, Where

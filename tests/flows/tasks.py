@@ -11,10 +11,10 @@ from pathlib import Path
 from pipeline.device import resolve
 from pipeline.errors import DataError
 from pipeline.flows.workers.tasks import PlainTask, progress
-from pipeline.flows.workers.worker import gpu_assigned
-from pipeline.store.cache import get_or_build
-from pipeline.store.store import open_store
-from pipeline.store.units import UnitRecord
+from pipeline.flows.workers.worker_encoder import gpu_assigned
+from pipeline.store.files.cache import get_or_build
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.units import UnitRecord
 
 
 @dataclass(frozen=True)

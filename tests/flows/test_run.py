@@ -10,8 +10,8 @@ from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.tasks import Pool
 from pipeline.log import Stages, listening
 from pipeline.settings import Job
-from pipeline.store.store import open_store
-from pipeline.store.units import UnitRecord
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.units import UnitRecord
 from tests.flows.tasks import NameUnit
 
 

@@ -13,11 +13,11 @@ from pipeline.cores import usable_cores
 from pipeline.flows.encode.unit import EncodeUnit
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.store.base import Store
-from pipeline.store.once import store_table_by_content
-from pipeline.store.schema import corpus_schema, vector_matrix
-from pipeline.store.store import open_store
-from pipeline.store.units import CorpusUnit
+from pipeline.store.files.base import Store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.units import CorpusUnit
+from pipeline.store.records.write_once import store_table_by_content
+from pipeline.store.rows.schema import corpus_schema, vector_matrix
 from tests.gpu.scale import PartTable, Scale, bert, texts_of
 
 UNITS = 3

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from tests.gpu.scale import PartTable, Scale
 
 if TYPE_CHECKING:
-    from pipeline.index.truth import Neighbours, Queries
+    from pipeline.index.measure.truth import Neighbours, Queries
     from tests.index.clustered import Vectors
 
 KINDS = ("ivf_flat", "ivf_sq8", "opq_ivf_pq", "IVF{lists}_HNSW32,RaBitQ,Refine(SQ8)")
@@ -33,7 +33,7 @@ def index(scale: Scale) -> PartTable:
     if importlib.util.find_spec("faiss") is None:
         return PartTable("faiss is not installed", HEADER, [])
     from pipeline.index.gpu import sees_gpus
-    from pipeline.index.truth import ExactTopK, Queries
+    from pipeline.index.measure.truth import ExactTopK, Queries
     from tests.index.clustered import clustered
 
     rows, on_gpu = scale.choose(3_000, 200_000), scale.on_gpu and sees_gpus()
@@ -75,10 +75,10 @@ def _build(kind: str, vectors: "Vectors", queries: "Queries", exact: "Neighbours
     """Train and fill an index, and search it on the CPU."""
     import faiss
 
-    from pipeline.index.build import fill, train
-    from pipeline.index.effort import set_effort
-    from pipeline.index.plan import plan_index
-    from pipeline.index.recall import recall
+    from pipeline.index.build.build import fill, train
+    from pipeline.index.build.index_shape import plan_index
+    from pipeline.index.measure.recall import recall
+    from pipeline.index.measure.search_effort import set_effort
     from pipeline.settings import IndexSettings
 
     rows, dim = vectors.raw.shape

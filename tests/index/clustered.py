@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.index.truth import Queries
+from pipeline.index.measure.truth import Queries
 
 DIM = 32
 UNIT_ROWS = 500

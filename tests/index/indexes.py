@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from pipeline.index.build import fill, train
-from pipeline.index.plan import plan_index
-from pipeline.index.truth import ExactTopK, Neighbours, Queries
+from pipeline.index.build.build import fill, train
+from pipeline.index.build.index_shape import plan_index
+from pipeline.index.measure.truth import ExactTopK, Neighbours, Queries
 from pipeline.settings import IndexSettings
 from tests.index.clustered import Vectors, some_map
 

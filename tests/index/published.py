@@ -10,20 +10,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.device import resolve
-from pipeline.index.build import fill, remove, train, write_index
-from pipeline.index.ids import write_ids
-from pipeline.index.merge import FilledShard, merge_on_disk
-from pipeline.index.plan import plan_index
+from pipeline.index.build.build import fill, remove, train, write_index
+from pipeline.index.build.index_shape import plan_index
+from pipeline.index.build.merge import FilledShard, merge_on_disk
+from pipeline.index.files.ids import write_ids
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
-from pipeline.store.base import Store, sha256_of
-from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest
-from pipeline.store.once import store_by_content
-from pipeline.store.release import Releases
-from pipeline.store.release_units import ReleaseUnit
-from pipeline.store.stored import FileRef
-from pipeline.store.units import Corpus
+from pipeline.store.files.base import Store, sha256_of
+from pipeline.store.records.release_units import ReleaseUnit
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.units import Corpus
+from pipeline.store.records.write_once import store_by_content
+from pipeline.store.releases.manifest import EncoderFiles, IndexFiles, ReleaseManifest
+from pipeline.store.releases.release import Releases
 from tests.index.clustered import Map
 
 WORDS = re.findall(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.index.kind_recall import TABLE, KindVariant, required_of_codes
-from pipeline.index.plan import GIB, plan_index
+from pipeline.index.build.index_shape import GIB, plan_index
+from pipeline.index.measure.kind_recall import TABLE, KindVariant, required_of_codes
 from pipeline.settings import IndexSettings
 
 KINDS = {

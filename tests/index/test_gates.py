@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from pipeline.index.files.parts import Parts
 from pipeline.index.gates import judge, lowest_cosine
-from pipeline.index.measure import measure
-from pipeline.index.metrics import IndexMetrics, Proportion, RowCounts
-from pipeline.index.parts import Parts
+from pipeline.index.measure.measure import measure
+from pipeline.index.measure.metrics import IndexMetrics, Proportion, RowCounts
 from pipeline.settings import GateSettings, IndexSettings
 from tests.index.clustered import clustered
 from tests.index.indexes import build_with_truth

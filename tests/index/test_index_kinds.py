@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.index.build import fill, remove, train, write_index
-from pipeline.index.plan import plan_index
+from pipeline.index.build.build import fill, remove, train, write_index
+from pipeline.index.build.index_shape import plan_index
 from pipeline.index.structure import inspect_factory, ivf_of
 from pipeline.settings import IndexSettings
 from pipeline.settings.index_kinds import KIND_NAMES, KINDS, IndexShape

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.index.where import parse_where
+from pipeline.where.parse import parse_where
 
 ROWS = 150
 DAY = datetime.datetime(2026, 11, 25)

@@ -8,7 +8,7 @@ from typer.main import get_command
 from jobs.boundary import EXIT_CODES
 from jobs.cli import app
 from pipeline.settings import Job
-from pipeline.store.manifest import READABLE, RELEVANCE, RELEVANCE_CHANGE
+from pipeline.store.releases.manifest import READABLE, RELEVANCE, RELEVANCE_CHANGE
 from tests.infra.manifests import INFRA, ROOT, of_kind
 
 TEXT = (INFRA / "README.md").read_text()

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.store.prune import prune
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.prune import prune
+from pipeline.store.releases.release import Releases
 from tests.conftest import CommandResult
 from tests.flows.evaluate.evaluating import arguments, write_pairs
 from tests.models.folders import folder_of_language_model, save_folder

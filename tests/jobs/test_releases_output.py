@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.release import Releases
 from tests.conftest import CommandResult
-from tests.store.test_release import publish
+from tests.store.releases.test_release import publish
 
 
 def test_a_reason_with_a_line_break_is_printed_on_one_line(

@@ -26,10 +26,10 @@ from pipeline.config import load_settings
 from pipeline.errors import DataError
 from pipeline.log import listening
 from pipeline.settings import Job
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
-from pipeline.store.stored import FileRef
-from pipeline.text.corpus.queries import read_texts
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.releases.release import Releases
+from pipeline.text.formats.queries import read_texts
 from tests.conftest import ROOT, CommandResult
 from tests.index.published import Publisher
 from tests.models.folders import save_folder

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from jobs.serve import _run
 from pipeline.errors import ConfigError
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from tests.conftest import ROOT, CommandResult
 from tests.index.published import Publisher, texts
 from tests.models.folders import save_folder

@@ -19,9 +19,9 @@ import psutil
 import pytest
 import yaml
 
-from pipeline.index.search import open_release
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.index.search.search import open_release
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.release import Releases
 from tests.flows.conftest import ROOT, encoded_units, unit_hashes, write_corpus
 from tests.infra.kuberay_line import kuberay_line
 from tests.infra.manifests import jobs

@@ -23,8 +23,8 @@ from jobs.boundary import Say, guarded
 from jobs.command import named_configs
 from pipeline.config import load_settings, to_yaml
 from pipeline.settings import Job
-from pipeline.store.commits import Commit, commit_path
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.commits import Commit, commit_path
 from tests.conftest import ROOT, CommandResult
 
 Manta = Callable[..., CommandResult]

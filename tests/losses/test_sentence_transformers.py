@@ -26,7 +26,7 @@ from pipeline.losses import (
     similarity_distillation,
     triplet,
 )
-from pipeline.objectives.matryoshka import Matryoshka
+from pipeline.objectives.build import Matryoshka
 from pipeline.objectives.supervised import Supervised
 from tests.objectives.tiny import Tiny, batch_of, texts
 

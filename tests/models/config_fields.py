@@ -17,7 +17,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from pipeline.errors import MODEL_FAILURES, ModelError
 from pipeline.models.inference.encoder import load_encoder
-from pipeline.models.layers.families import DECODER_FAMILIES
+from pipeline.models.spec.families import DECODER_FAMILIES
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.every_family import FAMILIES, config_of, save_family, texts_of, vectors_alone
 from tests.models.folders import edit_json

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from pipeline.models.layers.pooling import POOLINGS
+from pipeline.models.spec.pooling import POOLINGS
 
 Layers = Mapping[int, np.ndarray]
 """states (tokens, d) of one text by layer: 0, 1, -2, -1, and TABLE for the rows of the word table"""

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.night.outcome import NightOutcome
+from pipeline.flows.night.publish import NightOutcome
 from pipeline.log import Stages
 from pipeline.settings import Job
 

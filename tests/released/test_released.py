@@ -14,16 +14,16 @@ from pipeline.config import digest_of
 from pipeline.device import Device
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
-from pipeline.index.search import open_release
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.layers.linear import is_onednn
 from pipeline.models.layers.numerics import Arithmetic
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.releases.release import Releases
 from tests.models.folders import save_folder
 from tests.released.small import run_night, set_corpus, unpack
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeline.index.metrics import CurvePoint, IndexMetrics, Latency, Proportion
+from pipeline.index.measure.metrics import CurvePoint, IndexMetrics, Latency, Proportion
 from pipeline.log import Stage
 from pipeline.report.changes import ChangedAnswers, QuarantinedRow, ReleaseChange, RowChange
 from pipeline.report.night import (
@@ -17,9 +17,9 @@ from pipeline.report.night import (
 from pipeline.report.relevance import QueryScores, RelevanceSection
 from pipeline.stats.drift import Drift
 from pipeline.stats.sample import cosine_histogram
-from pipeline.store.answers import Answers, Hit
-from pipeline.store.manifest import Gate
-from pipeline.store.summary import Summary
+from pipeline.store.releases.fixed_query_results import Answers, Hit
+from pipeline.store.releases.manifest import Gate
+from pipeline.store.releases.summary import Summary
 from pipeline.text.tokens.coverage import ScriptCoverage
 from tests.charts.lengths import length_histogram
 

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 
 from pipeline.log import Stage
-from pipeline.post.choose import Curve
 from pipeline.report.changes import ChangedAnswers, QuarantinedRow, ReleaseChange, RowChange
 from pipeline.report.night import NightReport, render
 from pipeline.report.relevance import QueryScores, RelevanceSection
-from pipeline.store.answers import Answers, Hit
-from pipeline.store.manifest import Gate
-from pipeline.store.summary import Summary
+from pipeline.store.releases.fixed_query_results import Answers, Hit
+from pipeline.store.releases.manifest import Gate
+from pipeline.store.releases.summary import Summary
+from pipeline.transforms.choose import Curve
 from tests.report.nights import FULL, REFUSED, SMALLEST
 from tests.report.pages import HostileTexts, Page, assert_shown_as_text, spaced_words_in
 

@@ -6,8 +6,8 @@ from typing import Literal
 import pytest
 
 from pipeline.report.releases import Overview, ReleaseRow, render
-from pipeline.store.commits import Commit
-from pipeline.store.summary import Summary
+from pipeline.store.releases.commits import Commit
+from pipeline.store.releases.summary import Summary
 from tests.report.pages import Page, spaced_words_in
 
 PUBLISHED = Commit(commit=2, kind="publish", release=2, committed_at="2026-11-22T11:24:05Z")

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.report.card import card
-from pipeline.report.course import changes_on_same_rows, changes_over_steps, find_rising_loss
+from pipeline.report.loss_curve import changes_on_same_rows, changes_over_steps, find_rising_loss
+from pipeline.report.model_card import card
 from pipeline.report.training import render, verdict
 from pipeline.report.training_charts import sections
 from pipeline.report.training_report import SourceSummary, TrainingReport

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import ConfigError, ModelError, QueryError, TransientError
-from pipeline.index.search import OpenRelease, open_release
+from pipeline.index.search.search import OpenRelease, open_release
 from pipeline.serve.batches import Batches, ClientGone, Found, Overloaded, Search
 from pipeline.serve.messages import MAX_QUERIES
 from pipeline.serve.metrics import ServiceMetrics
 from pipeline.serve.problems import status_of
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from tests.index.published import Publisher, choosy_encoder, texts
 from tests.models.folders import save_folder
 

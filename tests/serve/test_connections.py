@@ -13,7 +13,7 @@ from fastapi import HTTPException
 
 from pipeline.serve.access import BodyLimit
 from pipeline.serve.connections import Limits, Seldom, SeldomRepeated, limits_of_process
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from tests.index.published import Publisher, texts
 from tests.models.folders import save_folder
 from tests.serve.serving import Client, serving, wait_until

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.index.search import OpenRelease, open_release
+from pipeline.index.search.search import OpenRelease, open_release
 from pipeline.serve.follow import Follower, open_held, pause_s
 from pipeline.serve.metrics import ServiceMetrics
-from pipeline.store.lease import SERVED, active_leases
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.lease import SERVED, active_leases
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.release import Releases
 from tests.index.published import Publisher, texts
 from tests.models.folders import save_folder
 from tests.serve.serving import ServiceOptions, serving, wait_for_release

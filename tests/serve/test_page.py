@@ -21,8 +21,8 @@ from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
-from pipeline.index import selection
-from pipeline.index.search import OpenRelease, open_release
+from pipeline.index.filter import selection
+from pipeline.index.search.search import OpenRelease, open_release
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
 from tests.flows.conftest import sentences

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipeline.index.search import open_release
+from pipeline.index.search.search import open_release
 from pipeline.serve.messages import MAX_BODY_BYTES, SearchRequest
 from pipeline.serve.service import ServiceOptions
-from pipeline.store.base import Store
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.base import Store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.release import Releases
 from tests.conftest import ROOT
 from tests.index.published import Publisher, texts
 from tests.models.folders import save_folder

@@ -5,8 +5,8 @@ import pytest
 from scipy.stats import skew
 
 from pipeline.errors import DataError
-from pipeline.stats import hubness as module
-from pipeline.stats.hubness import hubness, nearest_rows
+from pipeline.stats import space as module
+from pipeline.stats.space import hubness, nearest_rows
 
 
 def counts_by_sorting(x: np.ndarray, k: int) -> np.ndarray:

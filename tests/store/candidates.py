@@ -2,12 +2,12 @@
 
 from hashlib import sha256
 
-from pipeline.store.base import Store
-from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest
-from pipeline.store.release import Releases
-from pipeline.store.release_units import ReleaseUnit, store_units
-from pipeline.store.stored import FileRef
-from pipeline.store.units import Corpus, CorpusUnit, TableBucket
+from pipeline.store.files.base import Store
+from pipeline.store.records.release_units import ReleaseUnit, store_units
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.units import Corpus, CorpusUnit, TableBucket
+from pipeline.store.releases.manifest import EncoderFiles, IndexFiles, ReleaseManifest
+from pipeline.store.releases.release import Releases
 
 
 def candidate(store: Store, name: str, parent: int | None, shared: str = "shared") -> ReleaseManifest:

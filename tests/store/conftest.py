@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.store.base import Store
-from pipeline.store.store import open_store
+from pipeline.store.files.base import Store
+from pipeline.store.files.open_store import open_store
 from tests.faults import FaultyProxy
 from tests.store.copies import CONTENT, ENCODER
 

@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.models.folder.locate import locate
-from pipeline.store.base import Store
-from pipeline.store.cache import cache_directory, get_or_build, shrink
+from pipeline.store.files.base import Store
+from pipeline.store.files.cache import cache_directory, get_or_build, shrink
 from tests.store.copies import SHA256, age
 
 NOBODY = 65_534

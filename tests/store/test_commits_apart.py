@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import PublishConflict
-from pipeline.store.commits import commit_path
-from pipeline.store.manifest import manifest_path
-from pipeline.store.prune import prune
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.commits import commit_path
+from pipeline.store.releases.manifest import manifest_path
+from pipeline.store.releases.prune import prune
+from pipeline.store.releases.release import Releases
 from tests.faults import Faults, FaultyProxy
 from tests.store.candidates import candidate
 
@@ -51,7 +51,7 @@ def test_one_of_several_concurrent_publishers_wins(releases: Releases):
 def test_a_publisher_stopped_before_its_commit_leaves_its_number_unused(
     releases: Releases, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("pipeline.store.release._RESERVATION_S", 0.2)
+    monkeypatch.setattr("pipeline.store.releases.release._RESERVATION_S", 0.2)
     stopped = candidate(releases.store, "stopped", None).model_copy(update={"release": 1})
     assert releases._store_manifest(stopped)
     assert releases.publish(candidate(releases.store, "next", None), str).release == 2

@@ -8,10 +8,10 @@ import pytest
 from pipeline.config import canonical, digest_of
 from pipeline.errors import DataError
 from pipeline.log import listening
-from pipeline.store.base import Store
-from pipeline.store.commits import commit_path
-from pipeline.store.manifest import manifest_path
-from pipeline.store.release import Releases
+from pipeline.store.files.base import Store
+from pipeline.store.releases.commits import commit_path
+from pipeline.store.releases.manifest import manifest_path
+from pipeline.store.releases.release import Releases
 from tests.store.candidates import candidate, publish
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.store.base import Store
-from pipeline.store.probe import check_store
-from pipeline.store.store import open_store
+from pipeline.store.files.base import Store
+from pipeline.store.files.check_store import check_store
+from pipeline.store.files.open_store import open_store
 from tests.faults import Faults, FaultyProxy
 
 KINDS = ["throttled", "internal", "limited", "reset", "delayed", "cut", "lost"]
@@ -27,7 +27,7 @@ LARGE = 40 << 20  # three parts
 def store(faulty: FaultyProxy, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("MANTA_STORE_TIMEOUT_S", "0.4")
-    monkeypatch.setattr("pipeline.store.retry._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("pipeline.store.files.retry._FIRST_PAUSE_S", 0.01)
     return open_store(f"{s3}/{tmp_path.name}")
 
 
@@ -159,7 +159,7 @@ def test_a_large_file_is_published_from_disk_and_read_by_ranges(
 
 
 def test_uploads_of_killed_writers_are_aborted_by_age(store: Store, faulty: FaultyProxy):
-    from pipeline.store.s3_client import client
+    from pipeline.store.files.s3 import client
 
     bucket, _, prefix = store.uri.removeprefix("s3://").partition("/")
     client().call_s3("create_multipart_upload", Bucket=bucket, Key=f"{prefix}/large")
@@ -223,7 +223,9 @@ def test_a_missing_bucket_is_named(faulty: FaultyProxy):
 
 
 def test_without_credentials_the_variables_are_named(faulty: FaultyProxy, tmp_path: Path):
-    program = "from pipeline.store.store import open_store; open_store('s3://bucket/x').write('a', b'')"
+    program = (
+        "from pipeline.store.files.open_store import open_store; open_store('s3://bucket/x').write('a', b'')"
+    )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     environment |= {
         "HOME": str(tmp_path),
@@ -280,7 +282,7 @@ def test_listings_are_complete_and_never_cached(store: Store, faulty: FaultyProx
 
 
 def test_keys_that_are_not_valid_paths_are_ignored(store: Store, faulty: FaultyProxy):
-    from pipeline.store.s3_client import client
+    from pipeline.store.files.s3 import client
 
     bucket, _, prefix = store.uri.removeprefix("s3://").partition("/")
     for key in ("a/../../b", "a//b", "folder/", "a\\b", "good"):

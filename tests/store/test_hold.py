@@ -7,11 +7,11 @@ import pytest
 
 from pipeline.errors import ConfigError, DataError, RootHeld
 from pipeline.log import listening
-from pipeline.store.base import Store
-from pipeline.store.commits import commit_path
-from pipeline.store.manifest import ReleaseManifest, manifest_path
-from pipeline.store.prune import prune
-from pipeline.store.release import Releases
+from pipeline.store.files.base import Store
+from pipeline.store.releases.commits import commit_path
+from pipeline.store.releases.manifest import ReleaseManifest, manifest_path
+from pipeline.store.releases.prune import prune
+from pipeline.store.releases.release import Releases
 from tests.conftest import CommandResult
 from tests.store.candidates import candidate, publish
 

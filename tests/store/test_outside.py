@@ -16,9 +16,9 @@ import yaml
 from pipeline import config, yaml_tree
 from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
 from pipeline.models.folder.locate import locate
-from pipeline.store.base import Store
-from pipeline.store.disk import temporary_folder, translate_disk_errors
-from pipeline.store.store import open_store
+from pipeline.store.files.base import Store
+from pipeline.store.files.disk import temporary_folder, translate_disk_errors
+from pipeline.store.files.open_store import open_store
 
 ROOT = Path(__file__).parent.parent.parent
 OUTSIDE = ["../x", "a/../../x", "/etc/passwd", "..", "a\\..\\x", "a\0b", ""]
@@ -89,7 +89,7 @@ def test_a_root_may_be_a_symbolic_link(tmp_path: Path):
 
 
 def test_keys_with_parent_folders_are_not_copied(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from pipeline.store.s3_client import client
+    from pipeline.store.files.s3 import client
 
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache" / "deep"))
     for key in ("config.json", "../../../../climbed.json", "a\\b.json"):
@@ -167,7 +167,8 @@ def test_globs_are_not_taken_for_query_strings():
 def test_a_full_disk_leaves_no_partial_file(tmp_path: Path):
     """A limit on the size of files replaces a full disk: writes fail in the middle, as on a full disk."""
     program = (
-        "import resource, sys; from pathlib import Path; from pipeline.store.store import open_store\n"
+        "import resource, sys; from pathlib import Path\n"
+        "from pipeline.store.files.open_store import open_store\n"
         "from pipeline.errors import TransientError; import os\n"
         "store = open_store(sys.argv[1]); large = b'x' * 200_000\n"
         "Path(sys.argv[1] + '-file').write_bytes(large)\n"

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 
 PAGE = 3  # uploads of one page; S3 lists 1,000
 

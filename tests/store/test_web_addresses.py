@@ -8,8 +8,8 @@ import pytest
 from pipeline.errors import ConfigError
 from pipeline.models.folder.locate import locate
 from pipeline.settings import CorpusSettings
-from pipeline.store.store import open_store
-from pipeline.text.corpus.sources import list_corpus
+from pipeline.store.files.open_store import open_store
+from pipeline.text.sources.sources import list_corpus
 
 OPENERS = {
     "encoder": locate,

@@ -14,9 +14,9 @@ from pipeline.objectives import Batch, Loss
 from pipeline.objectives.supervised import Supervised
 from pipeline.settings.optimizer import OptimizerSettings
 from pipeline.settings.training import CheckpointSettings, TrainSettings
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.train.check_finite import NonFinite
 from pipeline.train.checkpoint import Checkpoints, load_state
-from pipeline.train.finite import NonFinite
 from pipeline.train.gather import Ranks
 from pipeline.train.loop import Training, fit
 from tests.objectives.tiny import Tiny

@@ -13,8 +13,8 @@ import torch
 
 from pipeline.errors import ConfigError
 from pipeline.settings.training import CheckpointSettings
-from pipeline.store.base import Store
-from pipeline.store.store import open_store
+from pipeline.store.files.base import Store
+from pipeline.store.files.open_store import open_store
 from pipeline.train.checkpoint import Checkpoints, load_state
 
 TOP = "run/checkpoints"

@@ -7,10 +7,10 @@ from scipy.stats import spearmanr
 
 from pipeline.errors import DataError
 from pipeline.models.layers.numerics import use_threads
-from pipeline.post.compare import DevPairs
-from pipeline.post.flow import Flow
 from pipeline.settings import FlowSettings
 from pipeline.train.flow import Diverged, FlowTrainer, HeldOut
+from pipeline.transforms.compare import DevPairs
+from pipeline.transforms.flow import Flow
 
 DIM = 32
 SETTINGS = FlowSettings(learning_rate=3e-3)

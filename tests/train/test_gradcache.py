@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError, DataError, Defect
 from pipeline.losses import info_nce
-from pipeline.models.layers.pooling import Segments
+from pipeline.models.spec.pooling import Segments
 from pipeline.objectives import Batch, Loss, Objective, View
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised

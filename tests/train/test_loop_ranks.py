@@ -9,7 +9,7 @@ import torch
 import torch.multiprocessing
 
 from pipeline.settings.training import CheckpointSettings
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from pipeline.train.checkpoint import Checkpoints, load_state
 from pipeline.train.loop import fit
 from tests.objectives.tiny import assert_same

@@ -19,7 +19,7 @@ from pipeline.settings import EncoderSettings
 from pipeline.settings.optimizer import OptimizerSettings, ScheduleSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
-from pipeline.train.finite import NonFinite
+from pipeline.train.check_finite import NonFinite
 from pipeline.train.gradcache import loss_and_backward
 from pipeline.train.loop import Training, fit
 from pipeline.train.precision import LossScale, prepare_encoders

@@ -17,11 +17,11 @@ from pipeline.flows.train.train import train
 from pipeline.log import Stages
 from pipeline.objectives import Loss
 from pipeline.settings import Job
+from pipeline.settings.trackers import WatchSettings
 from pipeline.settings.training import TrainSettings
-from pipeline.settings.watching import WatchSettings
-from pipeline.store.base import Store
-from pipeline.store.store import open_store
-from pipeline.store.units import sum_counts
+from pipeline.store.files.base import Store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.units import sum_counts
 from pipeline.train.dev import DevMetrics
 from pipeline.train.loop import Step
 from pipeline.train.metrics import METRICS, MetricsFile, TrainingLog, read_metrics

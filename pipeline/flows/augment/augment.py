@@ -8,16 +8,16 @@ from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect, local_workers
 from pipeline.log import Stages, say
 from pipeline.settings import Job
-from pipeline.store.augmented import Augmented, Series
-from pipeline.store.base import Store
-from pipeline.store.lease import describe_holders, lease
-from pipeline.store.store import open_store
-from pipeline.store.units import Corpus
-from pipeline.text.corpus.corpus_record import corpus_digest
-from pipeline.text.corpus.ingest import ingest
-from pipeline.text.corpus.sources import list_files
-from pipeline.text.corpus.task_map import TaskRunner
-from pipeline.text.corpus.tonights_files import ParentCorpus
+from pipeline.store.files.base import Store
+from pipeline.store.files.lease import describe_holders, lease
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.augmented import Augmented, Series
+from pipeline.store.records.units import Corpus
+from pipeline.text.ingest.corpus_record import corpus_digest
+from pipeline.text.ingest.ingest import ingest
+from pipeline.text.ingest.tonights_files import ParentCorpus
+from pipeline.text.sources.sources import list_files
+from pipeline.text.task_map import TaskRunner
 
 
 def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:

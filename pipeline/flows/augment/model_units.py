@@ -18,12 +18,12 @@ from pipeline.config import digest_of
 from pipeline.device import resolve
 from pipeline.errors import MODEL_FAILURES, Defect, ModelError
 from pipeline.flows.workers.tasks import progress
-from pipeline.flows.workers.worker import gpu_assigned
+from pipeline.flows.workers.worker_encoder import gpu_assigned
 from pipeline.settings.augment import AugmentSettings
-from pipeline.store.address import ordinal_of, row_of
-from pipeline.store.base import Store
-from pipeline.store.once import create_record, put_by_content
-from pipeline.store.units import CorpusUnit, UnitRecord
+from pipeline.store.files.base import Store
+from pipeline.store.records.units import CorpusUnit, UnitRecord
+from pipeline.store.records.write_once import create_record, put_by_content
+from pipeline.store.rows.address import ordinal_of, row_of
 
 _FORMAT = 1  # version of the stored units
 _ROOT_FOLDER = "units/made"

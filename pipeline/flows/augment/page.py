@@ -30,8 +30,8 @@ from pipeline.report.augmentation_report import (
 )
 from pipeline.settings import Job
 from pipeline.stats.sample import sample_by_key
-from pipeline.store.base import Store
-from pipeline.store.units import Corpus, UnitRecord
+from pipeline.store.files.base import Store
+from pipeline.store.records.units import Corpus, UnitRecord
 
 T = TypeVar("T")
 

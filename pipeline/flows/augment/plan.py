@@ -16,11 +16,11 @@ from pipeline.flows.workers.cluster import is_local
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import ClusterSettings, Job, WorkerSettings
 from pipeline.settings.augment import ModelSettings
-from pipeline.store.augmented import Augmented
-from pipeline.store.base import Store
-from pipeline.store.stored import FileRef
-from pipeline.store.units import Corpus, UnitRecord
-from pipeline.text.corpus.corpus_record import record_path
+from pipeline.store.files.base import Store
+from pipeline.store.records.augmented import Augmented
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.units import Corpus, UnitRecord
+from pipeline.text.ingest.corpus_record import record_path
 
 _FORMAT = 1  # version of the units of variants
 # Costs in units of the time to encode one text, estimated:

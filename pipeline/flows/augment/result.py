@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.augment import ModelWork
-from pipeline.store.augmented import Augmented, Series
-from pipeline.store.base import Store
-from pipeline.store.units import Corpus
+from pipeline.store.files.base import Store
+from pipeline.store.records.augmented import Augmented, Series
+from pipeline.store.records.units import Corpus
 
 
 @dataclass(frozen=True)

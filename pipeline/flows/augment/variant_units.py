@@ -17,15 +17,15 @@ from pipeline.augment.keep import Candidates, JudgedVariants, Vectors, judge
 from pipeline.config import digest_of
 from pipeline.flows.augment.model_units import model_columns, read_outputs
 from pipeline.flows.workers.tasks import progress
-from pipeline.flows.workers.worker import worker_encoder
+from pipeline.flows.workers.worker_encoder import worker_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.store.arrays import one_chunk
-from pipeline.store.base import Store
-from pipeline.store.dead import DeadRows
-from pipeline.store.once import load_or_make, put_by_content
-from pipeline.store.schema import KEY, original_name, stored_name
-from pipeline.store.stored import FileRef
-from pipeline.store.units import CorpusUnit, UnitRecord
+from pipeline.store.files.base import Store
+from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.units import CorpusUnit, UnitRecord
+from pipeline.store.records.write_once import load_or_make, put_by_content
+from pipeline.store.rows.arrays import one_chunk
+from pipeline.store.rows.schema import KEY, original_name, stored_name
 
 _ROWS_AT_ONCE = 2_048  # rows whose variants are judged together, so that the encoder's buffers are full
 # columns of every corpus unit, besides those of corpus.keep; the last one holds the text before normalization

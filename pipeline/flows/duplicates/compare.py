@@ -7,13 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.config import digest_of
-from pipeline.index.near_duplicates import DuplicateGroups, Pairs, cosines_of, group_pairs
-from pipeline.index.parts import Parts
-from pipeline.index.selection import to_space_of
-from pipeline.index.unit_vectors import UnitVectors
-from pipeline.store.address import ordinal_of
-from pipeline.store.base import Store
-from pipeline.store.manifest import ReleaseManifest
+from pipeline.index.files.parts import Parts
+from pipeline.index.files.unit_vectors import UnitVectors
+from pipeline.index.filter.selection import to_space_of
+from pipeline.index.search.near_duplicates import DuplicateGroups, Pairs, cosines_of, group_pairs
+from pipeline.store.files.base import Store
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.rows.address import ordinal_of
 
 ROUNDING = 1e-6  # the cosine of a float32 vector with itself may be this much below 1
 

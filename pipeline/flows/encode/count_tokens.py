@@ -14,10 +14,10 @@ from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.run import Run, map_in_order
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings
-from pipeline.store.base import Store
-from pipeline.store.dead import DeadRows
-from pipeline.store.stored import FileRef
-from pipeline.store.units import Corpus, CorpusUnit
+from pipeline.store.files.base import Store
+from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.units import Corpus, CorpusUnit
 from pipeline.text.tokens.tokens import Tokenizer
 
 _BATCH_ROWS = 8_192  # read and tokenized together

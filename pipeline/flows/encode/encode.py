@@ -16,17 +16,17 @@ from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.flows.rows import placed_units
 from pipeline.flows.run import Run, map_kept_units
 from pipeline.flows.workers.tasks import Pool
-from pipeline.flows.workers.worker import gpu_assigned
+from pipeline.flows.workers.worker_encoder import gpu_assigned
 from pipeline.log import RunningStage, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
-from pipeline.store.arrays import is_text, one_chunk, plain_values
-from pipeline.store.base import Store, in_threads
-from pipeline.store.listed import ListedFiles
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.units import Corpus, CorpusUnit, Manifest, UnitRecord, sum_counts
-from pipeline.text.corpus.kept_values import check_values
-from pipeline.text.corpus.normalize import normalize
+from pipeline.store.files.base import Store, in_threads
+from pipeline.store.files.file_sizes import ListedFiles
+from pipeline.store.records.units import Corpus, CorpusUnit, Manifest, UnitRecord, sum_counts
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.rows.arrays import is_text, one_chunk, plain_values
+from pipeline.text.formats.kept_values import check_values
+from pipeline.text.normalize import normalize
 from pipeline.text.tokens.coverage import ScriptCoverage, token_counts, token_warnings
 
 

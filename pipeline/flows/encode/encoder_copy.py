@@ -5,14 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pipeline.config import digest_of
-from pipeline.flows.workers.workers import Workers
+from pipeline.flows.workers.interface import Workers
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.settings import EncoderSettings
-from pipeline.store.base import Store
-from pipeline.store.manifest import EncoderFiles
-from pipeline.store.stored import FileRef
+from pipeline.store.files.base import Store
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.releases.manifest import EncoderFiles
 
 _MAX_IN_MEMORY = 256 << 20  # bytes; larger files, such as tables of millions of words, are copied on disk
 _WRITERS = 8  # files written at once, since each write over a network waits for an answer

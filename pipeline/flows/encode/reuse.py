@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.flows.rows import PlacedUnit
-from pipeline.store.address import ordinal_of, row_of
-from pipeline.store.base import Store, in_threads
-from pipeline.store.schema import check_space, vectors_at
-from pipeline.store.units import CorpusUnit, UnitRecord
+from pipeline.store.files.base import Store, in_threads
+from pipeline.store.records.units import CorpusUnit, UnitRecord
+from pipeline.store.rows.address import ordinal_of, row_of
+from pipeline.store.rows.schema import check_space, vectors_at
 from pipeline.text.tokens.tokens import TokenCounts
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ import pyarrow.parquet as pq
 
 from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask
-from pipeline.index.sample import LEAST_SAMPLED_ROWS, SAMPLE_SIZES, rows_to_store
-from pipeline.store.base import Store
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.once import load_or_make
-from pipeline.store.schema import check_space
-from pipeline.store.stored import FileRef, Stored
-from pipeline.store.unit_sample import store_sample
-from pipeline.store.units import UnitRecord
+from pipeline.index.build.sample import LEAST_SAMPLED_ROWS, SAMPLE_SIZES, rows_to_store
+from pipeline.store.files.base import Store
+from pipeline.store.records.sealed_json import FileRef, Stored
+from pipeline.store.records.unit_sample import store_sample
+from pipeline.store.records.units import UnitRecord
+from pipeline.store.records.write_once import load_or_make
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.rows.schema import check_space
 
 _FOLDER = "units/samples"
 

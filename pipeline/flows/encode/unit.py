@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 
 from pipeline.config import digest_of
 from pipeline.errors import MODEL_FAILURES, SpaceMismatch
-from pipeline.flows.encode.attempts import MAX_ATTEMPTS, Attempts
 from pipeline.flows.encode.isolate import IsolatedEncoder, Rejection
 from pipeline.flows.encode.result import UnitResult
 from pipeline.flows.encode.reuse import ReusingEncoder, find_known
@@ -26,18 +25,66 @@ from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.workers.metrics import count_encoded
 from pipeline.flows.workers.tasks import progress
-from pipeline.flows.workers.worker import assigned_cpus, worker_encoder
+from pipeline.flows.workers.worker_encoder import assigned_cpus, worker_encoder
 from pipeline.log import listening
 from pipeline.prefetch import prefetch
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.stats.moments import Moments
-from pipeline.store.base import Store
-from pipeline.store.once import create_record, put_by_content, store_by_content, store_table_by_content
-from pipeline.store.schema import QUARANTINE, original_name, vector_column, vectors_schema, writer_options
-from pipeline.store.units import CorpusUnit, UnitRecord
+from pipeline.store.files.base import Store
+from pipeline.store.records.units import CorpusUnit, UnitRecord
+from pipeline.store.records.write_once import (
+    create_record,
+    put_by_content,
+    store_by_content,
+    store_table_by_content,
+)
+from pipeline.store.rows.schema import (
+    QUARANTINE,
+    original_name,
+    vector_column,
+    vectors_schema,
+    writer_options,
+)
 
 if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder
+
+
+MAX_ATTEMPTS = 3  # unfinished attempts of one run; the next one encodes in a child process
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """The attempts to encode one unit, as one file each beside the unit's record.
+
+    Attributes:
+        store: store of the unit.
+        record: path of the unit's record.
+        run: id of the driver's run. Attempts of other runs do not count: users may have stopped those runs.
+    """
+
+    store: Store
+    record: str
+    run: str
+
+    def begin(self) -> int:
+        """Record an attempt. Returns the number of earlier attempts of this run that did not end."""
+        earlier = [path for path in self._files() if f"/{self.run}-" in path]
+        self.store.write(f"{self._folder}/{self.run}-{uuid.uuid4().hex[:12]}", b"")
+        return len(earlier)
+
+    def end(self) -> None:
+        """Delete the files of all attempts: the unit is done."""
+        for path in self._files():
+            self.store.delete(path)
+
+    def _files(self) -> list[str]:
+        return [entry.path for entry in self.store.list(self._folder)]
+
+    @property
+    def _folder(self) -> str:
+        return self.record.removesuffix(".json") + ".attempts"
+
 
 # A child that hangs is killed after this proportion of patience_s, before its worker counts as hanging.
 _CHILD_PATIENCE = 0.8

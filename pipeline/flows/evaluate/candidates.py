@@ -16,17 +16,17 @@ from pipeline.flows.transform.train_flow import check_flow
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.reading import task_prompts_of
-from pipeline.post import Transform, load_transform
-from pipeline.post.chain import check_transform, name_of
 from pipeline.settings import CandidateSettings, EncoderSettings, EvaluateSettings, FitSettings, Job
 from pipeline.settings.evaluate import TARGET
 from pipeline.settings.training import PairSettings
-from pipeline.store.base import Store
-from pipeline.store.release import Releases, no_release
-from pipeline.store.store import open_store, store_of
-from pipeline.store.stored import FileRef
-from pipeline.store.verify import check_files
+from pipeline.store.files.base import Store
+from pipeline.store.files.open_store import open_store, store_of
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.releases.release import Releases, no_release
+from pipeline.store.releases.verify import check_files
 from pipeline.text.rows.training_rows import open_training_rows
+from pipeline.transforms import Transform, load_transform
+from pipeline.transforms.chain import check_transform, name_of
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ from pipeline.evaluate import EvaluationTask
 from pipeline.evaluate.source import TaskFile
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.sentences import Sentences, SpaceVectors
-from pipeline.post import Transform, load_transform
-from pipeline.post.chain import fit_transform, name_of
 from pipeline.settings import FitSettings, FlowSettings, WhitenSettings
 from pipeline.settings.evaluate import TARGET
 from pipeline.settings.training import PairSettings
 from pipeline.stats.moments import Moments
-from pipeline.store.base import Store
-from pipeline.store.once import load_or_make, store_by_content
-from pipeline.store.stored import FileRef, Stored
+from pipeline.store.files.base import Store
+from pipeline.store.records.sealed_json import FileRef, Stored
+from pipeline.store.records.write_once import load_or_make, store_by_content
 from pipeline.text.rows.training_rows import open_training_rows
+from pipeline.transforms import Transform, load_transform
+from pipeline.transforms.chain import fit_transform, name_of
 
 _VERSION = 1  # of the records and of the computation; raise it to fit again
 _TEXT_ROLES = (

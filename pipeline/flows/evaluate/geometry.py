@@ -10,13 +10,13 @@ from pipeline.evaluate.sts import StsOptions, StsTask
 from pipeline.evaluate.tasks import task_of_file
 from pipeline.flows.corpus import corpus_of, open_releases
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
-from pipeline.flows.encode.probe import SampleTexts, sample_texts
+from pipeline.flows.encode.trial_encode import SampleTexts, sample_texts
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.geometry_tasks import EncoderToMeasure, MeasureEncoder
 from pipeline.flows.evaluate.sentences import clean_sentences
-from pipeline.flows.night.previous import load_previous
+from pipeline.flows.night.previous_release import load_previous
 from pipeline.flows.run import Run
-from pipeline.flows.workers.workers import Workers
+from pipeline.flows.workers.interface import Workers
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import GeometrySettings, Job, TaskSettings
 from pipeline.stats.encoder_geometry import (
@@ -29,10 +29,10 @@ from pipeline.stats.encoder_geometry import (
 )
 from pipeline.stats.lexical import rank_correlation
 from pipeline.stats.space import ScoredPairs
-from pipeline.store.base import Store
-from pipeline.store.store import open_store
-from pipeline.text.corpus.ingest import ingest
-from pipeline.text.corpus.tonights_files import ParentCorpus
+from pipeline.store.files.base import Store
+from pipeline.store.files.open_store import open_store
+from pipeline.text.ingest.ingest import ingest
+from pipeline.text.ingest.tonights_files import ParentCorpus
 
 _PAIR_FILES = ("sts/STSB-dev.parquet", "sts/STSB-test.parquet")
 _MAXIMUM = 5.0  # of the human scores of STS-B

@@ -1,6 +1,6 @@
 """Measure the geometry of one encoder on a worker: its sentence vectors, layers and token embeddings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -8,23 +8,65 @@ import numpy as np
 
 from pipeline.config import digest_of
 from pipeline.errors import ModelError
-from pipeline.flows.evaluate.static_words import storable_words, store_static_words
 from pipeline.flows.workers.tasks import PlainTask
-from pipeline.flows.workers.worker import worker_encoder
-from pipeline.post import Transform, load_transform
+from pipeline.flows.workers.worker_encoder import worker_encoder
+from pipeline.models.folder.vectorfile import word2vec_text
 from pipeline.settings import EncoderSettings, EncodeSettings, GeometrySettings
-from pipeline.stats.contextuality import MAX_STATE_BYTES, gather_states
+from pipeline.stats.contextuality import MAX_STATE_BYTES, LayerStates, gather_states, static_vector
 from pipeline.stats.encoder_geometry import RAW, EncoderGeometry, Level, measure_layer
 from pipeline.stats.frequency import frequency_bands
 from pipeline.stats.occurrences import Occurrences, Tokenized, choose_occurrences
 from pipeline.stats.space import POSITIVE, ScoredPairs, Space, sentence_space, with_pairs, word_metrics
-from pipeline.store.base import Store
-from pipeline.store.once import load_or_make
-from pipeline.store.stored import FileRef
+from pipeline.store.files.base import Store
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.write_once import load_or_make, store_by_content
+from pipeline.transforms import Transform, load_transform
 
 if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder
     from pipeline.models.inference.hidden_states import HiddenStates
+
+
+def store_static_words(
+    store: Store, layers: Sequence[LayerStates], chosen: Occurrences, words: dict[int, str]
+) -> tuple[FileRef, ...]:
+    """Store the static vectors of words, one file in word2vec's text form for each layer.
+
+    Args:
+        store: store of the evaluation.
+        layers: accumulated states of the layers.
+        chosen: the occurrences whose states the layers hold.
+        words: words to store, by their number in `chosen.words`; at least one.
+    """
+    return tuple(
+        store_by_content(
+            store,
+            word2vec_text(
+                list(words.values()),
+                np.stack([static_vector(layer.occurrences[chosen.words[word]]) for word in words]),
+            ),
+            f"geometry/words/layer-{number}",
+            ".txt",
+            rows=len(words),
+        )
+        for number, layer in enumerate(layers)
+    )
+
+
+def storable_words(names: Sequence[str], is_whole: np.ndarray) -> dict[int, str]:
+    """Return the whole words among tokens (m,), by number: printable, and each spelling once.
+
+    Args:
+        names: spellings of the tokens.
+        is_whole: (m,) bool; pieces that continue a word are left out, because no text has them as a word.
+    """
+    numbers = {
+        name: number
+        for number, name in enumerate(names)
+        if is_whole[number] and name.isprintable() and name and "\ufffd" not in name and " " not in name
+    }
+    return {number: name for name, number in numbers.items()}
+
 
 _VERSION = 3  # of the measurement; raise it to measure again
 

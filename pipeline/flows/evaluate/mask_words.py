@@ -21,13 +21,13 @@ from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.geometry import human_scored_pairs
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask
-from pipeline.flows.workers.worker import gpu_assigned
+from pipeline.flows.workers.worker_encoder import gpu_assigned
 from pipeline.models.folder.encoder_folder import MASKED
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings, MaskWordsSettings
 from pipeline.stats.space import ScoredPairs
-from pipeline.store.base import Store
-from pipeline.store.once import load_or_make
+from pipeline.store.files.base import Store
+from pipeline.store.records.write_once import load_or_make
 
 _VERSION = 1  # of the measurement; raise it to measure again
 

@@ -9,7 +9,7 @@ from pipeline.evaluate.retrieval import RetrievalTask, SearchProblem
 from pipeline.flows.evaluate.scoring import MeasuredTask
 from pipeline.report.evaluation_report import RetrievalExample, RetrievedText, Section
 from pipeline.stats.tensors import unpack
-from pipeline.store.base import Store
+from pipeline.store.files.base import Store
 
 _MAX_QUERIES = 4  # shown for each task and candidate
 _MAX_EXAMPLES = 16  # shown of all tasks and candidates

@@ -18,11 +18,11 @@ from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.fits import TaskFit
 from pipeline.flows.evaluate.sentences import SpaceVectors, SparseVectors
 from pipeline.flows.workers.tasks import PlainTask
-from pipeline.post import Transform, load_transform
 from pipeline.stats.tensors import pack, unpack
-from pipeline.store.base import Store
-from pipeline.store.once import load_or_make, store_by_content
-from pipeline.store.stored import FileRef, Stored
+from pipeline.store.files.base import Store
+from pipeline.store.records.sealed_json import FileRef, Stored
+from pipeline.store.records.write_once import load_or_make, store_by_content
+from pipeline.transforms import Transform, load_transform
 
 _VERSION = 1  # of the files and of the computation; raise it to score candidates again
 

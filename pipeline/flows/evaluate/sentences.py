@@ -19,12 +19,12 @@ from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.encode.unit import EncodeUnit, load_record
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.run import Run
-from pipeline.store.base import Store, in_threads
-from pipeline.store.once import store_table_by_content
-from pipeline.store.schema import check_space, corpus_schema, vectors_at, writer_options
-from pipeline.store.stored import Stored
-from pipeline.store.units import CorpusUnit, UnitRecord, sum_counts
-from pipeline.text.corpus.normalize import normalize, text_keys
+from pipeline.store.files.base import Store, in_threads
+from pipeline.store.records.sealed_json import Stored
+from pipeline.store.records.units import CorpusUnit, UnitRecord, sum_counts
+from pipeline.store.records.write_once import store_table_by_content
+from pipeline.store.rows.schema import check_space, corpus_schema, vectors_at, writer_options
+from pipeline.text.normalize import normalize, text_keys
 
 _UNITS_PER_WORKER = 4  # so that no worker runs alone for long at the end
 _MIN_UNIT_SENTENCES = 256  # fewer sentences do not fill the encoder's buffers

@@ -21,7 +21,7 @@ from pipeline.flows.night.candidate import PACKAGES
 from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.flows.workers.tasks import PlainTask
-from pipeline.flows.workers.worker import gpu_assigned, worker_encoder
+from pipeline.flows.workers.worker_encoder import gpu_assigned, worker_encoder
 from pipeline.log import Stages, packages
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import absolute_path
@@ -31,9 +31,9 @@ from pipeline.report.template_search import TemplateReport, render
 from pipeline.settings import EncoderSettings, EncodeSettings, GeneratorSettings, Job, TemplateSettings
 from pipeline.settings.augment import TranslatorSettings
 from pipeline.stats.space import ScoredPairs
-from pipeline.store.base import Store
-from pipeline.store.once import load_or_make
-from pipeline.store.store import open_store
+from pipeline.store.files.base import Store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.write_once import load_or_make
 
 _VERSION = 1  # of the measurement; raise it to measure again
 

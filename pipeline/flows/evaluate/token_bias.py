@@ -31,9 +31,9 @@ from pipeline.stats.token_bias import (
     principal_plane,
     rank_attribute,
 )
-from pipeline.store.base import Store
-from pipeline.store.once import load_or_make, store_table_by_content
-from pipeline.store.stored import FileRef
+from pipeline.store.files.base import Store
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.write_once import load_or_make, store_table_by_content
 from pipeline.text.tokens.tokens import Tokenizer, Tokens
 
 _VERSION = 1  # of the measurement; raise it to measure again

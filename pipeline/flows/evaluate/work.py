@@ -17,11 +17,11 @@ from pipeline.flows.evaluate.sentences import (
 )
 from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import is_local
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.tasks import Pool
-from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, counted
 from pipeline.settings import Job
-from pipeline.store.base import Store
+from pipeline.store.files.base import Store
 
 Key = tuple[str, str]
 """(path of the result, name of the task): candidates with equal vectors share their scores"""

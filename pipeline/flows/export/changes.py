@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 
 from pipeline.flows.key_tables import live_rows_by_bucket
 from pipeline.flows.rows import LiveRows, PlacedUnit, is_live, placed_units
-from pipeline.store.address import to_addresses
-from pipeline.store.arrays import empty_table, one_chunk
-from pipeline.store.base import Store
-from pipeline.store.dead import DeadRows
-from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.files.base import Store
+from pipeline.store.records.dead import DeadRows
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.rows.address import to_addresses
+from pipeline.store.rows.arrays import empty_table, one_chunk
 
 _BATCH_ROWS = 8_192  # read at once: 12 MB of vectors at d = 384
 

@@ -2,22 +2,83 @@
 
 import contextlib
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError, SpaceMismatch, TransientError
 from pipeline.flows.export.changes import RowChanges
-from pipeline.flows.export.surplus import surplus_ids
 from pipeline.log import Stages, counted, say
-from pipeline.store.lease import exclusive_lease
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.prune import OWN_FOLDERS
-from pipeline.store.release import Releases
+from pipeline.store.files.lease import exclusive_lease
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.releases.prune import OWN_FOLDERS
+from pipeline.store.releases.release import Releases
+from pipeline.store.rows.arrays import one_chunk
 from pipeline.targets import EMPTY, UNKNOWN, HeldRelease, Position, Target
+from pipeline.text.key_tables.partitions import partition_of
+from pipeline.text.normalize import blake2b_digests
+
+_PART_IDS = 1 << 18  # average number of ids in a part
+_MOST_PARTS = 256  # each is an open file while ids are written
+
+
+def surplus_ids(
+    held: Iterable[pa.Array], wanted: Iterable[pa.Array], rows: int, scratch: Path
+) -> Iterator[pa.Array]:
+    """Yield the ids of `held` that are not in `wanted`.
+
+    Both are first written to files, in parts by the hash of an id; then the parts are compared one by one.
+
+    Args:
+        held: the ids of a table.
+        wanted: the ids of a release, of the same type.
+        rows: number of ids of the release.
+        scratch: folder for the files.
+    """
+    parts = min(_MOST_PARTS, 1 << (rows // _PART_IDS).bit_length())
+    held_files = _write_parts(held, parts, scratch / "held")
+    wanted_files = _write_parts(wanted, parts, scratch / "wanted")
+    for number in range(parts):
+        if held_files[number].exists():
+            ids, remaining = _read_ids(held_files[number]), _read_ids(wanted_files[number])
+            yield ids.filter(pc.invert(pc.is_in(ids, value_set=remaining.cast(ids.type))))
+
+
+def _write_parts(ids: Iterable[pa.Array], parts: int, folder: Path) -> list[Path]:
+    """Write ids by part. Returns the files; one without ids does not exist."""
+    folder.mkdir()
+    files = [folder / str(number) for number in range(parts)]
+    writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
+    with contextlib.ExitStack() as opened:
+        for array in ids:
+            table = pa.table({"id": array})
+            numbers = partition_of(_hashes(array), parts)
+            for number in np.unique(numbers).tolist():
+                if number not in writers:
+                    writer = pa.ipc.new_stream(str(files[number]), table.schema)
+                    writers[number] = opened.enter_context(writer)
+                writers[number].write_table(table.filter(pa.array(numbers == number)))
+    return files
+
+
+def _hashes(ids: pa.Array) -> np.ndarray:
+    digests = blake2b_digests(ids.cast(pa.string()), 8)
+    return np.frombuffer(digests.buffers()[1], dtype=">u8", count=len(ids)).astype(np.uint64)
+
+
+def _read_ids(file: Path) -> pa.Array:
+    if not file.exists():
+        return pa.nulls(0)
+    with pa.ipc.open_stream(str(file)) as reader:
+        return one_chunk(reader.read_all()["id"])
+
 
 _REPLACE = "write the whole release with --replace, which first deletes all rows of the target"
 

@@ -12,20 +12,20 @@ import numpy as np
 
 from pipeline.config import digest_of
 from pipeline.flows.index.finish_tasks import Finish, MergeShards, finish_parts
-from pipeline.flows.index.pilot import measure_kinds
+from pipeline.flows.index.kind_trials import measure_kinds
 from pipeline.flows.index.records import BuiltIndex, FilledPart, Shard, TrainedIndex
 from pipeline.flows.index.tasks import Build, CountLive, FillShard, Train
 from pipeline.flows.rows import LiveRows, PlacedUnit, space_of
 from pipeline.flows.run import ItemNeeds, Run, map_in_order
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.tasks import Pool
-from pipeline.flows.workers.workers import Workers
-from pipeline.index.plan import GIB, IndexPlan, plan_index, variants_to_measure
+from pipeline.index.build.index_shape import GIB, IndexPlan, plan_index, variants_to_measure
 from pipeline.log import packages
-from pipeline.post import Transform
 from pipeline.settings import IndexSettings, Job
-from pipeline.store.base import Store, in_threads
-from pipeline.store.once import load_or_make_racing
-from pipeline.store.stored import FileRef
+from pipeline.store.files.base import Store, in_threads
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.write_once import load_or_make_racing
+from pipeline.transforms import Transform
 
 # Training rows x lists x dimensions up to which one thread is enough: k-means takes about 20 times as many
 # operations, half a minute of one core.

@@ -10,10 +10,10 @@ from pipeline.errors import DataError
 from pipeline.flows.index.records import load_queries, load_truth
 from pipeline.flows.rows import LiveRows, PlacedUnit, placed_units, row_addresses
 from pipeline.flows.workers.tasks import PlainTask
-from pipeline.store.address import row_of, to_addresses
-from pipeline.store.dead import DeadRows, write_address_pieces
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.stored import FileRef, Stored
+from pipeline.store.records.dead import DeadRows, write_address_pieces
+from pipeline.store.records.sealed_json import FileRef, Stored
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.rows.address import row_of, to_addresses
 
 
 class SurveyResult(Stored):
@@ -124,7 +124,7 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
         Returns:
             The reason why they cannot be used, None if they can; and the proportion of dead queries.
         """
-        from pipeline.index.ids import ids_schema
+        from pipeline.index.files.ids import ids_schema
 
         store, index = self.source.store, self.previous.index
         assert index.trained is not None

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.config import digest_of
 from pipeline.errors import SpaceMismatch
-from pipeline.flows.index import rules
+from pipeline.flows.index import rebuild_rules
 from pipeline.flows.index.build import (
     IndexInput,
     build_index,
@@ -18,17 +18,17 @@ from pipeline.flows.index.delta import Survey, SurveyResult
 from pipeline.flows.index.extend_tasks import ExtendedParts, Extension, GrowPart, JoinTruth, parts_to_grow
 from pipeline.flows.index.finish_tasks import MergeShards
 from pipeline.flows.index.measure_tasks import MeasureGrown, Measurement, SampleQueries, ScanTruth, scan_truth
+from pipeline.flows.index.rebuild_rules import REBUILT
 from pipeline.flows.index.records import BuiltIndex
-from pipeline.flows.index.rules import REBUILT
 from pipeline.flows.index.tasks import Build, FillShard
 from pipeline.flows.rows import LiveRows, PlacedUnit, space_of
 from pipeline.flows.run import ItemNeeds, Run, map_in_order
 from pipeline.flows.workers.tasks import Pool
-from pipeline.index.plan import IndexPlan, plan_extension
-from pipeline.store.dead import DeadRows
-from pipeline.store.manifest import Choice, IndexPart, ReleaseManifest
-from pipeline.store.once import load_or_make_racing
-from pipeline.store.stored import FileRef, Stored
+from pipeline.index.build.index_shape import IndexPlan, plan_extension
+from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.sealed_json import FileRef, Stored
+from pipeline.store.records.write_once import load_or_make_racing
+from pipeline.store.releases.manifest import Choice, IndexPart, ReleaseManifest
 
 # Rows of a part, as a multiple of those of a full one, up to which new rows are added to it.
 _MAX_PART_GROWTH = 1.25
@@ -99,10 +99,10 @@ class _Extender:
         survey = self.run.workers.run(Survey(self.source, previous, work), vectors.units, Pool(1))
         plan = plan_extension(survey.rows, vectors.indexed_dim, settings, last.kind, last.factory)
         self._check_rows(survey, plan)
-        delta_reason = rules.delta_reason(plan, last, settings.rewrite_gib)
-        checks = [rules.quantizer_fit(last, survey.rows, None)]
+        delta_reason = rebuild_rules.delta_reason(plan, last, settings.rewrite_gib)
+        checks = [rebuild_rules.quantizer_fit(last, survey.rows, None)]
         if delta_reason is not None:
-            checks.append(rules.compaction(survey.delta, survey.tombstone_rows, survey.rows))
+            checks.append(rebuild_rules.compaction(survey.delta, survey.tombstone_rows, survey.rows))
         _raise_if_rebuilt(checks)
         extension = self._extension(survey, plan, work)
         record = load_or_make_racing(
@@ -111,38 +111,40 @@ class _Extender:
             _ExtensionRecord,
             lambda: self._extend_and_measure(extension, with_delta=delta_reason is not None),
         )
-        checks[0] = rules.quantizer_fit(last, survey.rows, record.built.measured)
+        checks[0] = rebuild_rules.quantizer_fit(last, survey.rows, record.built.measured)
         _raise_if_rebuilt(checks[:1])
         new_rows = extension.live_rows_from(previous.next_ordinal)
-        extended = rules.extended(record.built, survey, new_rows, delta_reason, settings.rewrite_gib)
+        extended = rebuild_rules.extended(record.built, survey, new_rows, delta_reason, settings.rewrite_gib)
         return record.built, (extended, *checks, record.truth)
 
     def _check_manifest(self) -> None:
         """Check the rules that need only the manifest and the sizes of files."""
         previous, index, vectors, store = self.previous, self.previous.index, self.vectors, self.run.store
-        changed = rules.changed_settings(self.run.job, previous, vectors.transform, vectors.dim)
-        if changed := changed or rules.changed_units(vectors.units, previous):
+        changed = rebuild_rules.changed_settings(self.run.job, previous, vectors.transform, vectors.dim)
+        if changed := changed or rebuild_rules.changed_units(vectors.units, previous):
             raise _Rebuild(changed)
         training_files = index.trained, index.queries, index.truth
         if None in training_files or "fingerprint" not in index.settings:
             reason = f"release {previous.release} was published by a version that did not store the training"
-            raise _Rebuild(rules.unusable_files(reason))
+            raise _Rebuild(rebuild_rules.unusable_files(reason))
         for file in filter(None, (*index.files, *previous.ids, *training_files, previous.tombstones)):
             if (size := store.size(file.path)) is None:
-                raise _Rebuild(rules.unusable_files(f"{file.path} is gone"))
+                raise _Rebuild(rebuild_rules.unusable_files(f"{file.path} is gone"))
             if size != file.bytes:
                 reason = f"{file.path} has {size:,} bytes instead of {file.bytes:,}"
-                raise _Rebuild(rules.unusable_files(reason))
+                raise _Rebuild(rebuild_rules.unusable_files(reason))
 
     def _check_rows(self, survey: SurveyResult, plan: IndexPlan) -> None:
         """Check the rules that need tonight's rows."""
         index, rows = self.previous.index, self.previous.rows
         if survey.unusable:
-            raise _Rebuild(rules.unusable_files(survey.unusable))
+            raise _Rebuild(rebuild_rules.unusable_files(survey.unusable))
         if survey.revived:
             reason = f"{survey.revived:,} rows that were removed from it are live again"
-            raise _Rebuild(rules.unusable_files(reason))
-        if choice := rules.turnover(rows - survey.gone_rows, rows) or rules.changed_kind(plan, index):
+            raise _Rebuild(rebuild_rules.unusable_files(reason))
+        if choice := rebuild_rules.turnover(rows - survey.gone_rows, rows) or rebuild_rules.changed_kind(
+            plan, index
+        ):
             raise _Rebuild(choice)
 
     def _extension(self, survey: SurveyResult, plan: IndexPlan, work: str) -> Extension:
@@ -174,7 +176,7 @@ class _Extender:
         extended = self._fill_delta(extension) if with_delta else self._change_in_place(extension)
         measurement, truth = self._measure(extension, extended)
         if measurement.built is None:
-            raise _Rebuild(rules.unusable_files(measurement.unusable))
+            raise _Rebuild(rebuild_rules.unusable_files(measurement.unusable))
         return _ExtensionRecord(built=measurement.built, truth=truth)
 
     def _change_in_place(self, extension: Extension) -> ExtendedParts:
@@ -192,7 +194,7 @@ class _Extender:
         parts = dict(enumerate(old_parts))
         for item, grown in zip(changed, made, strict=True):
             if grown.part is None:
-                raise _Rebuild(rules.unusable_files(grown.unusable))
+                raise _Rebuild(rebuild_rules.unusable_files(grown.unusable))
             parts[item.number] = grown.part
         added = made[-1].added if fits else None
         new_parts: tuple[IndexPart, ...] = ()
@@ -250,7 +252,7 @@ class _Extender:
         Last night's neighbours are updated if possible. All rows are scanned if too few of them are live for
         some query, or if the rows of too many queries are dead, in which case queries are sampled again.
         """
-        workers, bound = self.run.workers, rules.MAX_DEAD_QUERIES
+        workers, bound = self.run.workers, rebuild_rules.MAX_DEAD_QUERIES
         dead_queries = extension.survey.dead_queries
         queries, measurement = extension.trained.queries, Measurement()
         with self.run.stages("measure"):

@@ -21,11 +21,11 @@ from pipeline.flows.index.records import (
 from pipeline.flows.index.tasks import Build, with_progress
 from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.workers.tasks import PlainTask
-from pipeline.store.base import Store
-from pipeline.store.dead import DeadRows
-from pipeline.store.manifest import IndexPart, ReleaseManifest
-from pipeline.store.once import load_or_make, put_by_content
-from pipeline.store.stored import FileRef, Stored
+from pipeline.store.files.base import Store
+from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.sealed_json import FileRef, Stored
+from pipeline.store.records.write_once import load_or_make, put_by_content
+from pipeline.store.releases.manifest import IndexPart, ReleaseManifest
 
 # A part with this many files of ids gets one new file instead, without the ids of dead rows.
 MAX_IDS_FILES = 32
@@ -129,10 +129,10 @@ class GrowPart(PlainTask[PartToGrow, GrownPart]):
         return load_or_make(build.store, path, GrownPart, lambda: self._grow(item))
 
     def _grow(self, item: PartToGrow) -> GrownPart:
-        from pipeline.index.build import fill, read_index, remove, write_index
+        from pipeline.index.build.build import fill, read_index, remove, write_index
+        from pipeline.index.measure.truth import ExactTopK
         from pipeline.index.structure import fingerprint
         from pipeline.index.threads import faiss_threads
-        from pipeline.index.truth import ExactTopK
 
         extension, previous, source = self.extension, self.extension.previous, self.extension.build.source
         store, ids = source.store, item.part.ids
@@ -168,7 +168,7 @@ class GrowPart(PlainTask[PartToGrow, GrownPart]):
 
     def _ids_with(self, new: tuple[PlacedUnit, ...], item: PartToGrow, scratch: Path) -> tuple[FileRef, ...]:
         """Return the part's files of ids with one more for new units; many files become one."""
-        from pipeline.index.ids import iter_live_ids, write_ids
+        from pipeline.index.files.ids import iter_live_ids, write_ids
 
         ids = item.part.ids
         source, tables = self.extension.build.source, self.extension.build.source.ids(new)

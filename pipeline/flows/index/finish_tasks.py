@@ -17,17 +17,17 @@ from pipeline.flows.index.records import (
 from pipeline.flows.index.tasks import Build
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask
-from pipeline.index.metrics import IndexMetrics
+from pipeline.index.measure.metrics import IndexMetrics
 from pipeline.stats.tensors import unpack
-from pipeline.store.base import Store, in_threads
-from pipeline.store.manifest import IndexPart
-from pipeline.store.once import load_or_make, put_by_content
-from pipeline.store.stored import FileRef
+from pipeline.store.files.base import Store, in_threads
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.write_once import load_or_make, put_by_content
+from pipeline.store.releases.manifest import IndexPart
 
 if TYPE_CHECKING:
-    from pipeline.index.merge import FilledShard
-    from pipeline.index.searched_parts import SearchedParts
-    from pipeline.index.truth import Neighbours, Queries
+    from pipeline.index.build.merge import FilledShard
+    from pipeline.index.measure.searched_parts import SearchedParts
+    from pipeline.index.measure.truth import Neighbours, Queries
 
 _EXAMPLES, _EXAMPLE_ANSWERS = 6, 4
 _READERS = 16  # shards whose files are read together
@@ -51,9 +51,9 @@ class MergeShards(PlainTask[FilledPart, IndexPart]):
         return load_or_make(self.build.store, path, IndexPart, lambda: self._merge(part))
 
     def _merge(self, part: FilledPart) -> IndexPart:
-        from pipeline.index.build import write_index
-        from pipeline.index.effort import set_effort
-        from pipeline.index.merge import merge, merge_on_disk
+        from pipeline.index.build.build import write_index
+        from pipeline.index.build.merge import merge, merge_on_disk
+        from pipeline.index.measure.search_effort import set_effort
 
         store = self.build.store
         with store.scratch() as scratch:
@@ -79,10 +79,10 @@ class Finish(PlainTask[FilledPart, BuiltIndex]):
     base_ordinals: int
 
     def work(self, part: FilledPart) -> BuiltIndex:
-        from pipeline.index.build import write_index
-        from pipeline.index.measure import measure
-        from pipeline.index.merge import merge, merge_on_disk
-        from pipeline.index.parts import Parts
+        from pipeline.index.build.build import write_index
+        from pipeline.index.build.merge import merge, merge_on_disk
+        from pipeline.index.files.parts import Parts
+        from pipeline.index.measure.measure import measure
 
         build, store = self.build, self.build.store
         queries = load_queries(store, self.trained.queries)
@@ -111,7 +111,7 @@ def finish_parts(
     The files do not store the effort: the release's manifest does, and readers set it.
     """
     from pipeline.flows.index.searched_parts import PartFiles, PartsOnWorkers
-    from pipeline.index.measure import measure
+    from pipeline.index.measure.measure import measure
 
     build, store, trained = task.build, run.store, task.trained
     queries = load_queries(store, trained.queries)
@@ -163,7 +163,7 @@ def reader_settings(measured: IndexMetrics) -> dict[str, Any]:
 
 def local_shards(store: Store, shards: Sequence[ShardRecord]) -> list["FilledShard"]:
     """Return the shards with local files, to be merged."""
-    from pipeline.index.merge import FilledShard
+    from pipeline.index.build.merge import FilledShard
 
     def fetch(shard: ShardRecord) -> FilledShard:
         probes, _ = unpack(shard.truth.read(store), "probe_addresses", "probe_vectors")
@@ -177,7 +177,7 @@ def local_shards(store: Store, shards: Sequence[ShardRecord]) -> list["FilledSha
 
 def joined_truth(store: Store, shards: Sequence[ShardRecord], queries: "Queries") -> "Neighbours":
     """Return the queries' exact neighbours in all shards."""
-    from pipeline.index.truth import ExactTopK, Neighbours
+    from pipeline.index.measure.truth import ExactTopK, Neighbours
 
     exact = ExactTopK(queries)
     truth = exact.empty()

@@ -17,14 +17,14 @@ from pipeline.flows.rows import LiveRows, PlacedUnit, placed_units
 from pipeline.flows.run import ItemNeeds, Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.log import RunningStage
-from pipeline.post import Affine
-from pipeline.store.address import ordinal_of
-from pipeline.store.dead import DeadRows
-from pipeline.store.stored import FileRef, Stored
+from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.sealed_json import FileRef, Stored
+from pipeline.store.rows.address import ordinal_of
+from pipeline.transforms import Affine
 
 if TYPE_CHECKING:
-    from pipeline.index.searched_parts import SearchedParts
-    from pipeline.index.truth import Neighbours, Queries
+    from pipeline.index.measure.searched_parts import SearchedParts
+    from pipeline.index.measure.truth import Neighbours, Queries
 
 # Values that one task compares with the queries, 256 MiB of float32, and most tasks: the neighbours of a
 # thousand queries that each of them stores take 1.5 MB.
@@ -72,8 +72,8 @@ class ScanTruth(PlainTask[tuple[PlacedUnit, ...], ScannedRows]):
 
     def work(self, units: tuple[PlacedUnit, ...]) -> ScannedRows:
         from pipeline.index.gpu import check_gpus
+        from pipeline.index.measure.truth import ExactTopK
         from pipeline.index.threads import faiss_threads
-        from pipeline.index.truth import ExactTopK
 
         if self.on_gpu:
             check_gpus()
@@ -140,7 +140,7 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
     queries: FileRef
 
     def work(self, pieces: tuple[FileRef, ...]) -> Measurement:
-        from pipeline.index.parts import load_parts
+        from pipeline.index.files.parts import load_parts
 
         return self.measure(
             pieces,
@@ -167,7 +167,7 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
         Args:
             open_index: opens the parts of the index, in which the queries' rows can be looked up.
         """
-        from pipeline.index.effort import set_effort
+        from pipeline.index.measure.search_effort import set_effort
 
         extension, rows = self.extension, self.extension.survey.rows
         queries = load_queries(extension.build.store, self.queries)
@@ -190,8 +190,8 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
 
     def _measured_index(self, parts: "SearchedParts", queries: "Queries", truth: "Neighbours") -> BuiltIndex:
         """Measure the opened parts, store the exact neighbours, and return the record of the index."""
-        from pipeline.index.measure import measure_parts
-        from pipeline.index.near_dead import recall_near_dead
+        from pipeline.index.measure.measure import measure_parts
+        from pipeline.index.measure.near_dead import recall_near_dead
 
         extension, extended, index = self.extension, self.extended, self.extension.previous.index
         store = extension.build.store
@@ -229,7 +229,7 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
         Returns:
             The neighbours, and the number of queries that have fewer of them than needed.
         """
-        from pipeline.index.truth import ExactTopK, KnownRanking, carry_over
+        from pipeline.index.measure.truth import ExactTopK, KnownRanking, carry_over
 
         extension, extended, previous = self.extension, self.extended, self.extension.previous
         source, store, first_added = extension.build.source, extension.build.store, extended.first_added
@@ -250,7 +250,7 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
 
     def _merge(self, pieces: tuple[FileRef, ...], queries: "Queries") -> "Neighbours":
         """Return the exact neighbours among all rows, from those among groups of rows."""
-        from pipeline.index.truth import ExactTopK
+        from pipeline.index.measure.truth import ExactTopK
 
         exact, store = ExactTopK(queries), self.extension.build.store
         return functools.reduce(exact.merge, (load_truth(store, piece) for piece in pieces))

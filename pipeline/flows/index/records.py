@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.flows.rows import PlacedUnit
-from pipeline.index.metrics import IndexMetrics
-from pipeline.index.plan import IndexPlan
+from pipeline.index.build.index_shape import IndexPlan
+from pipeline.index.measure.metrics import IndexMetrics
 from pipeline.stats.tensors import pack, unpack
-from pipeline.store.base import Store
-from pipeline.store.dead import DeadRows
-from pipeline.store.manifest import IndexFiles, IndexPart, PartLayout
-from pipeline.store.once import put_by_content
-from pipeline.store.stored import FileRef, Stored
+from pipeline.store.files.base import Store
+from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.sealed_json import FileRef, Stored
+from pipeline.store.records.write_once import put_by_content
+from pipeline.store.releases.manifest import IndexFiles, IndexPart, PartLayout
 
 if TYPE_CHECKING:
-    from pipeline.index.truth import Neighbours, Queries
+    from pipeline.index.measure.truth import Neighbours, Queries
 
 
 class Shard(Stored):
@@ -145,7 +145,7 @@ def store_queries(store: Store, addresses: np.ndarray, vectors: np.ndarray, scra
 
 def load_queries(store: Store, reference: FileRef) -> "Queries":
     """Load the queries in a file."""
-    from pipeline.index.truth import Queries
+    from pipeline.index.measure.truth import Queries
 
     tensors, _ = unpack(reference.read(store), "addresses", "vectors")
     return Queries(tensors["addresses"], tensors["vectors"])
@@ -153,7 +153,7 @@ def load_queries(store: Store, reference: FileRef) -> "Queries":
 
 def load_truth(store: Store, reference: FileRef) -> "Neighbours":
     """Load the exact neighbours in a file."""
-    from pipeline.index.truth import Neighbours
+    from pipeline.index.measure.truth import Neighbours
 
     tensors, _ = unpack(reference.read(store), "addresses", "scores")
     return Neighbours(tensors["addresses"], tensors["scores"])

@@ -13,14 +13,14 @@ from pipeline.flows.index.records import load_queries, load_truth
 from pipeline.flows.rows import LiveRows, placed_units
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask, Pool
-from pipeline.post import Affine, load_transform
-from pipeline.store.base import Store
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.stored import FileRef
+from pipeline.store.files.base import Store
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.transforms import Affine, load_transform
 
 if TYPE_CHECKING:
-    from pipeline.index.searched_parts import SearchedParts
-    from pipeline.index.truth import Neighbours, Queries
+    from pipeline.index.measure.searched_parts import SearchedParts
+    from pipeline.index.measure.truth import Neighbours, Queries
 
 Result = TypeVar("Result")
 _NO_ROWS = np.zeros(0, dtype=np.int64)
@@ -41,7 +41,7 @@ class StoredTruth:
 
     def load(self) -> "tuple[Queries, Neighbours]":
         """Load the queries, and their neighbours among all rows."""
-        from pipeline.index.truth import ExactTopK
+        from pipeline.index.measure.truth import ExactTopK
 
         queries = load_queries(self.store, self.queries)
         found = (load_truth(self.store, file) for file in self.files)
@@ -71,7 +71,7 @@ class UseIndex(PlainTask["Callable[[SearchedParts], Result]", Result], Generic[R
     manifest: ReleaseManifest
 
     def work(self, function: "Callable[[SearchedParts], Result]") -> Result:
-        from pipeline.index.parts import load_index
+        from pipeline.index.files.parts import load_index
 
         return function(load_index(self.store, self.manifest.index, self.manifest.tombstones))
 
@@ -90,7 +90,7 @@ def use_index(run: Run, manifest: ReleaseManifest, function: "Callable[[Searched
         task: UseIndex[Result] = UseIndex(run.store, manifest)
         return run.workers.run(task, function, Pool(1))
     from pipeline.flows.index.searched_parts import PartFiles, PartsOnWorkers
-    from pipeline.index.effort import set_effort
+    from pipeline.index.measure.search_effort import set_effort
 
     files = PartFiles(run.store, manifest.tombstones)
     parts = PartsOnWorkers(run, files, manifest.index_parts(), index.trained, _NO_ROWS)

@@ -14,16 +14,16 @@ from pipeline.errors import DataError
 from pipeline.flows.index.records import NumberedPart, number_parts
 from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Task
-from pipeline.index.build import read_index
-from pipeline.index.effort import candidate_efforts, get_effort, set_effort
-from pipeline.index.parts import Parts, open_parts
-from pipeline.index.searched_parts import SearchedParts, best_of
+from pipeline.index.build.build import read_index
+from pipeline.index.files.parts import Parts, open_parts
+from pipeline.index.measure.search_effort import candidate_efforts, get_effort, set_effort
+from pipeline.index.measure.searched_parts import SearchedParts, best_of
 from pipeline.index.threads import faiss_threads
-from pipeline.store.address import ordinal_of
-from pipeline.store.base import Store
-from pipeline.store.dead import DeadRows
-from pipeline.store.manifest import IndexPart
-from pipeline.store.stored import FileRef
+from pipeline.store.files.base import Store
+from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.releases.manifest import IndexPart
+from pipeline.store.rows.address import ordinal_of
 
 Result = TypeVar("Result")
 

@@ -16,14 +16,14 @@ from pipeline.flows.index.records import (
 )
 from pipeline.flows.rows import LiveRows, PlacedUnit
 from pipeline.flows.workers.tasks import PlainTask, progress
-from pipeline.flows.workers.worker import gpu_assigned
-from pipeline.index.plan import IndexPlan
-from pipeline.post import Affine, Transform
+from pipeline.flows.workers.worker_encoder import gpu_assigned
+from pipeline.index.build.index_shape import IndexPlan
 from pipeline.settings import GateSettings, IndexSettings
 from pipeline.stats.tensors import pack
-from pipeline.store.base import Store
-from pipeline.store.once import load_or_make, put_by_content
-from pipeline.store.stored import FileRef
+from pipeline.store.files.base import Store
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.write_once import load_or_make, put_by_content
+from pipeline.transforms import Affine, Transform
 
 # Proportion of dead rows in a sample of queries: half of rules.MAX_DEAD_QUERIES, the limit above which
 # queries are sampled again.
@@ -96,7 +96,7 @@ class Train(PlainTask[tuple[PlacedUnit, ...], TrainedIndex]):
         )
 
     def _train(self, units: tuple[PlacedUnit, ...]) -> TrainedIndex:
-        from pipeline.index.build import train, write_index
+        from pipeline.index.build.build import train, write_index
         from pipeline.index.gpu import sees_gpus
         from pipeline.index.threads import faiss_threads
 
@@ -168,11 +168,11 @@ class FillShard(PlainTask[Shard, ShardRecord]):
         return load_or_make(self.build.store, f"{stem}.json", ShardRecord, lambda: self._fill(shard, stem))
 
     def _fill(self, shard: Shard, stem: str) -> ShardRecord:
-        from pipeline.index.build import fill, read_index, write_index
+        from pipeline.index.build.build import fill, read_index, write_index
+        from pipeline.index.files.ids import write_ids
         from pipeline.index.gpu import check_gpus
-        from pipeline.index.ids import write_ids
+        from pipeline.index.measure.truth import ExactTopK
         from pipeline.index.threads import faiss_threads
-        from pipeline.index.truth import ExactTopK
 
         if self.on_gpu:
             check_gpus()

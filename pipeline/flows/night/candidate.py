@@ -10,21 +10,21 @@ import pyarrow.parquet as pq
 from pipeline.flows.encode.unit import record_path
 from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.flows.index.records import BuiltIndex
-from pipeline.flows.night.corpus_gates import DISTINCT_TEXTS
-from pipeline.flows.night.previous import PreviousRelease
+from pipeline.flows.night.key_facts import DISTINCT_TEXTS
+from pipeline.flows.night.previous_release import PreviousRelease
 from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import Decision
 from pipeline.log import packages
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.settings import Job
-from pipeline.store.base import Store, in_threads
-from pipeline.store.dead import DeadRows
-from pipeline.store.manifest import Choice, EncoderFiles, ReleaseManifest
-from pipeline.store.release_units import ReleaseUnit, store_units
-from pipeline.store.stored import FileRef
-from pipeline.store.units import EMPTIED, LEFT_OUT, Corpus, Manifest, UnitRecord, sum_counts
-from pipeline.text.corpus.corpus_record import record_path as corpus_path
+from pipeline.store.files.base import Store, in_threads
+from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.release_units import ReleaseUnit, store_units
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.units import EMPTIED, LEFT_OUT, Corpus, Manifest, UnitRecord, sum_counts
+from pipeline.store.releases.manifest import Choice, EncoderFiles, ReleaseManifest
+from pipeline.text.ingest.corpus_record import record_path as corpus_path
 from pipeline.text.tokens.coverage import token_counts
 
 PACKAGES = (

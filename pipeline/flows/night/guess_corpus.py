@@ -16,12 +16,11 @@ from pipeline.augment.language import languages_of
 from pipeline.errors import DataError, PipelineError
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import RESULT_COLUMNS, CorpusSettings, EncoderSettings
-from pipeline.text.corpus.file_view import view_of
-from pipeline.text.corpus.json_types import refuse_array
-from pipeline.text.corpus.json_values import parse_line
-from pipeline.text.corpus.jsonl import read_blocks
-from pipeline.text.corpus.normalize import has_surrogates
-from pipeline.text.corpus.sources import SourceFile, list_corpus, open_file, reading
+from pipeline.text.formats.json_values import parse_line, refuse_array
+from pipeline.text.formats.jsonl import read_blocks
+from pipeline.text.normalize import has_surrogates
+from pipeline.text.sources.file_view import view_of
+from pipeline.text.sources.sources import SourceFile, list_corpus, open_file, reading
 from pipeline.text.tokens.scripts import SCRIPTS, scripts_of
 
 _MAX_FILES = 3

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.flows.night.previous import PreviousRelease, changed_files
+from pipeline.flows.night.previous_release import PreviousRelease, changed_files
 from pipeline.flows.workers.address import ClusterAddress
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.tasks import Pool
 from pipeline.log import Stages
 from pipeline.settings import Job
-from pipeline.text.corpus.listing import local_path
-from pipeline.text.corpus.sources import list_files
-from pipeline.text.corpus.task_map import IngestTask, TaskMap, map_here
+from pipeline.text.sources.listing import local_path
+from pipeline.text.sources.sources import list_files
+from pipeline.text.task_map import IngestTask, TaskMap, map_here
 
 # Bytes of changed files. One process reads as many in about the time that Ray takes to start.
 SMALL_INPUT = 1 << 30

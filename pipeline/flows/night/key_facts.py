@@ -10,12 +10,15 @@ import pyarrow.compute as pc
 from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.stats.distinct import estimate_distinct, smallest_distinct
-from pipeline.store.base import Store, in_threads
-from pipeline.store.units import Corpus, TableBucket
-from pipeline.text.corpus.keys import text_hashes
-from pipeline.text.corpus.table_buckets import read_key_bucket
+from pipeline.store.files.base import Store, in_threads
+from pipeline.store.records.units import Corpus, TableBucket
+from pipeline.text.key_tables.buckets import read_key_bucket
+from pipeline.text.key_tables.keys import text_hashes
 
 _BUCKETS_PER_ITEM = 16  # a worker starts in about the time that it reads as many
+
+DISTINCT_TEXTS = "distinct_texts"
+"""key of the number of distinct texts among the counts of a release"""
 
 
 class KeyFacts(NamedTuple):

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, GatesRefused
-from pipeline.flows.night.outcome import NightOutcome
+from pipeline.flows.night.publish import NightOutcome
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.metrics import MetricSeries
 from pipeline.log import Stages, say
 from pipeline.settings import Job
-from pipeline.store.base import Store
+from pipeline.store.files.base import Store
 from pipeline.train.trackers import flat_settings, mlflow_experiment
 
 _UNUSED = {"evaluate", "train", "augment", "pairs"}  # sections of a job that a night does not read

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from pipeline.flows.encode.encode import count_unencoded_rows
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
-from pipeline.flows.encode.probe import EncodeTexts
-from pipeline.flows.night.as_searcher import PrepareTrials
+from pipeline.flows.encode.trial_encode import EncodeTexts
+from pipeline.flows.night.gates.as_searcher import PrepareTrials
 from pipeline.flows.night.ingest_workers import ingest_workers
-from pipeline.flows.night.previous import PreviousRelease
+from pipeline.flows.night.previous_release import PreviousRelease
 from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.cluster import connect, is_local, local_workers
@@ -19,9 +19,9 @@ from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.settings import Job
-from pipeline.store.base import Store
-from pipeline.store.units import Corpus
-from pipeline.text.corpus.task_map import TaskMap
+from pipeline.store.files.base import Store
+from pipeline.store.records.units import Corpus
+from pipeline.text.task_map import TaskMap
 
 # Local workers extend an index of at most so many rows; for more, the time to start Ray pays off.
 _SMALL_INDEX_ROWS = 500_000

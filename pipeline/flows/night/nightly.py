@@ -5,27 +5,27 @@ from pipeline.flows.encode.encode import encode
 from pipeline.flows.encode.encoder_copy import encoder_copy_path, keep_encoder
 from pipeline.flows.index.build import IndexInput
 from pipeline.flows.night.candidate import Candidate, CandidateParts, LiveUnits, make_manifest
-from pipeline.flows.night.corpus_gates import judge_corpus
-from pipeline.flows.night.gates import judge_candidate
-from pipeline.flows.night.judged_ids import check_judged_ids
+from pipeline.flows.night.check_gates import judge_candidate
+from pipeline.flows.night.gates.corpus_gates import judge_corpus
+from pipeline.flows.night.gates.judged_ids import check_judged_ids
 from pipeline.flows.night.mlflow_run import mlflow_night
 from pipeline.flows.night.night_workers import night_workers
-from pipeline.flows.night.outcome import (
-    NightOutcome,
-    publish_or_refuse,
-    record_current,
-    refuse_corpus,
-    unchanged_outcome,
-)
-from pipeline.flows.night.overview import refresh_page_at_end
-from pipeline.flows.night.previous import (
+from pipeline.flows.night.previous_release import (
     PreviousRelease,
     find_damage,
     has_same_files,
     load_previous,
     same_release,
 )
-from pipeline.flows.night.stages import (
+from pipeline.flows.night.publish import (
+    NightOutcome,
+    publish_or_refuse,
+    record_current,
+    refuse_corpus,
+    unchanged_outcome,
+)
+from pipeline.flows.night.report.releases_page import refresh_page_at_end
+from pipeline.flows.night.steps import (
     check_before_reading,
     check_row_count,
     corpus_choice,
@@ -40,9 +40,9 @@ from pipeline.flows.workers.metrics_file import metrics_written_to
 from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
-from pipeline.store.dead import DeadRows
-from pipeline.store.lease import lease
-from pipeline.store.units import Corpus
+from pipeline.store.files.lease import lease
+from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.units import Corpus
 
 
 def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = False) -> NightOutcome:

@@ -8,8 +8,8 @@ from pipeline.log import say
 from pipeline.settings import Job
 from pipeline.stats.drift import Drift, drift
 from pipeline.stats.moments import Moments
-from pipeline.store.base import Store
-from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.files.base import Store
+from pipeline.store.releases.manifest import ReleaseManifest
 
 
 def measure_drift(store: Store, before: ReleaseManifest, after: ReleaseManifest) -> Drift | None:

@@ -12,8 +12,8 @@ from pipeline.flows.encode.encode import encode
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.night.key_facts import read_keys
 from pipeline.flows.night.nightly import build_candidate
-from pipeline.flows.night.previous import PreviousRelease, load_previous
-from pipeline.flows.night.stages import check_index_and_transform, check_root, ingest_corpus
+from pipeline.flows.night.previous_release import PreviousRelease, load_previous
+from pipeline.flows.night.steps import check_index_and_transform, check_root, ingest_corpus
 from pipeline.flows.rows import LiveRows, place_units
 from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import Decision, check_dev, decide_transform
@@ -22,10 +22,10 @@ from pipeline.flows.transform.write import write_whitened
 from pipeline.flows.workers.cluster import connect
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
-from pipeline.post.chain import check_transform
 from pipeline.settings import Job
-from pipeline.store.base import Store
-from pipeline.store.units import Corpus, Manifest
+from pipeline.store.files.base import Store
+from pipeline.store.records.units import Corpus, Manifest
+from pipeline.transforms.chain import check_transform
 
 
 class EncodedCorpus(NamedTuple):

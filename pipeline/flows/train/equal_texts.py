@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 
 from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Pool
-from pipeline.store.address import to_addresses
-from pipeline.store.arrays import one_chunk
-from pipeline.store.base import Store, in_threads
-from pipeline.store.dead import Dead
-from pipeline.store.schema import KEY
-from pipeline.store.stored import FileRef, Stored
-from pipeline.store.units import CorpusUnit
-from pipeline.text.corpus.keys import text_hashes
-from pipeline.text.corpus.partitions import partition_of, read_from_all, store_partitions
+from pipeline.store.files.base import Store, in_threads
+from pipeline.store.records.dead import Dead
+from pipeline.store.records.sealed_json import FileRef, Stored
+from pipeline.store.records.units import CorpusUnit
+from pipeline.store.rows.address import to_addresses
+from pipeline.store.rows.arrays import one_chunk
+from pipeline.store.rows.schema import KEY
+from pipeline.text.key_tables.keys import text_hashes
+from pipeline.text.key_tables.partitions import partition_of, read_from_all, store_partitions
 
 _PAIRS_IN_MEMORY = 1 << 22  # their keys take about 300 MB
 KNOWN_SCHEMA = pa.schema(

@@ -20,14 +20,14 @@ from pipeline.log import say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import CorpusSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
-from pipeline.store.arrays import one_chunk
-from pipeline.store.base import Store
-from pipeline.store.once import load_or_make, store_table_by_content
-from pipeline.store.schema import corpus_schema, writer_options
-from pipeline.store.stored import FileRef, Stored
-from pipeline.store.units import Corpus, CorpusUnit, UnitRecord, sum_counts
-from pipeline.text.corpus.normalize import NORMALIZER_VERSION, text_keys
-from pipeline.text.corpus.sift import rechunk
+from pipeline.store.files.base import Store
+from pipeline.store.records.sealed_json import FileRef, Stored
+from pipeline.store.records.units import Corpus, CorpusUnit, UnitRecord, sum_counts
+from pipeline.store.records.write_once import load_or_make, store_table_by_content
+from pipeline.store.rows.arrays import one_chunk
+from pipeline.store.rows.schema import corpus_schema, writer_options
+from pipeline.text.formats.reject_rows import rechunk
+from pipeline.text.normalize import NORMALIZER_VERSION, text_keys
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 
 _VERSION = 1  # increased by changes of the result; all pairs are then mined again

@@ -14,18 +14,18 @@ from pipeline.flows.rows import LiveRows, PlacedUnit, row_addresses
 from pipeline.flows.train.equal_texts import KNOWN_SCHEMA
 from pipeline.flows.workers.tasks import progress
 from pipeline.settings.mining import MineSettings
-from pipeline.store.address import row_of
-from pipeline.store.arrays import one_chunk
-from pipeline.store.base import sha256_of
-from pipeline.store.once import load_or_make
-from pipeline.store.schema import vector_matrix
-from pipeline.store.stored import FileRef, Stored
-from pipeline.store.units import CorpusUnit, UnitRecord
-from pipeline.text.corpus.partitions import read_from_all
+from pipeline.store.files.base import sha256_of
+from pipeline.store.records.sealed_json import FileRef, Stored
+from pipeline.store.records.units import CorpusUnit, UnitRecord
+from pipeline.store.records.write_once import load_or_make
+from pipeline.store.rows.address import row_of
+from pipeline.store.rows.arrays import one_chunk
+from pipeline.store.rows.schema import vector_matrix
+from pipeline.text.key_tables.partitions import read_from_all
 
 if TYPE_CHECKING:
-    from pipeline.index.ids import Ids
-    from pipeline.index.parts import Parts
+    from pipeline.index.files.ids import Ids
+    from pipeline.index.files.parts import Parts
 
 ROW_GROUP = 8_192  # rows; small, because a training shuffles whole row groups
 _ANCHORS_PER_SEARCH = 1_024
@@ -72,8 +72,8 @@ class MineUnit:
 
     def start(self) -> Callable[[PairUnits], UnitRecord]:
         """Open the index, and return the function that mines the pairs of a unit."""
-        from pipeline.index.ids import Ids
-        from pipeline.index.parts import load_index
+        from pipeline.index.files.ids import Ids
+        from pipeline.index.files.parts import load_index
 
         store = self.source.store
         index = load_index(store, self.built.index_files())
@@ -131,9 +131,9 @@ class MineUnit:
             (n, negatives) addresses, NO_NEIGHBOUR where there are fewer; and an (n,) mask of the pairs whose
             texts both have a vector.
         """
-        from pipeline.index.negatives import pick_negatives, without_positives
+        from pipeline.index.measure.truth import NO_NEIGHBOUR, Neighbours
+        from pipeline.index.search.negatives import pick_negatives, without_positives
         from pipeline.index.threads import faiss_threads
-        from pipeline.index.truth import NO_NEIGHBOUR, Neighbours
 
         anchors = self._vectors(units.anchors, units.anchor_vectors)
         positives = self._vectors(units.positives, units.positive_vectors)
@@ -177,7 +177,7 @@ class MineUnit:
 
     def _vectors(self, unit: CorpusUnit, record: UnitRecord) -> np.ndarray:
         """Return (n, d) float32 vectors of length one, row for row; zero for a text without a vector."""
-        from pipeline.index.truth import to_index_space
+        from pipeline.index.measure.truth import to_index_space
 
         placed = PlacedUnit(ordinal=unit.ordinal, unit=record)
         column = self.source.open(placed).read(columns=["vector"])["vector"]

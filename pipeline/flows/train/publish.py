@@ -12,9 +12,9 @@ from pipeline.log import counted, packages
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings
+from pipeline.settings.trackers import Measure
 from pipeline.settings.training import TrainSettings
-from pipeline.settings.watching import Measure
-from pipeline.store.base import Store
+from pipeline.store.files.base import Store
 from pipeline.train.metrics_line import MetricsLine
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def publish(
         expansion: word vectors with which the vocabulary is expanded first, or None.
     """
     from pipeline.models.trainable.expansion import expand_vocabulary
-    from pipeline.report.card import write_card
+    from pipeline.report.model_card import write_card
     from pipeline.report.training import render
     from pipeline.report.training_report import EncoderSummary
     from pipeline.report.training_warnings import training_warnings
@@ -99,7 +99,7 @@ def publish(
 
 def _save(model: "TrainedModel", path: Path) -> EncoderFolder:
     """Write the folder of the trained encoder, or of both encoders of an objective that trains two."""
-    from pipeline.models.trainable.saved_heads import SavedHeads
+    from pipeline.models.trainable.saved_modules import SavedHeads
     from pipeline.models.trainable.saving import save_folder, save_joined
 
     if model.twin is not None:

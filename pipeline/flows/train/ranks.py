@@ -1,7 +1,7 @@
 """Run the ranks of a training on Ray Train: start them together, and restart all if one is lost."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,25 +9,95 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.daemon import in_daemon_thread
-from pipeline.errors import ConfigError, TransientError
-from pipeline.flows.train.lost_ranks import (
-    LostPeer,
-    describe_loss,
-    failures_by_rank,
-    is_lost_peer,
-    nccl_refusal,
-)
+from pipeline.errors import ConfigError, PipelineError, TransientError
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.nodes import ResourceDemand, describe_resources
-from pipeline.flows.workers.workers import Workers
 from pipeline.log import RunningStage, counted, listening, say
 from pipeline.settings import ClusterSettings
 from pipeline.settings.training import TrainSettings
-from pipeline.store.disk import temporary_folder
+from pipeline.store.files.disk import temporary_folder
 from pipeline.text.rows.batches import RankSlice
 
 if TYPE_CHECKING:
     from pipeline.flows.workers.heartbeat import Call
     from pipeline.flows.workers.watch import Watch
+
+
+# Words in the errors of a collective operation whose peer is lost.
+_LOST_PEER_WORDS = (
+    "gloo",
+    "nccl",
+    "connection reset by peer",
+    "connection closed by peer",
+    "socket",
+    "broken pipe",
+)
+
+# Codes of NCCL for a wrong call, such as two ranks on one GPU: it would fail again after any restart.
+_NCCL_REFUSALS = ("ncclinvalidusage", "ncclinvalidargument")
+
+
+class LostPeer(Exception):
+    """A collective operation failed because another worker, or the network to it, is lost."""
+
+
+def is_lost_peer(error: RuntimeError) -> bool:
+    """Return whether an error of torch says that a collective operation has lost a peer."""
+    return any(word in str(error).lower() for word in _LOST_PEER_WORDS)
+
+
+def nccl_refusal(error: RuntimeError) -> str | None:
+    """Return NCCL's reason, if it refuses how the workers are connected; None for any other error."""
+    lines = str(error).splitlines()
+    if not any(code in line.lower() for line in lines for code in _NCCL_REFUSALS):
+        return None
+    return (lines[-1].removeprefix("Last error:").strip() or lines[0])[:200]
+
+
+def failures_by_rank(error: Exception) -> Mapping[int, Exception]:
+    """Return the error of each worker, by rank; an error of the whole group is under -1."""
+    from ray.train import ControllerError, WorkerGroupError
+
+    if isinstance(error, WorkerGroupError):
+        return error.worker_failures
+    return {-1: error.controller_failure if isinstance(error, ControllerError) else error}
+
+
+def describe_loss(failures: Mapping[int, Exception], group_error: Exception) -> str:
+    """Describe the loss of a worker.
+
+    Args:
+        failures: error of each worker that failed, by rank.
+        group_error: error of the whole group, with the tracebacks of all workers.
+
+    Raises:
+        PipelineError: one of the workers raised it.
+        Exception: `group_error`, if a worker raised an error that is a defect.
+    """
+    from ray.exceptions import RayError
+    from ray.train.v2._internal.exceptions import (
+        WorkerGroupStartupFailedError,
+        WorkerHealthCheckFailedError,
+        WorkerHealthCheckTimeoutError,
+    )
+
+    for error in failures.values():
+        if isinstance(error, PipelineError):
+            raise error
+    lost = (
+        RayError,
+        LostPeer,
+        WorkerHealthCheckFailedError,
+        WorkerHealthCheckTimeoutError,
+        WorkerGroupStartupFailedError,
+    )
+    if any(not isinstance(error, lost) for error in failures.values()):
+        raise group_error
+    # A rank that lost its peer is not the cause, so another rank is described if there is one.
+    rank, first = min(failures.items(), key=lambda item: (isinstance(item[1], LostPeer), item[0]))
+    cause = getattr(first, "health_check_failure", first)
+    return f"rank {rank}: {type(cause).__name__}: {str(cause).splitlines()[0][:200]}"
+
 
 _POLL_S = 0.5
 # Ray's timeout for the start, as a multiple of ours: ours comes first, and its message names what is missing.

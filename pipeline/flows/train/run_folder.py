@@ -15,10 +15,10 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings.training import TrainSettings
 from pipeline.stats.geometry import Metric
-from pipeline.store.base import Store
-from pipeline.store.disk import translate_disk_errors
-from pipeline.store.store import open_store
-from pipeline.store.stored import Stored
+from pipeline.store.files.base import Store
+from pipeline.store.files.disk import translate_disk_errors
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.sealed_json import Stored
 from pipeline.text.rows.training_rows import training_files
 
 RUN, RESULT = "run.json", "result.json"

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pipeline.errors import DataError
 from pipeline.flows.train.run_folder import RESULT, RUN, RunRecord
 from pipeline.settings.training import PairSettings, TrainSettings
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from pipeline.text.rows.augmented import is_manifest_in, newest_manifest
 
 

@@ -14,13 +14,13 @@ from pipeline.flows.train.ranks import RankGroup
 from pipeline.flows.train.run_folder import CHECKPOINTS, RUN, ResultRecord, RunFolder, RunRecord, open_run
 from pipeline.flows.train.sources import resolve_manifests
 from pipeline.flows.workers.cluster import connect
-from pipeline.flows.workers.workers import Workers
+from pipeline.flows.workers.interface import Workers
 from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.settings.training import TrainSettings
-from pipeline.store.lease import describe_holders, lease
-from pipeline.store.store import open_store
+from pipeline.store.files.lease import describe_holders, lease
+from pipeline.store.files.open_store import open_store
 
 _LEASES = "leases"  # subfolder of a training
 _MINED = "mined"  # subfolder of train.root; trainings with the same encoder and rows share its files
@@ -111,7 +111,7 @@ def _open_with(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
     """Open the training of the job with these training settings."""
     job = job.model_copy(update={"train": settings})
     if settings.new_encoder is not None:
-        from pipeline.train.start import starting_encoder
+        from pipeline.train.initial_state import starting_encoder
 
         job = job.model_copy(update={"encoder": starting_encoder(settings, job.encoder)})
     return job, open_run(settings, open_folder(job.encoder, cross_encoder=True))

@@ -17,13 +17,13 @@ from pipeline.flows.rows import LiveRows, PlacedUnit, row_addresses
 from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.stats.moments import MAX_REMOVED, MERGE_GROUP, Moments, merge_tree
-from pipeline.store.address import row_of
-from pipeline.store.base import in_threads
-from pipeline.store.dead import DeadRows
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.once import store_by_content
-from pipeline.store.schema import vectors_at
-from pipeline.store.stored import FileRef
+from pipeline.store.files.base import in_threads
+from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.write_once import store_by_content
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.rows.address import row_of
+from pipeline.store.rows.schema import vectors_at
 
 _MIN_ROWS = 10  # least number of rows, including those that are held out
 # Limit of the rows to hold out, beside a fifth of all. The standard error of their mean log-likelihood is a

@@ -7,12 +7,18 @@ import pyarrow.parquet as pq
 
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask, Pool
-from pipeline.post import Transform, space_after
-from pipeline.store.base import Store
-from pipeline.store.once import load_or_make, put_by_content
-from pipeline.store.schema import check_space, vector_column, vector_matrix, vectors_schema, writer_options
-from pipeline.store.stored import FileRef
-from pipeline.store.units import Manifest, UnitRecord
+from pipeline.store.files.base import Store
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.units import Manifest, UnitRecord
+from pipeline.store.records.write_once import load_or_make, put_by_content
+from pipeline.store.rows.schema import (
+    check_space,
+    vector_column,
+    vector_matrix,
+    vectors_schema,
+    writer_options,
+)
+from pipeline.transforms import Transform, space_after
 
 
 def store_transform(store: Store, transform: Transform) -> FileRef:

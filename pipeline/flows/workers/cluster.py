@@ -16,10 +16,10 @@ from typing import Any
 from pipeline.errors import ConfigError
 from pipeline.flows.workers import local_ray
 from pipeline.flows.workers.address import TOKEN_SETTINGS, ClusterAddress
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.lost_cluster import abort_if_cluster_dies
 from pipeline.flows.workers.nodes import addable_nodes, nodes_alive
-from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, end_process
 from pipeline.settings import ClusterSettings
 

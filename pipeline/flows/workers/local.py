@@ -19,14 +19,14 @@ from typing import Any
 
 from pipeline.cores import usable_cores
 from pipeline.errors import PipelineError, TransientError
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.nodes import Node, ResourceDemand
 from pipeline.flows.workers.stall import CpuMeter, StallTimer, hang_message, stall_limit_s
 from pipeline.flows.workers.tasks import Item, Pool, Result, Task, load_result, set_progress_listener
-from pipeline.flows.workers.workers import Workers
 from pipeline.keep_alive import on_keep_alive
 from pipeline.log import RunningStage, say
 from pipeline.settings import ClusterSettings, EncodeSettings
-from pipeline.store.disk import translate_disk_errors
+from pipeline.store.files.disk import translate_disk_errors
 from pipeline.terminal import tolerate_lost_messages
 
 MAX_STARTS = 20  # of one item; no item kills its process this often by chance

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from pipeline.errors import GatesRefused
 from pipeline.exit_codes import exit_code_of
-from pipeline.store.manifest import Choice, Gate
-from pipeline.store.units import counts_under
+from pipeline.store.records.units import counts_under
+from pipeline.store.releases.manifest import Choice, Gate
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.metrics import NIGHTS, MetricSeries
 from pipeline.log import ends_by, say
-from pipeline.store.disk import translate_disk_errors
+from pipeline.store.files.disk import translate_disk_errors
 
 _Labels = tuple[tuple[str, str], ...]
 

@@ -1,7 +1,13 @@
 """Run one task over many items on a pool of Ray Data actors, or over one item as a Ray task.
 
 Ray moves only records, never tensors: an item is the record of a unit. An actor reads the unit, writes its
-output and returns the new record.
+output and returns the new record. An item that takes much longer than its peers gets a second attempt.
+
+This uses parts of Ray Data that are not public; pyproject.toml allows one minor version of Ray.
+
+A pool gets a few rows more than it has items. A worker that takes such a row has nothing else to do: it
+waits until all items are done, or begins one that is slow. The first result of an item counts; both are
+equal, and outputs are created once, by the faster one.
 """
 
 import contextlib
@@ -18,13 +24,139 @@ import ray
 
 from pipeline.daemon import in_daemon_thread
 from pipeline.errors import PipelineError, TransientError
-from pipeline.flows.workers.execution import Execution
 from pipeline.flows.workers.heartbeat import Call
 from pipeline.flows.workers.metrics import count_unit
-from pipeline.flows.workers.second_attempt import STAND_BY, StandBy, stand_by_rows
 from pipeline.flows.workers.tasks import Item, Pool, Result, Task, load_result, set_progress_listener
 from pipeline.flows.workers.watch import Watch, watch_call
 from pipeline.log import RunningStage
+
+_STEP_S = 1.0  # time between two steps if no item is done
+_SHORT_STEP_S = 0.1  # the same while the next step may request an actor, or give an item to one
+_REST_S = 0.01  # time that a step itself waits for all running items
+
+
+class Execution:
+    """Controls the one execution of a Ray Dataset.
+
+    Ray Data's own loop makes a step every 0.1 s, and takes up to two steps to notice that an item is done,
+    while its actor waits for the next one. Here a step is made when an item is done or an actor is up.
+    """
+
+    def __init__(self) -> None:
+        self._executor: Any = None
+        self._abandoned = False
+
+    @classmethod
+    def of(cls, dataset: Any) -> "Execution":
+        """Prepare to control the execution of the dataset."""
+        # slow to import, and not needed in the process of a worker
+        from ray.data._internal.execution import streaming_executor_state
+
+        # A step always waits so long, since it waits for all items. It has no setting of its own, so steps of
+        # other datasets in this process are as short.
+        streaming_executor_state.WAIT_FOR_TASK_COMPLETION_TIMEOUT_S = _REST_S
+        execution = cls()
+
+        class Callback:
+            """Receives the executor from Ray Data, which takes the class and creates the object."""
+
+            def before_execution_starts(self, executor: Any) -> None:
+                execution._begin(executor)
+
+            def on_execution_step(self, executor: Any) -> None:
+                _await_progress(executor)
+
+            def after_execution_succeeds(self, executor: Any) -> None: ...
+
+            def after_execution_fails(self, executor: Any, error: Exception) -> None: ...
+
+        dataset.context.custom_execution_callback_classes = [Callback]
+        return execution
+
+    def _begin(self, executor: Any) -> None:
+        if self._abandoned:
+            raise RuntimeError("the execution was abandoned before it began")
+        from ray.data._internal.execution.metadata_fetcher import InlineMetadataFetcher
+
+        # The default fetches the size of a result in a thread, so that it would be seen a step later.
+        executor._metadata_fetcher = InlineMetadataFetcher()
+        self._executor = executor
+
+    def abandon(self) -> None:
+        """End the execution and kill its actors, running and pending. Takes up to two seconds.
+
+        Without that, Ray Data drops its handles, and an actor keeps its CPUs until Python has collected the
+        last of them as garbage.
+        """
+        self._abandoned = True
+        if self._executor is not None:
+            self._executor.shutdown(force=True)
+
+
+def _await_progress(executor: Any) -> None:
+    """Wait until an item is done or an actor is up, but not longer than the time between two steps."""
+    running = [task.get_waitable() for operator in executor._topology for task in operator.get_active_tasks()]
+    if running:
+        ray.wait(running, num_returns=1, timeout=_step_s(executor), fetch_local=False)
+
+
+def _step_s(executor: Any) -> float:
+    """Return the time between two steps if no item is done.
+
+    It is short if items wait while a pool may grow, which takes a step for each actor, or has a free actor,
+    or one that Ray starts again, which no task announces.
+    """
+    for operator, state in executor._topology.items():
+        for pool in operator.get_autoscaling_actor_pools():
+            may_grow = pool.current_size() < pool.max_size()
+            may_begin = pool.can_schedule_task() or pool.num_restarting_actors()
+            if state.total_enqueued_input_blocks() and (may_grow or may_begin):
+                return _SHORT_STEP_S
+    return _STEP_S
+
+
+STAND_BY = -1  # number of a row that has no item
+_MAX_STAND_BYS = 8  # largest number in a pool: each may add a worker to a pool that can grow
+_SLOW_POLL_S = 0.2  # time between two requests for a slow item
+_BEGIN_S = 10.0  # time in which the last items, which a pool hands out together, must have been begun
+
+
+def stand_by_rows(items: int, workers: int) -> int:
+    """Return the number of rows to add for second attempts: none for a single item, which has no peers."""
+    return 0 if items < 2 else min(workers - 1, _MAX_STAND_BYS)
+
+
+class StandBy:
+    """The part of a worker that makes second attempts.
+
+    Args:
+        call: handle to the board, which knows the slow items.
+        items: Ray reference to all pickled items; None in a pool without second attempts.
+        count: number of items.
+    """
+
+    def __init__(self, call: Call, items: Any, count: int) -> None:
+        self._call, self._items, self._count = call, items, count
+
+    def await_slow_item(self) -> int | None:
+        """Wait for an item that is slow. Returns None when all items are done, or some are not even begun."""
+        deadline = time.monotonic() + _BEGIN_S
+        while True:
+            try:
+                slow = ray.get(self._call.board.claim_slow_item.remote(self._call.name, self._count))
+            except ray.exceptions.RayError:  # only the board knows which items are slow
+                return None
+            if slow.item is not None or slow.all_done:
+                return slow.item
+            if not slow.all_begun and time.monotonic() > deadline:
+                return None
+            time.sleep(_SLOW_POLL_S)
+
+    def load(self, item: int) -> bytes:
+        """Return the pickled item."""
+        pickled: bytes = ray.get(self._items)[item]
+        return pickled
+
 
 _POLL_S = 1.0  # time between two checks of the watch, while a result is awaited
 _REPORT_S = 1.0  # least time between two reports of an item's rows; the driver asks for them once a second

@@ -7,10 +7,10 @@ from typing import Any
 
 import ray
 
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.nodes import REMEDY_SMALLER, Node, ResourceDemand
 from pipeline.flows.workers.ray_pool import map_on_ray, run_on_ray
 from pipeline.flows.workers.tasks import Item, Pool, Result, Task
-from pipeline.flows.workers.workers import Workers
 from pipeline.log import RunningStage
 from pipeline.settings import ClusterSettings, EncodeSettings
 

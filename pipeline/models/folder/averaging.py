@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.frequencies import FREQUENCIES, locate_frequencies
-from pipeline.models.layers.pooling import POOLINGS
+from pipeline.models.spec.pooling import POOLINGS
 from pipeline.settings import EncoderSettings
 
 

@@ -4,7 +4,7 @@ from pipeline.errors import ModelError, did_you_mean
 from pipeline.models.folder.averaging import refuse_if
 from pipeline.models.folder.encoder_folder import MASKED, SEQUENCE_FAMILIES, EncoderFolder
 from pipeline.models.folder.modules import Denoising
-from pipeline.models.layers.pooling import POOLINGS
+from pipeline.models.spec.pooling import POOLINGS
 from pipeline.settings import EncoderSettings
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ModelError
-from pipeline.models.layers.families import DECODER_FAMILIES
+from pipeline.models.spec.families import DECODER_FAMILIES
 
 _POSITIONS = "position_embedding_type"
 """key of many families; up to transformers 4 it could be relative_key or relative_key_query"""

@@ -13,9 +13,9 @@ from pipeline.models.folder.check_pooling import check_dim
 from pipeline.models.folder.encoder_folder import JOINED, MASKED, EncoderFolder
 from pipeline.models.folder.identity import module_identity
 from pipeline.models.folder.modules import Module, Normalization, check_inside, read_json
-from pipeline.models.folder.tail import chosen_ending
+from pipeline.models.folder.post_modules import chosen_ending
 from pipeline.settings import EncoderSettings
-from pipeline.store.cache import digest_of_file
+from pipeline.store.files.cache import digest_of_file
 
 PART_FOLDERS = ("0_First", "1_Second")
 JOINED_CONFIG = {"model_type": JOINED, "parts": list(PART_FOLDERS)}

@@ -10,7 +10,7 @@ from pipeline.models.folder.averaging import TokenAveraging
 from pipeline.models.folder.frequencies import FREQUENCIES
 from pipeline.models.folder.modules import Module, Normalization, read_json
 from pipeline.models.folder.word_vectors import load_sequences, load_words
-from pipeline.models.layers.families import PACKED_FAMILIES, ROTARY_FAMILIES
+from pipeline.models.spec.families import PACKED_FAMILIES, ROTARY_FAMILIES
 from pipeline.text.tokens.listed_tokens import listed_tokens
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.text.tokens.static_tokens import load_model2vec, load_static

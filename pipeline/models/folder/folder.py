@@ -20,6 +20,7 @@ from pipeline.models.folder.encoder_folder import (
     EncoderFolder,
 )
 from pipeline.models.folder.identity import with_identity
+from pipeline.models.folder.json_checks import check_numbers
 from pipeline.models.folder.locate import locate
 from pipeline.models.folder.modules import (
     ModuleEntry,
@@ -28,15 +29,14 @@ from pipeline.models.folder.modules import (
     pooling_of,
     read_json,
 )
+from pipeline.models.folder.post_modules import tail_of
 from pipeline.models.folder.pretrained import check_code
 from pipeline.models.folder.reading import NO_LIMIT, prompts_of, similarity_of, truncation_side
 from pipeline.models.folder.static_embedding import open_static, plain_model2vec
-from pipeline.models.folder.tail import tail_of
 from pipeline.models.folder.transformer_settings import read_transformer_settings
-from pipeline.models.folder.values import check_numbers
 from pipeline.models.folder.weight_files import pooling_weights_of, weights_of
 from pipeline.models.folder.word_vectors import CONVOLUTIONAL, DAN, PARAGRAPH, RECURRENT, WORDS
-from pipeline.models.layers.families import (
+from pipeline.models.spec.families import (
     PACKED_FAMILIES,
     ROTARY_FAMILIES,
     TABLE_FAMILIES,

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import ModelError
-from pipeline.store.arrays import is_text, plain_type
-from pipeline.store.store import open_store
-from pipeline.text.corpus.listing import local_path
+from pipeline.store.files.open_store import open_store
+from pipeline.store.rows.arrays import is_text, plain_type
+from pipeline.text.sources.listing import local_path
 
 FREQUENCIES = "frequencies.parquet"  # name of the file in a copied encoder folder
 _BATCH_ROWS = 16_384

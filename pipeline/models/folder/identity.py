@@ -19,9 +19,9 @@ from pipeline.models.folder.modules import (
     refuse_invalid,
 )
 from pipeline.models.folder.weight_files import path_inside
-from pipeline.models.layers.pooling import POOLINGS
-from pipeline.store.cache import digest_of_file
-from pipeline.text.corpus.normalize import NORMALIZER_VERSION
+from pipeline.models.spec.pooling import POOLINGS
+from pipeline.store.files.cache import digest_of_file
+from pipeline.text.normalize import NORMALIZER_VERSION
 from pipeline.text.tokens.listed_tokens import listed_tokens
 from pipeline.text.tokens.tokenizer_files import (
     added_tokens,

@@ -16,9 +16,9 @@ from pipeline.log import say
 from pipeline.models.folder.frequencies import FREQUENCIES
 from pipeline.models.folder.word_vectors import FORMAT, build_folder
 from pipeline.settings import EncoderSettings
-from pipeline.store.base import Entry, Store
-from pipeline.store.cache import cache_directory, digest_of_file, get_or_build
-from pipeline.store.store import open_store
+from pipeline.store.files.base import Entry, Store
+from pipeline.store.files.cache import cache_directory, digest_of_file, get_or_build
+from pipeline.store.files.open_store import open_store
 
 # paths that name the encoder which the extra `local` installs
 PACKAGED = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")

@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.values import check_values
-from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS, ST_NAMES
+from pipeline.models.folder.json_checks import check_values
+from pipeline.models.spec.pooling import POOLINGS, ST_FLAGS, ST_NAMES
 
 OWN_MODULES = "template_modules"  # name of the Python file in a folder that has modules of this project
 _OWN_KINDS = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Denoising"}

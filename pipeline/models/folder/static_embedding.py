@@ -14,8 +14,8 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.check_pooling import choose_pooling
 from pipeline.models.folder.encoder_folder import ENDS_SENTENCES, MODEL2VEC, EncoderFolder
 from pipeline.models.folder.modules import STATIC_EMBEDDING, ModuleEntry, read_json
+from pipeline.models.folder.post_modules import tail_of
 from pipeline.models.folder.reading import NO_LIMIT, prompts_of, similarity_of, truncation_of, truncation_side
-from pipeline.models.folder.tail import tail_of
 from pipeline.models.folder.weight_files import path_inside
 from pipeline.settings import EncoderSettings
 

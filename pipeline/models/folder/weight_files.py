@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.modules import ModuleEntry, check_inside, read_json
-from pipeline.models.layers.pooling import NGRAMS
+from pipeline.models.spec.pooling import NGRAMS
 
 # in the order of preference
 _NAMES = (

@@ -10,8 +10,8 @@ from pipeline.models.inference.model import Model
 from pipeline.models.layers.linear import Linear
 from pipeline.models.layers.ngrams import neighbourhoods
 from pipeline.models.layers.numerics import Arithmetic
-from pipeline.models.layers.pooling import TABLE_STATE
 from pipeline.models.layers.weights import Checkpoint
+from pipeline.models.spec.pooling import TABLE_STATE
 from pipeline.models.trainable.convolutional import REACH, load_convolutional
 from pipeline.text.tokens.tokens import Tokens
 

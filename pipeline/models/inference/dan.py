@@ -6,8 +6,8 @@ from torch import Tensor
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.inference.model import Model
 from pipeline.models.layers.numerics import Arithmetic
-from pipeline.models.layers.pooling import Segments
 from pipeline.models.layers.weights import Checkpoint
+from pipeline.models.spec.pooling import Segments
 from pipeline.models.trainable.backbones import ForwardRequest
 from pipeline.models.trainable.dan import load_dan
 from pipeline.text.tokens.tokens import Tokens

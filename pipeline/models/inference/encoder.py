@@ -22,9 +22,9 @@ from pipeline.models.inference.model import Model
 from pipeline.models.inference.windows import Counters, EncodedBatch, Window, as_strings, windows
 from pipeline.models.layers.ngrams import load_ngrams
 from pipeline.models.layers.numerics import arithmetic_of, use_threads, usual_threads, whole_float32
-from pipeline.models.layers.pooling import NGRAMS, Segments, layers_of, pool
 from pipeline.models.layers.post_pooling import apply_tail, load_tail
 from pipeline.models.layers.transfer import to_host
+from pipeline.models.spec.pooling import NGRAMS, Segments, layers_of, pool
 from pipeline.prefetch import prefetch
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.tokens.tokens import TokenCounts, Tokenizer, Tokens

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.models.layers.pooling import Segments, find_segments
 from pipeline.models.layers.transfer import to_device
+from pipeline.models.spec.pooling import Segments, find_segments
 from pipeline.text.tokens.budget import longest_first, plan_buffers
 from pipeline.text.tokens.tokens import Tokens
 

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.models.layers.attend import Heads
 from pipeline.models.layers.fused import FusedKernel
 from pipeline.models.layers.linear import LinearMap
+from pipeline.models.layers.padded_mask import Heads
 from pipeline.models.layers.rotary import Angles, rotate
 
 # Tokens of a buffer from which on a compiled kernel saves time. Its call takes the processor 70 µs, those of

@@ -6,8 +6,8 @@ from torch import Tensor
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.inference.model import Model
 from pipeline.models.layers.numerics import Arithmetic
-from pipeline.models.layers.pooling import Segments, find_segments
 from pipeline.models.layers.weights import Checkpoint
+from pipeline.models.spec.pooling import Segments, find_segments
 from pipeline.models.trainable.paragraph import load_paragraphs
 from pipeline.text.tokens.tokens import Tokens
 

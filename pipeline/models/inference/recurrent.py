@@ -10,9 +10,9 @@ from pipeline.models.inference.model import Model
 from pipeline.models.layers.attention_pooling import AttentionPooling, max_per_text, weight_states
 from pipeline.models.layers.linear import Linear
 from pipeline.models.layers.numerics import Arithmetic
-from pipeline.models.layers.pooling import TABLE_STATE
 from pipeline.models.layers.recurrence import State, elementwise
 from pipeline.models.layers.weights import Checkpoint
+from pipeline.models.spec.pooling import TABLE_STATE
 from pipeline.models.trainable.recurrent import Direction, load_recurrent
 from pipeline.text.tokens.budget import longest_first
 from pipeline.text.tokens.tokens import Tokens

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.text.corpus.normalize import check_sequence
+from pipeline.text.normalize import check_sequence
 from pipeline.text.tokens.budget import deduplicate
 from pipeline.text.tokens.tokens import TokenCounts, Tokenizer, Tokens
 

@@ -1,4 +1,4 @@
 """Parts that inference and training share: attention, pooling and the modules after it, recurrence, weights.
 
-Importing `pooling` does not import torch. Other packages import `pooling`, `post_pooling`, `weights`.
+Other packages import `post_pooling` and `weights`.
 """

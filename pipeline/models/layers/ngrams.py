@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.linear import TrainableLinear
-from pipeline.models.layers.pooling import NGRAMS, POOLINGS, Segments, at_least_float32
 from pipeline.models.layers.weights import open_files
+from pipeline.models.spec.pooling import NGRAMS, POOLINGS, Segments, at_least_float32
 
 _REACHES = (0, 1, 2)  # tokens on each side, in windows of 1, 3 and 5
 

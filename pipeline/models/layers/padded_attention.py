@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.models.layers.attend import Heads, Sight
+from pipeline.models.layers.padded_mask import Heads, Sight
 
 MOST_PADDED = 512
 """tokens of the longest text that is padded: one of 1,000 tokens is faster in torch's kernel"""

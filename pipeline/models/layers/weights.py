@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError
 from pipeline.models.folder.check_weights import check_finite, check_unused
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.layers.names import NAMES
+from pipeline.models.spec.tensor_names import NAMES
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 # what transformers writes before the names of a model's tensors, if it saves the model with a head

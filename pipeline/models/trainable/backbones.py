@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import ModelError
-from pipeline.models.layers.pooling import Segments
 from pipeline.models.layers.transfer import to_device
+from pipeline.models.spec.pooling import Segments
 from pipeline.text.tokens.tokens import Tokens
 
 AtEmbedding = Callable[[Tensor, Segments], Tensor]

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.layers.pooling import Segments, find_segments
 from pipeline.models.layers.weights import Checkpoint
+from pipeline.models.spec.pooling import Segments, find_segments
 from pipeline.models.trainable.backbones import Backbone, ForwardRequest
 from pipeline.models.trainable.word_backbone import WordShape
 from pipeline.text.tokens.positions import surroundings

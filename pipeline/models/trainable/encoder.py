@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.ngrams import load_ngrams
-from pipeline.models.layers.pooling import NGRAMS, Segments, at_least_float32, layers_of, pool
 from pipeline.models.layers.post_pooling import DenseModule, apply_tail, load_tail, mlp_name
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
+from pipeline.models.spec.pooling import NGRAMS, Segments, at_least_float32, layers_of, pool
 from pipeline.models.trainable.backbones import AtEmbedding, Backbone, ForwardRequest
 from pipeline.models.trainable.convolutional import load_convolutional
 from pipeline.models.trainable.dan import load_dan

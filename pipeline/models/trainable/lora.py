@@ -11,7 +11,7 @@ from torch import nn
 
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.layers.names import NAMES
+from pipeline.models.spec.tensor_names import NAMES
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.settings.training import TrainSettings
 from pipeline.settings.weights import LoraSettings

@@ -10,8 +10,8 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.paragraphs import NOISE, paragraph_settings
 from pipeline.models.layers.paragraph import WordPredictor, contexts_of, predictors_of
-from pipeline.models.layers.pooling import Segments, find_segments
 from pipeline.models.layers.weights import Checkpoint
+from pipeline.models.spec.pooling import Segments, find_segments
 from pipeline.models.trainable.backbones import Backbone, ForwardRequest
 from pipeline.settings.weights import ParagraphSettings
 from pipeline.text.tokens.tokens import Tokens

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
-from pipeline.models.layers.pooling import POOLINGS, Segments
+from pipeline.models.spec.pooling import POOLINGS, Segments
 from pipeline.text.tokens.tokens import Tokens
 
 _MIN_NORM = 1e-10  # of a token's gradient, as in ConSERT's code, so that a zero gradient gives a zero step

@@ -13,10 +13,12 @@ from torch import Tensor
 from pipeline.errors import ModelError
 from pipeline.models.folder.concatenated import JOINED_CONFIG, PART_FOLDERS
 from pipeline.models.folder.cross_encoder import CROSS_ENCODER, LIBRARY, without_cross_encoder
-from pipeline.models.folder.encoder_folder import ENDS_SENTENCES, MASKED, EncoderFolder
+from pipeline.models.folder.encoder_folder import ENDS_SENTENCES, MASKED, MODEL2VEC, EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.identity import pooled_width
 from pipeline.models.folder.modules import OWN_MODULES, STATIC_EMBEDDING, read_json
+from pipeline.models.folder.reading import NO_LIMIT
+from pipeline.models.folder.static_embedding import OWN_SETTINGS, TABLES
 from pipeline.models.folder.vectorfile import word2vec_text
 from pipeline.models.folder.word_vectors import read_words
 from pipeline.models.layers.post_pooling import DenseModule, mlp_name
@@ -28,19 +30,45 @@ from pipeline.models.trainable.mlm_head import LanguageHead
 from pipeline.models.trainable.packed_backbone import PackedBackbone
 from pipeline.models.trainable.padded_backbone import PaddedBackbone
 from pipeline.models.trainable.prompted import PromptedEncoder
-from pipeline.models.trainable.saved_heads import SavedHeads
 from pipeline.models.trainable.saved_modules import (
+    SavedHeads,
     SavedModule,
     pooling_config,
     saved_module,
     without_truncations,
 )
 from pipeline.models.trainable.soft_prompt import LearnedTemplate
-from pipeline.models.trainable.static_saving import write_static
 from pipeline.models.trainable.word_table import WordTable
 from pipeline.settings import EncoderSettings
-from pipeline.store.disk import temporary_folder
+from pipeline.store.files.disk import temporary_folder
 from pipeline.text.tokens.templates import add_tokens, wrap_tokenizer
+
+
+def write_static(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) -> None:
+    """Write table, tokenizer and limits of an encoder whose backbone is a table, as float32, without modules.
+
+    A mapping and weights of model2vec are part of the trained table.
+    """
+    import tokenizers
+
+    library = folder.config["model_type"]
+    name = next(name for name, each in TABLES.items() if each == library)
+    table = encoder.backbone.word_table.detach().to("cpu", torch.float32, copy=True).contiguous()
+    save_file({name: table}, to / "model.safetensors", metadata={"format": "pt"})
+    limit = folder.max_length if folder.max_length < NO_LIMIT else None
+    backend = tokenizers.Tokenizer.from_file(str(folder.transformer_path / "tokenizer.json"))
+    backend.no_truncation()
+    if limit is not None:
+        backend.enable_truncation(limit, direction="left" if folder.truncation_side == "start" else "right")
+    backend.save(str(to / "tokenizer.json"), pretty=False)
+    if folder.ends_sentences:
+        (to / OWN_SETTINGS).write_text(json.dumps({ENDS_SENTENCES: True}))
+    if library == MODEL2VEC:
+        config = read_json(folder.transformer_path / "config.json")
+        config.pop("vocabulary_quantization", None)
+        changed = {"normalize": folder.normalize, "max_length": limit, "embedding_dtype": "float32"}
+        (to / "config.json").write_text(json.dumps({"model_type": MODEL2VEC, **config, **changed}, indent=1))
+
 
 _WEIGHTS = "model.safetensors"
 _WORD2VEC = "word2vec.txt"  # the same word vectors, for other programs

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
-from pipeline.models.layers.pooling import TABLE_STATE, Segments, find_segments
+from pipeline.models.spec.pooling import TABLE_STATE, Segments, find_segments
 from pipeline.models.trainable.backbones import Backbone, ForwardRequest
 from pipeline.text.tokens.tokens import Tokens
 

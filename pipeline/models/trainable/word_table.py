@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.layers.pooling import TABLE_STATE, Segments, find_segments
 from pipeline.models.layers.token_table import load_table
 from pipeline.models.layers.weights import Checkpoint
+from pipeline.models.spec.pooling import TABLE_STATE, Segments, find_segments
 from pipeline.models.trainable.backbones import Backbone, ForwardRequest
 
 

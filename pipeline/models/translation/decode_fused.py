@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.models.translation.decode_steps import encode_source
+from pipeline.models.translation.decode import encode_source
 
 _FIRST_CAPACITY = 16  # tokens that the cache has room for at first; it doubles
 

@@ -18,7 +18,7 @@ from pipeline.models.folder.modules import read_json
 from pipeline.models.folder.pretrained import check_code, load_complete, load_pretrained_tokenizer, one_line
 from pipeline.models.folder.weight_files import weights_of
 from pipeline.settings.augment import TranslatorSettings
-from pipeline.store.cache import digest_of_file
+from pipeline.store.files.cache import digest_of_file
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

@@ -15,21 +15,21 @@ from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.log import Stages
 from pipeline.settings.build import BuildSettings
 from pipeline.settings.training import TEXTS
-from pipeline.store.arrays import one_chunk
-from pipeline.store.base import Store, sha256_of
-from pipeline.store.local import ScratchStore
-from pipeline.store.once import create_record, load_or_make, put_by_content
-from pipeline.store.store import open_store
-from pipeline.store.stored import FileRef, Stored
-from pipeline.store.units import sum_counts
+from pipeline.store.files.base import Store, sha256_of
+from pipeline.store.files.local import ScratchStore
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.sealed_json import FileRef, Stored
+from pipeline.store.records.units import sum_counts
+from pipeline.store.records.write_once import create_record, load_or_make, put_by_content
+from pipeline.store.rows.arrays import one_chunk
 from pipeline.text.builders import BUILDERS, Builder
 from pipeline.text.builders.grouped import GroupRoles, group_rows, seeded_hashes
-from pipeline.text.corpus import keys
-from pipeline.text.corpus.normalize import NORMALIZER_VERSION, normalize
-from pipeline.text.corpus.partitions import partition_of, read_from_all, store_partitions
-from pipeline.text.corpus.sift import rechunk
-from pipeline.text.corpus.task_map import WorkFolder
+from pipeline.text.formats.reject_rows import rechunk
+from pipeline.text.key_tables import keys
+from pipeline.text.key_tables.partitions import partition_of, read_from_all, store_partitions
+from pipeline.text.normalize import NORMALIZER_VERSION, normalize
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
+from pipeline.text.task_map import WorkFolder
 
 TRAIN, TEST = "train.parquet", "_test.parquet"
 """Names of the files. Where a folder is read, names that begin with an underscore are left out, so that a

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipeline.store.arrays import one_chunk
-from pipeline.text.corpus.normalize import blake2b_digests
+from pipeline.store.rows.arrays import one_chunk
+from pipeline.text.normalize import blake2b_digests
 
 
 class GroupRoles(NamedTuple):

@@ -5,12 +5,12 @@ import re
 from pathlib import PurePosixPath
 
 from pipeline.errors import DataError
-from pipeline.store.augmented import AUGMENTED_FOLDER, Augmented, Series
-from pipeline.store.base import Store
-from pipeline.store.store import open_store
-from pipeline.text.corpus.listing import local_path
-from pipeline.text.corpus.sources import SourceFile
-from pipeline.text.corpus.storage_errors import storage_errors
+from pipeline.store.files.base import Store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.augmented import AUGMENTED_FOLDER, Augmented, Series
+from pipeline.text.sources.listing import local_path
+from pipeline.text.sources.sources import SourceFile
+from pipeline.text.sources.storage_errors import storage_errors
 
 _SUFFIX = ".json"
 # Local files of up to this total size are hashed, in half a second; for others only the sizes are checked.

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipeline.errors import ConfigError
 from pipeline.settings.training import NEGATIVES, TEXTS
-from pipeline.store.arrays import is_text
+from pipeline.store.rows.arrays import is_text
 from pipeline.text.rows.false_negatives import (
     false_negatives,
     repeats_earlier_row,

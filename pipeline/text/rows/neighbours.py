@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pipeline.errors import DataError
 from pipeline.log import say
 from pipeline.settings.training import OrderSettings
-from pipeline.text.corpus.sift import rechunk
+from pipeline.text.formats.reject_rows import rechunk
 from pipeline.text.rows.batches import GlobalBatch
 from pipeline.text.rows.order import skip_rows
 from pipeline.text.rows.row_groups import Span

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from pipeline.errors import DataError
 from pipeline.settings.training import TEXTS, OrderSettings
-from pipeline.text.corpus.sift import rechunk
+from pipeline.text.formats.reject_rows import rechunk
 from pipeline.text.rows.batches import GlobalBatch
 from pipeline.text.rows.false_negatives import separate_repeats, text_codes
 from pipeline.text.rows.roles import COMPARED

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 
 from pipeline.errors import DataError
 from pipeline.settings.training import Values
-from pipeline.store.arrays import is_text, plain_type
-from pipeline.text.corpus.normalize import valid_utf8
+from pipeline.store.rows.arrays import is_text, plain_type
+from pipeline.text.normalize import valid_utf8
 
 BLANK = " "  # replaces a missing text: leaving the row out would change the meaning of the other columns
 # Two rows of a batch with an equal text in one of these roles are false negatives of each other.

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
 from pipeline.settings.training import NEGATIVES, TEXTS, PairSettings
-from pipeline.store.arrays import plain_type
-from pipeline.text.corpus.sources import SourceFile, open_file
-from pipeline.text.corpus.storage_errors import storage_errors
+from pipeline.store.rows.arrays import plain_type
 from pipeline.text.rows.roles import has_label, has_text
+from pipeline.text.sources.sources import SourceFile, open_file
+from pipeline.text.sources.storage_errors import storage_errors
 
 _PIECE_ROWS = 8_192  # decoded at once: about 1 MB of sentences
 _READ_AHEAD_BYTES = 1 << 20  # per column

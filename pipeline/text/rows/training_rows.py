@@ -14,8 +14,6 @@ from pipeline.errors import DataError, TransientError
 from pipeline.log import say
 from pipeline.settings import CorpusSettings
 from pipeline.settings.training import NEGATIVES, ROLES, TEXTS, PairSettings
-from pipeline.text.corpus.sources import SourceFile, list_files, open_file
-from pipeline.text.corpus.storage_errors import storage_errors
 from pipeline.text.rows.augmented import is_manifest, manifest_units, newest_manifest
 from pipeline.text.rows.roles import convert_values, expected_type, has_type
 from pipeline.text.rows.row_groups import (
@@ -27,6 +25,8 @@ from pipeline.text.rows.row_groups import (
     required_texts,
     with_texts,
 )
+from pipeline.text.sources.sources import SourceFile, list_files, open_file
+from pipeline.text.sources.storage_errors import storage_errors
 
 # Roles whose columns are read before the first step: labels decide which rows are kept, and an invalid
 # label or score should show at once.

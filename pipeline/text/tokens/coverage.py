@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import pyarrow as pa
 
-from pipeline.store.units import sum_counts
+from pipeline.store.records.units import sum_counts
 from pipeline.text.tokens.scripts import SCRIPTS, scripts_of
 from pipeline.text.tokens.tokens import TokenCounts
 

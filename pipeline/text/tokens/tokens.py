@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pipeline.text.corpus.normalize import end_sentence, key_numbers
+from pipeline.text.normalize import end_sentence, key_numbers
 from pipeline.text.tokens.positions import surroundings, tokens_at
 
 Side = Literal["start", "end"]

@@ -20,7 +20,7 @@ from pipeline.errors import ConfigError, DataError, ModelError
 from pipeline.flows.augment.augment import augment
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from tests.flows.augment.augmenting import TOO_MANY_WORDS, worked_on
 from tests.flows.augment.shuffled import LENIENT, MakeJob, rows_of, shuffles
 from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_corpus

@@ -8,9 +8,9 @@ import pytest
 
 from pipeline.flows.augment.augment import augment
 from pipeline.log import Stages
-from pipeline.store.prune import prune
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.prune import prune
+from pipeline.store.releases.release import Releases
 from tests.flows.augment.augmenting import worked_on
 from tests.flows.augment.shuffled import LENIENT, MakeJob, rows_of, shuffles
 

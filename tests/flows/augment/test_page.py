@@ -17,8 +17,8 @@ from pipeline.flows.augment.result import Augmentation
 from pipeline.log import Stages
 from pipeline.report.augmentation_report import AugmentationReport
 from pipeline.settings import Job
-from pipeline.store.prune import prune
-from pipeline.store.release import Releases
+from pipeline.store.releases.prune import prune
+from pipeline.store.releases.release import Releases
 from tests.report.pages import Page
 
 EDITS = (

@@ -13,6 +13,10 @@ DOCUMENTS = (
     ROOT / "jobs" / "configs" / "README.md",
     ROOT / "pipeline" / "README.md",
     ROOT / "pipeline" / "store" / "README.md",
+    ROOT / "pipeline" / "text" / "README.md",
+    ROOT / "pipeline" / "models" / "README.md",
+    ROOT / "pipeline" / "index" / "README.md",
+    ROOT / "pipeline" / "flows" / "README.md",
     ROOT / "tests" / "benchmarks" / "README.md",
 )
 PROGRAMS = ("manta", "python", "pytest", "pip", "ray", "kubectl", "docker")

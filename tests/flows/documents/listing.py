@@ -6,7 +6,7 @@ Each line of standard input is a root; each line of standard output is its files
 import json
 import sys
 
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 
 
 def main() -> None:

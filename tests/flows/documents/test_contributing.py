@@ -13,11 +13,11 @@ from pipeline.augment import AUGMENTERS, keyed_rng
 from pipeline.config import validated
 from pipeline.evaluate import TASKS
 from pipeline.objectives import OBJECTIVES
-from pipeline.post import TRANSFORMS, load_transform
-from pipeline.post.chain import fit_transform
 from pipeline.registry import Registry
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
+from pipeline.transforms import TRANSFORMS, load_transform
+from pipeline.transforms.chain import fit_transform
 from tests.conftest import ROOT
 from tests.evaluate.files import random_vectors, save, task_of
 from tests.flows.documents.documents import python_blocks
@@ -106,5 +106,5 @@ def test_every_path_exists():
     paths = set(re.findall(r"\b(?:pipeline|tests|jobs)/[\w/]+(?:\.\w+)?", text))
     assert len(paths) > 30
     assert [
-        path for path in sorted(paths - {"tests/post/test_centre.py"}) if not (ROOT / path).exists()
+        path for path in sorted(paths - {"tests/transforms/test_centre.py"}) if not (ROOT / path).exists()
     ] == []

@@ -15,8 +15,8 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.local import LocalWorkers
-from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
 from tests.conftest import ROOT, CommandResult

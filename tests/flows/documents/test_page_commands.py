@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.night.overview import PAGE, refresh_page
+from pipeline.flows.night.report.releases_page import PAGE, refresh_page
 from pipeline.log import Stages
 from pipeline.report.training import render
 from pipeline.report.training_report import EncoderSummary, TrainingReport
 from pipeline.settings import Job
 from pipeline.settings.training import TrainSettings
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.release import Releases
 from tests.conftest import CommandResult
 from tests.flows.train.training import write_sts
 from tests.store.candidates import candidate

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from pipeline.flows.night.nightly import nightly
-from pipeline.index.search import open_release
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
 from tests.flows.conftest import ROOT, sentences

@@ -15,12 +15,12 @@ from pipeline.flows.duplicates import find
 from pipeline.flows.duplicates.compare import DuplicateSearch
 from pipeline.flows.duplicates.find import FoundDuplicates, find_duplicates
 from pipeline.flows.night.nightly import nightly
-from pipeline.index.search import OpenRelease, open_release
+from pipeline.index.search.search import OpenRelease, open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
-from pipeline.store.prune import prune
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.prune import prune
+from pipeline.store.releases.release import Releases
 from tests.conftest import CommandResult
 from tests.flows.conftest import sentences
 from tests.report.pages import Page, assert_shown_as_text

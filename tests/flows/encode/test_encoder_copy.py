@@ -9,7 +9,7 @@ from pipeline.flows.workers.ray_workers import RayWorkers
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 
 ELSEWHERE = RayWorkers(())  # workers on other machines, which cannot read this disk
 

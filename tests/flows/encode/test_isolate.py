@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ModelError
-from pipeline.flows.encode.attempts import Attempts
 from pipeline.flows.encode.isolate import IsolatedEncoder
+from pipeline.flows.encode.unit import Attempts
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.store.release import Releases
-from pipeline.store.schema import vector_matrix
-from pipeline.store.store import open_store
-from pipeline.store.units import Corpus
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.units import Corpus
+from pipeline.store.releases.release import Releases
+from pipeline.store.rows.schema import vector_matrix
 from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_corpus
 from tests.flows.encode.poisoned import HANGS, HANGS_LOADING, KILLS, RAISES
 

@@ -11,8 +11,8 @@ from pipeline.flows.encode.unit import EncodeUnit, _UnitEncoding
 from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.store.base import Store
-from pipeline.store.store import open_store
+from pipeline.store.files.base import Store
+from pipeline.store.files.open_store import open_store
 from tests.gpu.files import write_unit
 from tests.gpu.scale import texts_of
 from tests.models.folders import save_folder

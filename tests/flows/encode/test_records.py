@@ -12,9 +12,9 @@ from pipeline.flows.encode.encode import load_records
 from pipeline.flows.night.nightly import nightly
 from pipeline.log import Stages
 from pipeline.settings import Job
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
-from pipeline.store.units import Corpus
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.units import Corpus
+from pipeline.store.releases.release import Releases
 from tests.faults import FaultyProxy, Request
 from tests.flows.conftest import job_arguments, write_corpus
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 @pytest.fixture(autouse=True)
 def tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store the units of every release as a table."""
-    monkeypatch.setattr("pipeline.store.release_units.MAX_LISTED", 0)
+    monkeypatch.setattr("pipeline.store.records.release_units.MAX_LISTED", 0)
 
 
 def test_records_from_a_release_equal_the_stored_ones(make_job: Callable[..., Job]):

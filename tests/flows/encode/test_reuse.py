@@ -9,12 +9,12 @@ import pytest
 
 from pipeline.flows.encode.reuse import find_known, is_copying_faster
 from pipeline.flows.rows import PlacedUnit
-from pipeline.store.address import to_addresses
-from pipeline.store.base import Store
-from pipeline.store.once import store_table_by_content
-from pipeline.store.schema import vector_column, vectors_schema
-from pipeline.store.store import open_store
-from pipeline.store.units import CorpusUnit, UnitRecord
+from pipeline.store.files.base import Store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.units import CorpusUnit, UnitRecord
+from pipeline.store.records.write_once import store_table_by_content
+from pipeline.store.rows.address import to_addresses
+from pipeline.store.rows.schema import vector_column, vectors_schema
 
 _SPACE, _DIM = "space", 4
 # (ordinal of the unit, row in it) of the earlier vector of each row

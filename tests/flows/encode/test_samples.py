@@ -11,14 +11,14 @@ from pipeline.errors import DataError
 from pipeline.flows.encode.samples import sample_unit
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.rows import LiveRows, PlacedUnit
-from pipeline.flows.workers.workers import Workers
-from pipeline.index.sample import LEAST_SAMPLED_ROWS, SAMPLE_SIZES
+from pipeline.flows.workers.interface import Workers
+from pipeline.index.build.sample import LEAST_SAMPLED_ROWS, SAMPLE_SIZES
 from pipeline.log import Stages
 from pipeline.settings import Job
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
-from pipeline.store.stored import FileRef
-from pipeline.store.units import UnitRecord
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.units import UnitRecord
+from pipeline.store.releases.release import Releases
 from tests.flows.conftest import WORDS, write_corpus
 from tests.flows.index.extending import SPACE, Chain
 

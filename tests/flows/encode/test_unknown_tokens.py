@@ -13,8 +13,8 @@ import pytest
 
 from pipeline.errors import GatesRefused
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.night.outcome import NightOutcome
-from pipeline.flows.night.preflight import Check, preflight
+from pipeline.flows.night.planning.preflight import Check, preflight
+from pipeline.flows.night.publish import NightOutcome
 from pipeline.log import Stages
 from pipeline.settings import Job
 from tests.flows.conftest import sentences

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from scipy.stats import spearmanr
 
-from pipeline.flows.evaluate.aggregations import aggregated_scores, aggregation_section
+from pipeline.flows.evaluate.report import aggregated_scores, aggregation_section
 from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult
 from tests.evaluate.files import random_vectors, save, task_of
 from tests.flows.evaluate.evaluating import sts_result, write_pairs

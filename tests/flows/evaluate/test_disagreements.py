@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from pipeline.evaluate import Score
-from pipeline.flows.evaluate.disagreements import disagreements
+from pipeline.flows.evaluate.evaluate import disagreements
 from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult
 from pipeline.report.evaluation_report import Disagreement
 from pipeline.stats.tensors import pack
-from pipeline.store.base import Store
-from pipeline.store.once import store_by_content
-from pipeline.store.store import open_store
+from pipeline.store.files.base import Store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.write_once import store_by_content
 from tests.flows.evaluate.evaluating import sts_result
 
 

@@ -18,12 +18,12 @@ from pipeline.flows.workers.local import LocalWorkers
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
-from pipeline.post.whitening import Whitening, fit_whitening
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.stats.moments import Moments
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
-from pipeline.store.stored import FileRef
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.releases.release import Releases
+from pipeline.transforms.whitening import Whitening, fit_whitening
 from tests.flows.conftest import sentences
 from tests.flows.evaluate.evaluating import distinct, job, oracle, vector_rows, write_pairs
 from tests.index.published import Publisher

@@ -25,15 +25,15 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.vectorfile import read_vectors
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.new_dan import write_dan_folder
-from pipeline.post.whitening import Whitening, fit_whitening
 from pipeline.settings import ClusterSettings, EncoderSettings, Job
 from pipeline.settings.weights import DanSettings
 from pipeline.stats.encoder_geometry import GeometryReport
 from pipeline.stats.geometry import anisotropy, cosines
 from pipeline.stats.moments import Moments
-from pipeline.store.base import Store
-from pipeline.store.store import open_store
-from pipeline.store.stored import FileRef
+from pipeline.store.files.base import Store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.transforms.whitening import Whitening, fit_whitening
 from tests.flows.conftest import WORDS, sentences
 
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -13,7 +13,7 @@ from pipeline.flows.evaluate.candidates import resolve_candidates
 from pipeline.flows.evaluate.evaluate import Evaluation, evaluate
 from pipeline.log import Stages
 from pipeline.settings import EncoderSettings
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from tests.flows.conftest import sentences
 from tests.flows.evaluate.evaluating import job, oracle, write_pairs
 from tests.models.folders import edit_json, encoder_at, save_folder

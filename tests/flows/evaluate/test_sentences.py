@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import DataError
 from pipeline.flows.evaluate.sentences import Sentences, SpaceVectors, _cuts, _write_units, clean_sentences
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=3000), st.integers(1, 500), st.integers(1, 16))

@@ -16,8 +16,8 @@ from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.release import Releases
 from pipeline.targets import Position, Target
 from tests.flows.conftest import WORDS, job_arguments, sentences
 from tests.models.folder.wordfiles import write_words

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 import pytest
 
 from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.store.prune import prune
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.prune import prune
+from pipeline.store.releases.release import Releases
 from pipeline.targets import TARGETS, Position, Target
 from tests.flows.export.nights import LAST, ODD_IDS, Killed, Rows, StoppingTarget, released_rows, run_export
 from tests.targets.search_server import SearchIndex, SearchServer, running

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from pipeline.errors import ConfigError, DataError, SpaceMismatch, TransientError
 from pipeline.flows.export.export import export
 from pipeline.log import Stages
-from pipeline.store.base import Entry
-from pipeline.store.local import LocalStore
-from pipeline.store.prune import prune
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.base import Entry
+from pipeline.store.files.local import LocalStore
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.prune import prune
+from pipeline.store.releases.release import Releases
 from pipeline.targets import TARGETS, Position
 from pipeline.targets.parquet import ParquetTarget
 from tests.conftest import ROOT, CommandResult

@@ -16,22 +16,22 @@ from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.records import BuiltIndex, load_queries, load_truth
 from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.run import Run
-from pipeline.flows.workers.workers import Workers
-from pipeline.index.ids import Ids
-from pipeline.index.parts import Parts, load_index
-from pipeline.index.truth import NO_NEIGHBOUR
+from pipeline.flows.workers.interface import Workers
+from pipeline.index.files.ids import Ids
+from pipeline.index.files.parts import Parts, load_index
+from pipeline.index.measure.truth import NO_NEIGHBOUR
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.stats.moments import Moments
-from pipeline.store.dead import Dead
-from pipeline.store.manifest import Choice, EncoderFiles, ReleaseManifest
-from pipeline.store.once import store_by_content
-from pipeline.store.release import Releases
-from pipeline.store.release_units import ReleaseUnit
-from pipeline.store.schema import vector_column, vectors_schema, writer_options
-from pipeline.store.store import open_store
-from pipeline.store.stored import FileRef
-from pipeline.store.units import UnitRecord
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.dead import Dead
+from pipeline.store.records.release_units import ReleaseUnit
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.units import UnitRecord
+from pipeline.store.records.write_once import store_by_content
+from pipeline.store.releases.manifest import Choice, EncoderFiles, ReleaseManifest
+from pipeline.store.releases.release import Releases
+from pipeline.store.rows.schema import vector_column, vectors_schema, writer_options
 from tests.index.published import store_empty_corpus
 
 DIM = 24

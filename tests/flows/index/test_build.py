@@ -7,9 +7,9 @@ import faiss
 import numpy as np
 import pytest
 
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.tasks import Item, Pool, Result, Task
-from pipeline.flows.workers.workers import Workers
-from pipeline.index.effort import get_effort
+from pipeline.index.measure.search_effort import get_effort
 from pipeline.log import RunningStage
 from tests.counted import CountedBucket, CountedWorkers
 from tests.flows.index.extending import Chain

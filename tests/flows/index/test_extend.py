@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.records import load_queries, load_truth
-from pipeline.flows.workers.workers import Workers
-from pipeline.index.search import open_release
+from pipeline.flows.workers.interface import Workers
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.settings.index_kinds import KINDS
 from tests.flows.index.extending import DIM, Chain

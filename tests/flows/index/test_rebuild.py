@@ -9,11 +9,11 @@ from pipeline.flows.index.build import IndexInput
 from pipeline.flows.index.extend import extend_index
 from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.local import LocalWorkers
-from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
-from pipeline.store.stored import FileRef
+from pipeline.store.records.sealed_json import FileRef
 from tests.flows.index.extending import DIM, Chain
 
 pytestmark = pytest.mark.usefixtures("cluster")

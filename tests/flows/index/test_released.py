@@ -10,10 +10,10 @@ from pipeline.flows.index import searched_parts
 from pipeline.flows.index.measure_tasks import ScanTruth
 from pipeline.flows.index.records import load_truth
 from pipeline.flows.index.released import scan_release, use_index
-from pipeline.flows.night.audit import MeasureIndex
+from pipeline.flows.night.gates.audit import MeasureIndex
 from pipeline.flows.rows import LiveRows
-from pipeline.index.measure import measure_parts
-from pipeline.index.searched_parts import SearchedParts
+from pipeline.index.measure.measure import measure_parts
+from pipeline.index.measure.searched_parts import SearchedParts
 from pipeline.log import Stages
 from tests.counted import CountedBucket, CountedWorkers
 from tests.flows.index.extending import Chain

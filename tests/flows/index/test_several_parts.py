@@ -8,9 +8,9 @@ import pytest
 
 import manta
 from pipeline.flows.index import extend_tasks
-from pipeline.flows.workers.workers import Workers
-from pipeline.index.plan import GIB
-from pipeline.store.address import ordinal_of
+from pipeline.flows.workers.interface import Workers
+from pipeline.index.build.index_shape import GIB
+from pipeline.store.rows.address import ordinal_of
 from tests.flows.index.extending import DIM, Chain
 
 ROW_BYTES = {"flat": 4 * DIM + 8, "ivf_flat": 4 * DIM + 8, "ivf_sq8": DIM + 8, "opq_ivf_pq": 3 + 8}

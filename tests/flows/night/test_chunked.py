@@ -18,15 +18,15 @@ from pipeline.config import load_settings
 from pipeline.errors import ConfigError
 from pipeline.flows.corpus import corpus_of
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.night.plan import plan
-from pipeline.flows.night.preflight import preflight
+from pipeline.flows.night.planning.night_plan import plan
+from pipeline.flows.night.planning.preflight import preflight
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
-from pipeline.index.search import OpenRelease, open_release
+from pipeline.index.search.search import OpenRelease, open_release
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
-from pipeline.store.store import open_store
-from pipeline.store.units import Corpus
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.units import Corpus
 from tests.conftest import CommandResult
 from tests.flows.conftest import job_arguments, sentences
 from tests.flows.night.test_incremental import Night, assert_equal_releases, live_vectors

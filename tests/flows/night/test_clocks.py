@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.flows.night.nightly import nightly
-from pipeline.index.search import open_release
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
-from pipeline.store.prune import prune
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.prune import prune
+from pipeline.store.releases.release import Releases
 from tests.flows.conftest import sentences, write_corpus
 
 

@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.flows.night.example_rows import _chosen_rows
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.night.overview import load_summary
-from pipeline.index.search import open_release
+from pipeline.flows.night.report.releases_page import load_summary
+from pipeline.flows.night.report.report import _chosen_rows
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
-from pipeline.store.changes import ChangedRow, ChangedRows
-from pipeline.store.store import open_store
-from pipeline.store.summary import Summary, summary_path
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.change_examples import ChangedRow, ChangedRows
+from pipeline.store.releases.summary import Summary, summary_path
 from tests.flows.conftest import write_corpus
 
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -13,16 +13,16 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.errors import DataError
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.night.outcome import NightOutcome
+from pipeline.flows.night.publish import NightOutcome
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
-from pipeline.index.search import open_release
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages, listening
 from pipeline.settings import ClusterSettings, Job
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
-from pipeline.store.units import Corpus
-from pipeline.store.verify import bytes_to_read, content_faults, size_faults
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.units import Corpus
+from pipeline.store.releases.release import Releases
+from pipeline.store.releases.verify import bytes_to_read, content_faults, size_faults
 from tests.conftest import CommandResult
 from tests.flows.conftest import current_manifest, job_arguments, sentences, write_corpus
 

@@ -11,13 +11,13 @@ import pytest
 
 from pipeline.flows.encode.encode import EncodeBlocks
 from pipeline.flows.night.nightly import nightly
-from pipeline.index.search import open_release
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
-from pipeline.store.release import Releases
-from pipeline.store.schema import vector_matrix
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.release import Releases
+from pipeline.store.rows.schema import vector_matrix
 from tests.flows.conftest import sentences
 from tests.models.folder.static_folders import save_static
 from tests.models.folders import word_piece

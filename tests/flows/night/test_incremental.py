@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.night.outcome import NightOutcome
-from pipeline.flows.night.plan import plan
-from pipeline.index.search import open_release
+from pipeline.flows.night.planning.night_plan import plan
+from pipeline.flows.night.publish import NightOutcome
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages, listening
 from pipeline.settings import Job
 from pipeline.stats.moments import Moments
-from pipeline.store.dead import Dead
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.release import Releases
-from pipeline.store.release_units import UnitTable
-from pipeline.store.schema import vector_matrix
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.dead import Dead
+from pipeline.store.records.release_units import UnitTable
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.releases.release import Releases
+from pipeline.store.rows.schema import vector_matrix
 from tests.flows.conftest import ANY_CORPUS, job_arguments, part_size, sentences
 from tests.models.folders import save_folder
 
@@ -151,7 +151,7 @@ def test_an_incremental_night_equals_one_from_scratch(tmp_path, encoder, monkeyp
     top = tmp_path / uuid.uuid4().hex
     night = Night(top / "nights", encoder, "index.kind=flat", "whiten.mode=off", *of_index)
     for files, most_listed in sequence:
-        monkeypatch.setattr("pipeline.store.release_units.MAX_LISTED", most_listed)
+        monkeypatch.setattr("pipeline.store.records.release_units.MAX_LISTED", most_listed)
         night.put({"0.parquet": BASE, **files})
         night.run()
     scratch = Night(top / "scratch", encoder, "index.kind=flat", "whiten.mode=off")
@@ -248,7 +248,7 @@ def test_a_night_after_a_rollback_continues_from_the_current_release(nights: Cal
 def test_a_night_continues_from_the_release_before_a_release_whose_table_of_units_is_lost(
     nights: Callable[..., Night], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("pipeline.store.release_units.MAX_LISTED", 0)
+    monkeypatch.setattr("pipeline.store.records.release_units.MAX_LISTED", 0)
     night = nights("index.kind=flat")
     for count in (20, 40):
         night.put({"a.parquet": BASE[:count]})

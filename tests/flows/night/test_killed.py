@@ -13,11 +13,11 @@ from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
-from pipeline.index.search import open_release
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.release import Releases
 from tests.flows.conftest import (
     ON_RAY,
     StartJob,

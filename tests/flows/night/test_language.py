@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import load_settings
-from pipeline.flows.night import corpus_language
+from pipeline.flows.night.gates import corpus_language
 from pipeline.flows.night.nightly import nightly
 from pipeline.log import Stages, listening
 from pipeline.settings import EncoderSettings, Job

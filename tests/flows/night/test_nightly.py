@@ -14,17 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ConfigError, DataError, GatesRefused, SpaceMismatch
-from pipeline.flows.night.audit import remeasure
+from pipeline.flows.night.gates.audit import remeasure
 from pipeline.flows.night.nightly import nightly
-from pipeline.index.search import open_release
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncodeSettings, Job
-from pipeline.store.prune import prune
-from pipeline.store.release import Releases
-from pipeline.store.schema import vector_matrix
-from pipeline.store.store import open_store
-from pipeline.store.units import Corpus
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.units import Corpus
+from pipeline.store.releases.prune import prune
+from pipeline.store.releases.release import Releases
+from pipeline.store.rows.schema import vector_matrix
 from tests.flows.conftest import sentences, unit_hashes, write_corpus
 
 Make = Callable[..., Job]

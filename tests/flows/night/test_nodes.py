@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from tests.flows.conftest import ROOT, StartJob, finish_job, job_arguments, write_corpus
 
 pytestmark = pytest.mark.slow

@@ -8,17 +8,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.flows.night.audit import remeasure
+from pipeline.flows.night.gates.audit import remeasure
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.workers.cluster import connect
-from pipeline.index.search import open_release
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.prune import prune
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
-from pipeline.store.verify import content_faults
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.releases.prune import prune
+from pipeline.store.releases.release import Releases
+from pipeline.store.releases.verify import content_faults
 from tests.counted import CountedBucket, CountedWorkers
 from tests.flows.conftest import current_manifest, part_size, sentences
 

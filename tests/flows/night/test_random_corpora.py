@@ -23,17 +23,17 @@ from pipeline.flows.export.export import export
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
-from pipeline.index.search import OpenRelease, open_release
+from pipeline.index.search.search import OpenRelease, open_release
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.release import Releases
 from pipeline.targets.parquet import ParquetTarget
 from pipeline.targets.values import json_rows
 from tests.flows.conftest import WORDS, job_arguments, sentences
 from tests.models.folder.wordfiles import write_words
-from tests.text.corpus.random_values import Drawn, draw, kinds, meaning
-from tests.text.corpus.test_random_json import is_kept, values
+from tests.text.ingest.random_values import Drawn, draw, kinds, meaning
+from tests.text.ingest.test_random_json import is_kept, values
 
 VECTORS = np.ones((1, 8), np.float32)
 OPERATORS = {

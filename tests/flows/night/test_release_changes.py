@@ -8,9 +8,9 @@ import numpy as np
 from pipeline.flows.night.release_changes import differing_settings, measure_drift
 from pipeline.settings import Job
 from pipeline.stats.moments import Moments
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.store import open_store
-from pipeline.store.stored import FileRef
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.releases.manifest import ReleaseManifest
 
 
 def manifest(settings: dict[str, Any]) -> ReleaseManifest:

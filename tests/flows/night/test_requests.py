@@ -12,7 +12,7 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.workers.cluster import connect
-from pipeline.index.plan import GIB
+from pipeline.index.build.index_shape import GIB
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
 from tests.counted import CountedBucket, CountedWorkers, RequestPath, counted_bucket
@@ -23,8 +23,8 @@ UNIT_ROWS, FEW, MANY = 20, 24, 72
 # Sizes by which a night divides its work, for units of so few rows.
 _SCALED = {
     "pipeline.flows.night.ingest_workers.SMALL_INPUT": 0,
-    "pipeline.text.corpus.keys.BUCKET_ROWS": 4 * UNIT_ROWS,
-    "pipeline.text.corpus.bucket_plan._MAX_BUCKETS": 4,
+    "pipeline.text.key_tables.keys.BUCKET_ROWS": 4 * UNIT_ROWS,
+    "pipeline.text.ingest.bucket_plan._MAX_BUCKETS": 4,
     "pipeline.flows.index.build._SHARD_VALUES": 5 * UNIT_ROWS * 48,
     "pipeline.flows.index.build._SHARD_ROWS_PER_LIST": 1,
     "pipeline.flows.transform.moments.MERGE_GROUP": 4,
@@ -57,7 +57,9 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedB
     for name, scaled in _SCALED.items():
         monkeypatch.setattr(name, scaled)
     # a child could not open the bucket, which is in this process; here its requests are counted, too
-    monkeypatch.setattr("pipeline.flows.night.as_searcher.run_apart", lambda work, *_: work(lambda _: None))
+    monkeypatch.setattr(
+        "pipeline.flows.night.gates.as_searcher.run_apart", lambda work, *_: work(lambda _: None)
+    )
     with counted_bucket() as counted:
         yield counted
 

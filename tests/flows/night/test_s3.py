@@ -16,12 +16,12 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.night.preflight import preflight
-from pipeline.flows.workers.workers import Workers
-from pipeline.index.search import open_release
+from pipeline.flows.night.planning.preflight import preflight
+from pipeline.flows.workers.interface import Workers
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from tests.conftest import CommandResult
 from tests.faults import Faults, FaultyProxy
 from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_corpus

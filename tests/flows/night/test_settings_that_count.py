@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.flows.night.previous import NOT_PUBLISHED, _release_settings
+from pipeline.flows.night.previous_release import NOT_PUBLISHED, _release_settings
 from pipeline.settings import Job
 
 # Sections that do not decide the files of a release.

@@ -12,9 +12,9 @@ import torch
 
 from pipeline.errors import ConfigError
 from pipeline.flows.encode.encode import encode
-from pipeline.flows.night.audit import remeasure
+from pipeline.flows.night.gates.audit import remeasure
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.night.plan import Assumptions, plan
+from pipeline.flows.night.planning.night_plan import Assumptions, plan
 from pipeline.flows.night.single_stage import encode_corpus, fit_corpus_transform, index_corpus
 from pipeline.flows.run import Run
 from pipeline.flows.workers.nodes import Node
@@ -22,10 +22,10 @@ from pipeline.flows.workers.ray_workers import RayWorkers
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.stats.moments import Moments
-from pipeline.store.release import Releases
-from pipeline.store.schema import vector_matrix
-from pipeline.store.store import open_store
-from pipeline.store.units import Manifest
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.units import Manifest
+from pipeline.store.releases.release import Releases
+from pipeline.store.rows.schema import vector_matrix
 
 Make = Callable[..., Job]
 pytestmark = pytest.mark.usefixtures("cluster")

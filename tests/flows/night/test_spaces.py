@@ -10,13 +10,13 @@ from safetensors.torch import load_file, save_file
 from pipeline.errors import DataError, GatesRefused, ModelError, SpaceMismatch
 from pipeline.flows.corpus import open_releases
 from pipeline.flows.encode.unit import EncodeUnit
-from pipeline.flows.night.previous import load_previous
+from pipeline.flows.night.previous_release import load_previous
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from tests.flows.night.test_incremental import BASE, Night, live_vectors
 from tests.models.folders import save_folder
 
@@ -108,7 +108,7 @@ def test_a_record_moved_to_another_space_is_refused_naming_both_spaces(released:
 
 
 def test_a_release_with_a_replaced_encoder_refuses_queries(released: Night):
-    from pipeline.index.search import open_release
+    from pipeline.index.search.search import open_release
 
     manifest, store = released.current(), open_store(released.job.release.root)
     config = f"{manifest.encoder.path}/config.json"

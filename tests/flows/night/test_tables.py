@@ -10,8 +10,8 @@ import pytest
 from tests.flows.conftest import sentences
 from tests.flows.night.test_chunked import FLAT, run_killed
 from tests.flows.night.test_incremental import Night, assert_equal_releases, live_vectors
-from tests.text.corpus.lake_tables import delete_by_positions, delete_by_vector
-from tests.text.corpus.table_nights import DeltaNights, IcebergNights, TableNights
+from tests.text.ingest.lake_tables import delete_by_positions, delete_by_vector
+from tests.text.ingest.table_nights import DeltaNights, IcebergNights, TableNights
 
 pytestmark = pytest.mark.usefixtures("cluster")
 TEXTS = sentences(60, seed=8)

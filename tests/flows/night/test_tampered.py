@@ -10,16 +10,16 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.errors import DataError, PipelineError
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.night.outcome import NightOutcome
+from pipeline.flows.night.publish import NightOutcome
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
-from pipeline.index.search import open_release
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
-from pipeline.store.units import Corpus
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.units import Corpus
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.releases.release import Releases
 from tests.flows.conftest import current_manifest, job_arguments, sentences, write_corpus
 
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -14,14 +14,14 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.errors import DataError, ModelError
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
-from pipeline.flows.night.preflight import _Checks
+from pipeline.flows.night.planning.preflight import _Checks
 from pipeline.flows.workers.ray_workers import RayWorkers
-from pipeline.index.search import open_release
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncodeSettings, Job
-from pipeline.store.schema import vector_matrix
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.rows.schema import vector_matrix
 from pipeline.text.tokens.stop_words import STOP_WORDS
 from tests.conftest import CommandResult
 from tests.flows.conftest import WORDS, job_arguments, sentences, write_corpus

@@ -9,7 +9,7 @@ import ray.data
 
 from pipeline.errors import DataError, ModelError
 from pipeline.flows.encode.encode import EncodeBlocks
-from pipeline.flows.workers.workers import Workers
+from pipeline.flows.workers.interface import Workers
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.flows.conftest import sentences

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.flows.workers.workers import Workers
+from pipeline.flows.workers.interface import Workers
 from tests.conftest import ROOT, CommandResult
 from tests.flows.conftest import sentences
 from tests.flows.documents.documents import commands, need, python_blocks

@@ -18,10 +18,10 @@ from pipeline.flows.night.single_stage import encode_corpus
 from pipeline.flows.train.train import train
 from pipeline.flows.transform.train_flow import train_flow
 from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.tasks import Pool
-from pipeline.flows.workers.workers import Workers
-from pipeline.index.search import open_release
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings, Job

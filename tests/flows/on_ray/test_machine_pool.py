@@ -6,9 +6,9 @@ import pytest
 import ray
 
 from pipeline.flows.workers import ray_workers
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.tasks import PlainTask
-from pipeline.flows.workers.worker import assigned_cpus
-from pipeline.flows.workers.workers import Workers
+from pipeline.flows.workers.worker_encoder import assigned_cpus
 from pipeline.settings import ClusterSettings
 
 

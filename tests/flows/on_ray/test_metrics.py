@@ -14,9 +14,9 @@ import pytest
 
 from pipeline.errors import DataError, GatesRefused
 from pipeline.flows.workers import metrics
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.tasks import Pool
-from pipeline.flows.workers.workers import Workers
-from pipeline.store.manifest import Gate
+from pipeline.store.releases.manifest import Gate
 from tests.flows.conftest import ROOT
 from tests.flows.tasks import Double
 from tests.infra.queries import exported, names_used

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import load_settings
-from pipeline.flows.workers.workers import Workers
+from pipeline.flows.workers.interface import Workers
 from pipeline.settings import Job
 from tests.flows.conftest import ON_RAY
 from tests.flows.night.test_s3 import assert_no_secret, seen_of_a_night, uploaded

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.flows.workers.workers import Workers
+from pipeline.flows.workers.interface import Workers
 
 _ENTER = """
 import sys

@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.flows.train.lost_ranks import LostPeer, describe_loss, is_lost_peer, nccl_refusal
-from pipeline.flows.train.ranks import RankGroup
+from pipeline.flows.train.ranks import LostPeer, RankGroup, describe_loss, is_lost_peer, nccl_refusal
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.nodes import Node
 from pipeline.flows.workers.ray_workers import RayWorkers
-from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, listening, say
 from pipeline.settings import ClusterSettings
 from pipeline.settings.training import TrainSettings

@@ -17,8 +17,8 @@ import pytest
 
 from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.flows.workers.heartbeat import PATIENCE_S, set_patience
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.tasks import Pool
-from pipeline.flows.workers.workers import Workers
 from tests.flows.conftest import ROOT
 from tests.flows.tasks import Double, HangOnce, Long, Meet, SlowFirst
 

@@ -20,11 +20,11 @@ from pipeline.flows.workers import heartbeat as boards
 from pipeline.flows.workers import nodes as cluster_nodes
 from pipeline.flows.workers import watch
 from pipeline.flows.workers.heartbeat import PATIENCE_S, Call, open_board, set_patience
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.nodes import Node, ResourceDemand, nodes_alive
 from pipeline.flows.workers.processes import WorkerProcess
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.watch import Watch
-from pipeline.flows.workers.workers import Workers
 from tests.flows.tasks import Double
 
 MakeWatch = Callable[[Call], Watch]

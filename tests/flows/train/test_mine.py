@@ -20,9 +20,9 @@ from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import Job
 from pipeline.settings.training import PairSettings
-from pipeline.store.dead import Dead
-from pipeline.store.store import open_store
-from pipeline.text.corpus.partitions import read_from_all
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.dead import Dead
+from pipeline.text.key_tables.partitions import read_from_all
 from pipeline.text.rows.training_rows import open_training_rows
 from tests.flows.conftest import sentences
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from tests.flows.conftest import StartJob, finish_job
 from tests.flows.night import test_nodes
 from tests.flows.train.test_train import arguments, workers

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.flows.train.overlap import measure_overlap
+from pipeline.flows.train.plan import measure_overlap
 from pipeline.flows.train.run_folder import RUN
 from pipeline.settings.training import PairSettings
 from pipeline.stats.geometry import Metric

@@ -18,7 +18,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.store.lease import lease
+from pipeline.store.files.lease import lease
 from pipeline.text.rows.batches import RankSlice
 from pipeline.train.metrics import read_metrics
 from tests.flows.conftest import sentences

@@ -11,7 +11,7 @@ from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.run_folder import RunFolder
 from pipeline.flows.train.train import open_training, record_start
 from pipeline.settings import Job
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from pipeline.text.rows.batches import RankSlice
 from tests.flows.conftest import sentences
 from tests.flows.train.training import Stop, assert_equal_weights, training_job, until

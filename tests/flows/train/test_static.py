@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from pipeline.flows.train.rank import TrainRank
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
-from pipeline.report.card import CARD
+from pipeline.report.model_card import CARD
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.flows.conftest import sentences
 from tests.flows.train.training import assert_resumes_to_the_same_bits, rank_of, train

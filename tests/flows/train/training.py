@@ -21,7 +21,7 @@ from pipeline.flows.train.plan import open_dev, open_test, plan_of
 from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.run_folder import open_run
 from pipeline.flows.train.train import open_training, record_start
-from pipeline.index.search import open_release
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder

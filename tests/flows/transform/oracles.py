@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from sklearn.covariance import OAS
 
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.schema import vector_matrix
+from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.rows.schema import vector_matrix
 
 Map = Callable[[np.ndarray], np.ndarray]
 

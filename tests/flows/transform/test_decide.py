@@ -13,21 +13,21 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, DataError
 from pipeline.flows.corpus import open_releases
-from pipeline.flows.encode.probe import SampleTexts
+from pipeline.flows.encode.trial_encode import SampleTexts
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.night.outcome import NightOutcome
-from pipeline.flows.night.previous import load_previous
+from pipeline.flows.night.previous_release import load_previous
+from pipeline.flows.night.publish import NightOutcome
 from pipeline.flows.rows import LiveRows, placed_units
 from pipeline.flows.transform.decide import check_dev
 from pipeline.flows.transform.moments import HeldOutMoments
-from pipeline.index.search import open_release
+from pipeline.index.search.search import open_release
 from pipeline.log import Stages
-from pipeline.post import load_transform
-from pipeline.post.chain import name_of
 from pipeline.settings import Job, WhitenSettings
 from pipeline.stats.moments import Moments
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.release import Releases
+from pipeline.transforms import load_transform
+from pipeline.transforms.chain import name_of
 from tests.flows.conftest import job_arguments, sentences, write_corpus
 from tests.flows.transform.oracles import (
     Map,

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.transform.dev import dev_pairs
+from pipeline.flows.transform.decide import dev_pairs
 from pipeline.log import Stages
 from tests.flows.conftest import write_corpus
 from tests.flows.transform.test_decide import make

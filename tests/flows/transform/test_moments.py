@@ -12,14 +12,14 @@ from pipeline.errors import DataError
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.rows import LiveRows
 from pipeline.flows.transform.moments import MergedMoments, MergeMoments, UnitToMerge
-from pipeline.flows.workers.workers import Workers
+from pipeline.flows.workers.interface import Workers
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.stats.moments import Moments
-from pipeline.store.prune import prune
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
-from pipeline.store.stored import FileRef
+from pipeline.store.files.open_store import open_store
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.releases.prune import prune
+from pipeline.store.releases.release import Releases
 from tests.flows.conftest import sentences
 from tests.flows.index.extending import SPACE, Chain
 

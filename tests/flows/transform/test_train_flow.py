@@ -21,18 +21,17 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.single_stage import encode_corpus, fit_corpus_transform
 from pipeline.flows.rows import LiveRows
-from pipeline.flows.transform.flow_order import RowOrder
-from pipeline.flows.transform.train_flow import FlowTraining, TrainFlow, check_flow
-from pipeline.flows.workers.workers import Workers
+from pipeline.flows.transform.train_flow import FlowTraining, RowOrder, TrainFlow, check_flow
+from pipeline.flows.workers.interface import Workers
 from pipeline.log import Stages
-from pipeline.post import load_transform, space_after
-from pipeline.post.chain import steps_of
-from pipeline.post.compare import DevPairs
-from pipeline.post.flow import Flow
-from pipeline.post.whitening import fit_whitening
 from pipeline.settings import FlowSettings, Job
 from pipeline.stats.moments import Moments
-from pipeline.store.schema import vector_matrix
+from pipeline.store.rows.schema import vector_matrix
+from pipeline.transforms import load_transform, space_after
+from pipeline.transforms.chain import steps_of
+from pipeline.transforms.compare import DevPairs
+from pipeline.transforms.flow import Flow
+from pipeline.transforms.whitening import fit_whitening
 from tests.flows.conftest import ROOT
 from tests.flows.index.extending import SPACE, Chain
 

@@ -15,10 +15,10 @@ from pipeline.config import load_settings
 from pipeline.errors import ConfigError, TransientError
 from pipeline.flows.workers.address import ClusterAddress
 from pipeline.flows.workers.cluster import _abort_after, _discard_stderr, connect
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.nodes import Node, ResourceDemand
 from pipeline.flows.workers.ray_workers import RayWorkers
-from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, ends_by
 from pipeline.settings import ClusterSettings, EncodeSettings, Job
 

@@ -26,8 +26,8 @@ from pipeline.flows.workers.tasks import Pool
 from pipeline.keep_alive import keep_alive
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
-from pipeline.store.cache import get_or_build
-from pipeline.store.store import open_store
+from pipeline.store.files.cache import get_or_build
+from pipeline.store.files.open_store import open_store
 from tests.faults import Faults, FaultyProxy
 from tests.flows.conftest import ROOT
 from tests.flows.tasks import Compute, Count, DieOnce, Double, Fetch, HangOnce, Kept

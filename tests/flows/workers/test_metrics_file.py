@@ -18,8 +18,8 @@ from pipeline.log import Stages, end_process, ends_by
 from pipeline.settings import Job
 from pipeline.stats.drift import drift
 from pipeline.stats.moments import Moments
-from pipeline.store.release import Releases
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.release import Releases
 from tests.infra.queries import exported
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -14,7 +14,7 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.locate import PACKAGED_SHA256, locate
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from tests.models.folder.saved import encoded, save_sentence_transformer
 from tests.models.folders import TEXTS, copy_listed_files, edit_json, folder_at, save_folder
 

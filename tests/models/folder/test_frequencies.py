@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.frequencies import locate_frequencies, read_frequencies
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from tests.models.folder.wordfiles import write_counts
 
 

@@ -20,7 +20,7 @@ from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.models.folder.word_vectors import TABLE, build_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from tests.models.folder.wordfiles import FORMS, minilm_table, write_words
 from tests.models.folders import LONG, TEXTS, copy_listed_files, encoder_at
 from tests.models.poolings import FORMULAS, OF_WORDS

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.models.layers.attend import Heads, Sight, attend, without_cudnn
 from pipeline.models.layers.attention import Group, attend_groups, attend_varlen, has_varlen, varlen_limit
+from pipeline.models.layers.padded_mask import Heads, Sight, attend, without_cudnn
 
 LENGTHS = (33, 17, 9, 8, 7, 5, 2, 1)
 HEADS, KEY_HEADS = 4, 2

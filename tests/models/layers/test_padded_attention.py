@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.models.layers.attend import Heads, Sight
 from pipeline.models.layers.attention import Group, attend_groups, groups_of
 from pipeline.models.layers.padded_attention import MOST_PADDED, PaddedGroup, most_padded
+from pipeline.models.layers.padded_mask import Heads, Sight
 from tests.models.layers.test_attention import dense, seen
 
 LENGTHS = np.array([512, 500, 130, 129, 128, 65, 33, 32, 31, 17, 16, 15, 15, 9, 2, 1])

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
-from pipeline.models.layers.pooling import find_segments, pool
 from pipeline.models.layers.recurrence import CELLS, recurrence
+from pipeline.models.spec.pooling import find_segments, pool
 from pipeline.models.trainable.recurrent import Steps, permute_rows
 from tests.models.trainable.recurrents import STEPS
 

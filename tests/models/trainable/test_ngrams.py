@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 
 from pipeline.errors import ModelError
 from pipeline.models.layers.ngrams import NgramPooling, neighbourhoods
-from pipeline.models.layers.pooling import find_segments
+from pipeline.models.spec.pooling import find_segments
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.saving import save_folder
 from tests.models.folders import LONG, TEXTS, encoder_at, folder_at, hidden_states

@@ -17,7 +17,7 @@ from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.models.trainable.saving import save_folder
 from pipeline.objectives.simcse import SimCSE
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.text.corpus.normalize import normalize, text_keys
+from pipeline.text.normalize import normalize, text_keys
 from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import folder_at

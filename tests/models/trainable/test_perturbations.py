@@ -9,7 +9,7 @@ import torch
 
 from pipeline.errors import ConfigError
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.layers.pooling import Segments, find_segments
+from pipeline.models.spec.pooling import Segments, find_segments
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.models.trainable.perturbations import Probe, cutoff, keeps_special, shuffled_positions
 from pipeline.objectives import Batch, Loss, Objective, View

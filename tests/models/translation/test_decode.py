@@ -10,10 +10,8 @@ import torch
 
 from pipeline.device import Device
 from pipeline.errors import ModelError
-from pipeline.models.translation.decode import cut, plan
-from pipeline.models.translation.decode_choice import sample
+from pipeline.models.translation.decode import GeneralStepper, cut, plan, sample
 from pipeline.models.translation.decode_fused import is_fused
-from pipeline.models.translation.decode_steps import GeneralStepper
 from pipeline.models.translation.seq2seq import open_translator
 from pipeline.models.translation.translate import Translator
 from pipeline.settings.augment import DecodingSettings, TranslatorSettings

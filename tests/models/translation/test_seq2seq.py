@@ -174,7 +174,7 @@ def test_a_relative_path_becomes_absolute_for_workers(folders, monkeypatch):
 
 
 def test_a_model_in_a_store_is_loaded_from_the_local_cache(folders, s3, tmp_path, monkeypatch):
-    from pipeline.store.store import open_store
+    from pipeline.store.files.open_store import open_store
 
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path))
     store = open_store(f"{s3}/marian")

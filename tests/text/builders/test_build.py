@@ -18,7 +18,7 @@ from pipeline.log import Stages
 from pipeline.settings.training import PairSettings
 from pipeline.text.builders import BUILDERS, build
 from pipeline.text.builders.build import TEST, TRAIN, build_rows, open_build
-from pipeline.text.corpus import keys
+from pipeline.text.key_tables import keys
 from pipeline.text.rows.training_rows import open_training_rows
 from tests.conftest import ROOT
 from tests.text.builders.building import DATA, Rows, read_test_set, running_text, settings_of, write_data
@@ -242,7 +242,7 @@ import os, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pipeline.log import Stages
 from pipeline.text.builders import build
-from pipeline.text.corpus import keys
+from pipeline.text.key_tables import keys
 from tests.text.builders.building import settings_of
 from pathlib import Path
 keys.BUCKET_ROWS, remaining, build_unit = 1_000, int(sys.argv[1]), build._build_unit

@@ -6,11 +6,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.store.augmented import Augmented, Series
-from pipeline.store.base import Store
-from pipeline.store.once import store_by_content
-from pipeline.store.stored import FileRef
-from pipeline.store.units import UnitRecord
+from pipeline.store.files.base import Store
+from pipeline.store.records.augmented import Augmented, Series
+from pipeline.store.records.sealed_json import FileRef
+from pipeline.store.records.units import UnitRecord
+from pipeline.store.records.write_once import store_by_content
 
 
 def write_unit(store: Store, columns: dict[str, Any]) -> UnitRecord:

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.settings.training import PairSettings
-from pipeline.store.store import open_store
+from pipeline.store.files.open_store import open_store
 from pipeline.text.rows.augmented import manifest_units, newest_manifest
 from pipeline.text.rows.training_rows import open_training_rows, stamps_of, training_files
 from tests.text.rows.augmenting import write_manifest

@@ -1,0 +1,1 @@
+"""Before a night: estimate its cost, and check whether it can run."""

@@ -1,0 +1,203 @@
+"""Parts of a night: its checks, its ingestion, and the decision to extend or to build the index."""
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.evaluate.judgements import read_judgements
+from pipeline.flows.corpus import corpus_of, read_corpus
+from pipeline.flows.encode.encoder_copy import keep_encoder
+from pipeline.flows.index import rebuild_rules
+from pipeline.flows.index.build import IndexInput, build_index
+from pipeline.flows.index.extend import extend_index
+from pipeline.flows.index.records import BuiltIndex
+from pipeline.flows.night.gates.user_queries import read_user_queries
+from pipeline.flows.night.previous_release import PreviousRelease
+from pipeline.flows.run import Run
+from pipeline.flows.transform.decide import check_dev
+from pipeline.index.build.index_shape import plan_index
+from pipeline.log import Stages, counted, packages, say
+from pipeline.models.folder.folder import open_folder
+from pipeline.settings import Job
+from pipeline.store.files.check_store import check_store
+from pipeline.store.records.units import Corpus
+from pipeline.store.releases.manifest import Choice, ReleaseManifest
+from pipeline.store.releases.release import Releases
+from pipeline.text.ingest.chunking import row_cutter
+from pipeline.text.ingest.ingest import ingest
+from pipeline.text.sources.listing import local_path
+from pipeline.text.sources.sources import list_corpus
+from pipeline.text.task_map import TaskMap, TaskRunner, map_here
+from pipeline.transforms.chain import check_transform
+
+_ENOUGH_ROWS = 10_000_000  # more than any kind of index needs for its training
+
+
+def ingest_corpus(
+    job: Job,
+    releases: Releases,
+    previous: PreviousRelease,
+    stages: Stages,
+    map_tasks: TaskMap = map_here,
+) -> Corpus:
+    """Read tonight's corpus into units. Only changed files are read; rows of all others keep their units."""
+    parent, store = previous.parent_corpus(job), releases.store
+    encoder = None
+    if job.corpus.chunk.by is not None and map_tasks is not map_here and store.shared:
+        copy = store.uri_of(keep_encoder(open_folder(job.encoder), store).path)
+        encoder = job.encoder.model_copy(update={"path": copy})  # workers on other nodes read it there
+    settings = corpus_of(job, encoder)
+    corpus = read_corpus(
+        lambda on_progress: ingest(
+            settings, job.encode.unit_rows, store, parent, TaskRunner(map_tasks, on_progress)
+        ),
+        stages,
+    )
+    if previous.release is not None:
+        say(f"corpus: {corpus_choice(corpus, previous).sentence}")
+    return corpus
+
+
+def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
+    """Describe the changes of tonight's corpus since the previous release."""
+    changes = corpus.changes
+    first_new = previous.corpus.next_ordinal if previous.corpus else 0  # ordinal of the first new unit
+    rows, dead = sum(unit.rows for unit in corpus.units), sum(unit.dead for unit in corpus.units)
+    counts = (
+        f"{counted(changes.new, 'row')} new, {changes.changed:,} changed, {changes.deleted:,} deleted, "
+        f"{changes.unchanged:,} unchanged"
+    )
+    read = f"{corpus.read_files} of {len(corpus.files)} files were read"
+    if corpus.snapshot is not None:
+        read = f"{read} of {corpus.snapshot}"
+    if previous.release is None:
+        chosen, sentence = "first", f"{counts}; {read}"
+    elif corpus.rebuild_reason:
+        chosen = "anew"
+        sentence = f"all rows are in new units, since {corpus.rebuild_reason}: {counts}; {read}"
+    else:
+        chosen = "kept"
+        sentence = (
+            f"{counts} since release {previous.release.release}; {read}; {dead:,} of {rows:,} stored rows "
+            "were deleted or replaced so far"
+        )
+    return Choice(
+        what="corpus",
+        chosen=chosen,
+        sentence=sentence,
+        numbers={
+            "files": len(corpus.files),
+            "files_read": corpus.read_files,
+            **changes.model_dump(),
+            "rows_in_new_units": sum(unit.rows for unit in corpus.units if unit.ordinal >= first_new),
+            "dead_rows": dead,
+            "unit_rows": rows,
+        },
+    )
+
+
+def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease) -> None:
+    """Find errors that would stop the night later; log whether the root is held or rolled back."""
+    check_root(job)
+    if previous.corpus is None:  # otherwise the corpus was listed to see whether it has changed
+        list_corpus(
+            job.corpus.model_copy(update={"fingerprint": "fast"})
+        )  # raises if there is nothing to read
+    check_store(releases.commits.store, creates_once=True)  # without it two nights could both publish
+    check_index_and_transform(job, previous.release)
+    row_cutter(corpus_of(job))  # raises for chunks that have no room beside the prompt
+    read_user_queries(job.gates)  # raises for an unreadable file
+    if job.gates.relevance.queries is not None:
+        read_judgements(job.gates.relevance.queries)  # as above
+    if held := releases.commits.hold():
+        then = "tonight's candidate is made and judged, but not published"
+        say(f"release {held.release} has been held since {held.committed_at}: {then}")
+    elif previous.release is None:
+        say(f"{releases.store.uri} has no release yet: this night makes the first")
+    elif previous.release.release < max(releases.numbers()):
+        then = "tonight's release is made from the current corpus and settings, and replaces it"
+        say(f"release {previous.release.release} is current by a rollback; {then}")
+
+
+def check_root(job: Job) -> None:
+    """Raise ConfigError if releases would be written among the files of the corpus, all of which are read."""
+    corpus, root = (local_path(uri) or uri.rstrip("/") for uri in (job.corpus.uri, job.release.root))
+    below = root.removeprefix(f"{corpus}/")
+    is_read = not any(part.startswith((".", "_")) for part in below.split("/"))
+    if root == corpus or (below != root and is_read):
+        raise ConfigError(
+            f"release.root: {job.release.root}",
+            f"a folder that is not below corpus.uri ({job.corpus.uri}), whose files are all read",
+            "one that is" if below != root else "the same folder",
+            "set release.root to another folder, or to one whose name begins with _",
+        )
+
+
+def check_index_and_transform(job: Job, previous: ReleaseManifest | None = None) -> None:
+    """Check the settings of index and transform, and whiten.dev, before any other work.
+
+    Args:
+        previous: the previous release, whose decision about the transform may be kept if it has the same
+            space.
+
+    Raises:
+        ConfigError: faiss cannot make the index of this encoder's vectors, the transform cannot be part of
+            it, or GPUs are to fill it without faiss-gpu.
+        DataError: whiten.dev cannot be used.
+    """
+    if job.whiten.mode != "off":
+        check_transform(job.whiten, indexed=True)
+    folder = open_folder(job.encoder)
+    check_dev(job.whiten, previous if previous and previous.space_id == folder.space_id else None)
+    if job.cluster.index_gpus and "faiss-gpu" not in (installed := packages("faiss-cpu", "faiss-gpu")):
+        raise ConfigError(
+            f"cluster.index_gpus: {job.cluster.index_gpus:g}",
+            "the package faiss-gpu",
+            ", ".join(installed) or "no faiss",
+            'pip uninstall faiss-cpu, then pip install -e ".[gpu]", or set cluster.index_gpus=0',
+        )
+    plan_index(_ENOUGH_ROWS, folder.dim, job.index)
+
+
+def extend_or_build(
+    run: Run, vectors: IndexInput, corpus: Corpus, previous: ReleaseManifest | None
+) -> tuple[BuiltIndex, tuple[Choice, ...]]:
+    """Extend last night's index if its rows keep their addresses and space, else build one.
+
+    Returns:
+        The index, and the decisions about it.
+    """
+    reason = None
+    if previous is None:
+        reason = "the first of this root"
+    elif corpus.rebuild_reason:
+        reason = "all rows have new addresses"
+    elif previous.space_id != vectors.units[0].unit.space_id:
+        reason = "the vectors are of another space"
+    choices: tuple[Choice, ...]
+    if previous is None or reason is not None:
+        index = build_index(run, vectors)
+        choices = (
+            Choice(what="index", chosen=rebuild_rules.REBUILT, sentence=f"built from scratch: {reason}"),
+        )
+    else:
+        index, choices = extend_index(run, vectors, previous)
+    if near_dead := rebuild_rules.near_dead(index.measured, run.job.gates.wanted_recall):
+        choices = (*choices, near_dead)
+    for choice in choices:
+        say(f"index: {choice.sentence}")
+    for sentence in rebuild_rules.near_dead_warnings(choices):
+        say(f"warning: {sentence}")
+    plan = index.plan
+    return index, (
+        *choices,
+        Choice(what="index kind", chosen=plan.kind, sentence=f"{plan.factory}: {plan.why}"),
+    )
+
+
+def check_row_count(index: BuiltIndex, live_rows: int) -> None:
+    """Raise DataError if the index has not exactly the live rows."""
+    if index.rows != live_rows:
+        raise DataError(
+            "index",
+            f"{live_rows:,} rows, as encoded",
+            f"{index.rows:,}",
+            "remove indexes/work below the root and run again",
+        )

@@ -1,0 +1,1 @@
+"""Plan an index, train it, fill it part by part, and merge the parts."""

@@ -1,0 +1,1 @@
+"""Read the files of a published index: its parts, ids, texts and raw vectors."""

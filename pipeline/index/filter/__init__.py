@@ -1,0 +1,1 @@
+"""Search only the rows of an index that pass a filter."""

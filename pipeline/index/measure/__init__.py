@@ -1,0 +1,1 @@
+"""Measure an index: exact neighbours, recall, search effort, latency and balance."""

@@ -1,0 +1,113 @@
+"""Recall that the codes of each kind of index reach, measured on a sample of rows, and expected of more rows.
+
+faiss is not loaded here.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.config import Settings
+from pipeline.index.measure.metrics import Proportion
+from pipeline.settings.index_kinds import DIMS_PER_BYTE
+from pipeline.store.records.sealed_json import Stored
+
+# Proportion of the permitted misses that the codes alone may cause. The other half is for the lists that a
+# search does not visit: if the codes caused all permitted misses, every list would have to be visited.
+_MISSED_BY_CODES = 0.5
+
+# Codes may have a recall this much higher for other vectors than for those of the table.
+_OTHER_VECTORS = 0.1
+
+
+class KindVariant(NamedTuple):
+    """A named kind of index, with the length of its codes if it has a product quantizer."""
+
+    kind: str
+    dims_per_byte: int = DIMS_PER_BYTE
+
+
+class CodeRecall(Settings):
+    """Recall@10 of a kind whose lists are all visited, among samples of several sizes.
+
+    Such a search misses neighbours only because the codes are not exact.
+    """
+
+    kind: str
+    dims_per_byte: int
+    rows: tuple[int, ...]
+    """sizes of the samples, ascending"""
+    recall: tuple[Proportion, ...]
+    """recall@10 in each of them"""
+    scan_ns: float = 0.0
+    """time of scoring one row for one query, on one thread"""
+
+    def expected(self, rows: int) -> float:
+        """Return the lowest recall@10 to expect among `rows` rows.
+
+        The error of a code does not depend on the number of rows, but with more rows the neighbours of a
+        query are closer together, so the same error swaps more of them. The proportion of missed neighbours
+        is extrapolated by the power of the number of rows that fits the samples best; it is not expected to
+        become smaller. The half width of the 95 % interval of the largest sample is subtracted.
+        """
+        last, growth = self.recall[-1], max(1.0, rows / self.rows[-1]) ** self._exponent()
+        return max(0.0, last.low - (1 - last.value) * (growth - 1))
+
+    def _exponent(self) -> float:
+        """Return the power of the number of rows that the missed proportion grows by, from 0 to 1.
+
+        It follows from the upper ends of the intervals, so that a handful of missed answers do not decide it.
+        """
+        missed = [1 - proportion.low for proportion in self.recall]
+        if len(missed) < 2:
+            return 0.0
+        slope, _ = np.polyfit(np.log(self.rows), np.log(missed), 1)
+        return float(np.clip(slope, 0.0, 1.0))
+
+
+class KindRecalls(Stored):
+    """Recall of several kinds, measured on the same rows."""
+
+    source: str
+    """the measured vectors, as the end of a sentence on the rows of the index: ... measured on <source>"""
+    measured: tuple[CodeRecall, ...]
+
+    def of(self, variant: KindVariant) -> CodeRecall | None:
+        """Return the measurement of a kind; None if it was not measured."""
+        return next((code for code in self.measured if (code.kind, code.dims_per_byte) == variant), None)
+
+
+def required_of_codes(target: float) -> float:
+    """Return the recall that a kind's codes must reach, for an index whose recall is to reach `target`."""
+    return 1 - (1 - target) * _MISSED_BY_CODES
+
+
+def may_suffice(variant: KindVariant, target: float) -> bool:
+    """Return whether the codes of a kind might be exact enough, by the recall of the vectors in the table."""
+    measured = TABLE.of(variant)
+    return measured is None or measured.recall[-1].value >= required_of_codes(target) - _OTHER_VECTORS
+
+
+def _table_entry(kind: str, dims_per_byte: int, *recall: float) -> CodeRecall:
+    # ten answers of a query are found or missed together, so that four count about as much as one
+    proportions = tuple(
+        Proportion.of(round(value * _TABLE_TRIALS), _TABLE_TRIALS, _TABLE_TRIALS / 4) for value in recall
+    )
+    rows = _TABLE_ROWS[-len(proportions) :]
+    return CodeRecall(kind=kind, dims_per_byte=dims_per_byte, rows=rows, recall=proportions)
+
+
+_TABLE_ROWS, _TABLE_TRIALS = (2_500, 10_000, 40_000), 5_000
+# Printed by `python -m tests.benchmarks.index_kinds`.
+TABLE = KindRecalls(
+    source="40,000 captions by all-MiniLM-L6-v2 (384 dimensions)",
+    measured=(
+        _table_entry("ivf_sq8", 8, 0.9970, 0.9952, 0.9954),
+        _table_entry("ivf_sq6", 8, 0.9828, 0.9808, 0.9806),
+        _table_entry("ivf_rabitq_refine_fp16", 8, 0.9996, 0.9994, 0.9982),
+        _table_entry("ivf_rabitq_refine", 8, 0.9960, 0.9940, 0.9936),
+        _table_entry("opq_ivf_pq", 4, 0.86),
+        _table_entry("opq_ivf_pq", 8, 0.78),
+        _table_entry("opq_ivf_pq", 16, 0.65),
+    ),
+)

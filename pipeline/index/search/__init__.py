@@ -1,0 +1,1 @@
+"""Open a published release, and search it."""

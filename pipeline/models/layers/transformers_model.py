@@ -1,0 +1,105 @@
+"""Load a model of transformers, and run its forward pass over padded texts."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.pretrained import load_complete, load_config
+from pipeline.models.spec.pooling import TABLE_STATE
+
+_ENCODER_ONLY = ("t5", "mt5", "umt5")  # sentence encoders of these types are stored without their decoder
+
+
+def encoder_of(model: Any) -> Any:
+    """Return the encoder of a transformers model that may have a decoder, too."""
+    return model.get_encoder() if model.config.is_encoder_decoder else model
+
+
+class ModuleState:
+    """The attributes of a model's modules, to which `restore` returns them after a forward pass.
+
+    Vectors of later texts would depend on what a pass changes: BigBird changes to full attention at the first
+    short text, and dynamic rotary positions are computed for the longest text so far. Hooks, which
+    transformers adds at the first pass that returns inner states, stay.
+    """
+
+    def __init__(self, model: Any) -> None:
+        # a module's attributes, buffers and inner modules, each as it changes and as it is now
+        self._saved = [
+            tuple((now, dict(now)) for now in (vars(module), module._buffers, module._modules))
+            for module in model.modules()
+        ]
+
+    def restore(self) -> None:
+        """Undo all changes."""
+        for (now, attributes), *inner in self._saved:
+            if len(now) > len(attributes):
+                for name in [name for name in now if name not in attributes and "hook" not in name]:
+                    del now[name]
+            now.update(attributes)
+            for values, earlier in inner:
+                if values or earlier:
+                    values.clear()
+                    values.update(earlier)
+
+
+def hidden_states(
+    encoder: Any, layers: int, inputs: dict[str, Tensor], wanted: set[int], state: ModuleState | None
+) -> dict[int, Tensor]:
+    """Run a transformers encoder.
+
+    Args:
+        encoder: model of transformers.
+        layers: number of its layers.
+        inputs: arguments of its call, (rows, L) each.
+        wanted: numbers of hidden states, as `layers_of` gives them.
+        state: of the encoder before any pass, restored after this one; None: the pass may change the encoder.
+
+    Returns:
+        Hidden states (rows * L, d) by number.
+    """
+    states: dict[int, Tensor] = {}
+    if TABLE_STATE in wanted:  # the table itself: some models scale its rows before the first layer
+        states[TABLE_STATE] = F.embedding(inputs["input_ids"], encoder.get_input_embeddings().weight)
+    if wanted - {TABLE_STATE}:
+        needs_inner = bool(wanted - {TABLE_STATE, layers})
+        try:
+            output = encoder(**inputs, output_hidden_states=needs_inner, return_dict=True)
+        finally:
+            if state is not None:
+                state.restore()
+        states |= dict(enumerate(output.hidden_states or ())) | {layers: output.last_hidden_state}
+    return {number: states[number].flatten(0, 1) for number in wanted}
+
+
+def load_model(folder: EncoderFolder, dtype: torch.dtype, dropout: float | None = None) -> Any:
+    """Load the transformers model of a folder.
+
+    Args:
+        folder: the encoder's folder.
+        dtype: type of the weights.
+        dropout: rate of all dropout layers; None: the rates of config.json.
+
+    Raises:
+        ModelError: transformers cannot load it, or weights are missing.
+    """
+    import transformers
+
+    path = folder.path / folder.transformer
+    config = load_config(path)
+    for name, value in config.to_dict().items():
+        if dropout is not None and isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            setattr(config, name, dropout)
+    return load_complete(
+        transformers.AutoModelForTextEncoding
+        if config.model_type in _ENCODER_ONLY
+        else transformers.AutoModel,
+        path,
+        "a model that transformers loads",
+        unused=("pooler.",),
+        config=config,
+        dtype=dtype,
+    )

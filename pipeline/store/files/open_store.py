@@ -1,0 +1,54 @@
+"""Open the store at a path or URI."""
+
+import os
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from pipeline.config import refuse_credentials, refuse_web_address
+from pipeline.errors import ConfigError
+from pipeline.store.files.base import Store
+from pipeline.store.files.local import LocalStore
+from pipeline.store.files.remote import ObjectStore
+from pipeline.store.files.s3 import S3Store
+
+
+def open_store(uri: str | Path) -> Store:
+    """Open the store at a directory, a file:// URI, or any URI that fsspec knows (s3://bucket/prefix).
+
+    Raises:
+        ConfigError: the URI contains credentials, is empty, or names a file or a web page.
+    """
+    text = str(uri)
+    refuse_credentials(text)
+    refuse_web_address(text)
+    if not text or "\0" in text:
+        raise ConfigError(
+            "the root of a store",
+            "a directory or a URI such as s3://bucket/prefix",
+            repr(text),
+            "set it to a directory or a URI",
+        )
+    scheme = urlsplit(text).scheme if "://" in text else ""
+    if scheme in ("", "file"):
+        path = unquote(urlsplit(text).path) if scheme else os.path.expanduser(text)
+        if os.path.isfile(path):
+            raise ConfigError(text, "a directory", "a file", "give the directory that contains the file")
+        return LocalStore(os.path.abspath(path))
+    if scheme in ("s3", "s3a"):
+        return S3Store(scheme + "://" + text.partition("://")[2].rstrip("/"))
+    return ObjectStore(text.rstrip("/"))
+
+
+def store_of(file: str) -> tuple[Store, str]:
+    """Open the store of the folder that holds `file`, a path or URI to read. Returns it with the file's name.
+
+    Objects may have any keys. Symbolic links on this machine's disk are resolved first: a store refuses links
+    that lead out of its root.
+    """
+    resolved = file if "://" in file else str(Path(file).expanduser().resolve())
+    parent, _, name = resolved.rpartition("/")
+    scheme, _, rest = parent.partition("://")
+    if not rest or scheme == "file":
+        return open_store(parent or "/"), name
+    refuse_credentials(parent)
+    return (S3Store if scheme in ("s3", "s3a") else ObjectStore)(parent, any_keys=True), name

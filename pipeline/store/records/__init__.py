@@ -1,0 +1,1 @@
+"""Records that are written once: of units, their samples, dead rows and augmented corpora."""

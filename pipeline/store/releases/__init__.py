@@ -1,0 +1,1 @@
+"""Releases: manifests, commits, summaries, checks, and the removal of old ones."""

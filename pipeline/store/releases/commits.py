@@ -1,0 +1,164 @@
+"""The commits of a root: numbered files, each created once. The highest names the current release."""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any, Literal
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
+from pipeline.errors import DataError
+from pipeline.store.files.base import Store, in_threads
+from pipeline.store.records.sealed_json import Stored
+
+_COMMIT = re.compile(r"commits/([0-9]{8})\.json")
+_MAX_NUMBER = 99_999_999  # the names have eight digits
+
+
+class Commit(Stored):
+    """A record that makes `release` current.
+
+    A hold keeps its release current until an unhold. A void commit has no release: it only takes its number.
+    """
+
+    commit: int
+    kind: Literal["publish", "rollback", "hold", "unhold", "void"]
+    release: int | None = None
+    manifest: str | None = None
+    sha256: str | None = None
+    committed_at: str = ""
+    reason: str = ""
+    """reason of a hold, as the user gave it"""
+
+    @model_serializer(mode="wrap")
+    def _without_empty_reason(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out an empty reason, so that such commits have the same bytes as in earlier versions."""
+        value: dict[str, Any] = dump(self)
+        if not self.reason:
+            del value["reason"]
+        return value
+
+
+class Commits:
+    """The sequence of commits in a store. It has a gap only if a file was deleted or forged."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def numbers(self) -> list[int]:
+        """List the numbers of the commits, ascending. Other files in the folder are ignored."""
+        matches = (_COMMIT.fullmatch(entry.path) for entry in self.store.list("commits", ".json"))
+        return sorted(int(match[1]) for match in matches if match)
+
+    def read(self, number: int) -> Commit | None:
+        """Return commit `number`; None if it does not exist or cannot be read.
+
+        On a file system without hard links, a killed process may leave a truncated commit, which never took
+        effect.
+        """
+        try:
+            return Commit.load(self.store, commit_path(number))
+        except DataError:
+            return None
+
+    def history(self) -> list[Commit]:
+        """List the commits in order of number, without void and unreadable ones."""
+        commits = in_threads(self.read, self.numbers())
+        return [commit for commit in commits if commit is not None and commit.kind != "void"]
+
+    def unreadable(self) -> list[int]:
+        """List the numbers of commits that cannot be read: damaged, or truncated before they took effect."""
+        numbers = self.numbers()
+        commits = in_threads(self.read, numbers)
+        return [number for number, commit in zip(numbers, commits, strict=True) if commit is None]
+
+    def damaged(self) -> list[int]:
+        """List the numbers of commits that took effect and cannot be read."""
+        damaged = []
+        for number in self.unreadable():
+            try:
+                self.read_or_raise(number)
+            except DataError:
+                damaged.append(number)
+        return damaged
+
+    def hold(self) -> Commit | None:
+        """Return the hold in force; None if the root is not held.
+
+        Raises:
+            DataError: a commit is damaged, which may be a hold.
+        """
+        for number in reversed(self.numbers()):
+            commit = self.read_or_raise(number)
+            if commit is not None and commit.kind != "void":
+                return commit if commit.kind == "hold" else None
+        return None
+
+    def read_or_raise(self, number: int) -> Commit | None:
+        """Return commit `number`, for callers that change the root; None if it is missing or truncated.
+
+        Raises:
+            DataError: the commit took effect and is damaged.
+        """
+        try:
+            return Commit.load_intact(self.store, commit_path(number))
+        except DataError as error:
+            raise DataError(
+                error.where,
+                "a readable commit",
+                " ".join(error.found.split()),
+                "it may hold the root, or make another release current: restore it from a copy; "
+                "without a copy, delete it and repeat the hold or rollback; until then nothing is changed",
+            ) from None
+
+    def create(self, commit: Commit) -> bool:
+        """Store the commit. Returns False if its number is taken; of two racing calls one gets True."""
+        return self.store.create(commit_path(commit.commit), commit.to_json())
+
+    def next_number(self) -> int:
+        """Return the number after the highest one, void commits included.
+
+        Raises:
+            DataError: the sequence has a gap, or no number is left.
+        """
+        numbers = self.numbers()
+        if error := self.sequence_error(numbers):
+            raise error
+        last = max(numbers, default=0)
+        if last >= _MAX_NUMBER:
+            raise self._unexpected_commit(last, f"a number below {_MAX_NUMBER}")
+        return last + 1
+
+    def sequence_error(self, numbers: Sequence[int]) -> DataError | None:
+        """Return the error for the first gap in the sequence; None without a gap.
+
+        Missing numbers before the first commit are not a gap, because nothing depends on these commits.
+
+        Args:
+            numbers: result of `numbers()`.
+        """
+        for number, following in pairwise(numbers):
+            # A listing may miss a commit that is created meanwhile: look for the missing file itself.
+            if following > number + 1 and not self.store.exists(commit_path(number + 1)):
+                return self._unexpected_commit(following, f"commit {number + 1} after commit {number}")
+        return None
+
+    def _unexpected_commit(self, number: int, expected: str) -> DataError:
+        return DataError(
+            self.store.uri_of("commits"),
+            expected,
+            f"commit {number}",
+            f"a commit was deleted or forged: restore the missing one, or delete {commit_path(number)} if "
+            "none of your nights made it; until then nothing is published",
+        )
+
+
+def commit_path(number: int) -> str:
+    """Return the path of commit `number`."""
+    return f"commits/{number:08d}.json"
+
+
+def utc_now() -> str:
+    """Return the current time as commits record it: ISO 8601, UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

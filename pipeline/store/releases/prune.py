@@ -1,0 +1,275 @@
+"""Remove old releases, old manifests of augmented corpora, and the files that only these need."""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.errors import TransientError
+from pipeline.log import say
+from pipeline.store.files.base import Entry, Store, in_threads
+from pipeline.store.files.check_store import clock
+from pipeline.store.files.lease import SERVED, active_leases, describe, holders, is_lease
+from pipeline.store.records.augmented import AUGMENTED_FOLDER, Series, list_series
+from pipeline.store.records.sealed_json import Stored
+from pipeline.store.releases.commits import commit_path
+from pipeline.store.releases.manifest import ReleaseManifest, manifest_path, report_path
+from pipeline.store.releases.release import Releases
+from pipeline.store.releases.summary import summary_path
+from pipeline.store.releases.verify import needed_files
+
+_EXPORTS = "exports"  # leases of exports, and whatever users export to that folder
+
+OWN_FOLDERS = (
+    "units",
+    "keys",
+    "moments",
+    "relevance",
+    "transforms",
+    "indexes",
+    "ids",
+    "encoders",
+    "quarantine",
+    "candidates",
+    "releases",
+    AUGMENTED_FOLDER,
+)
+"""folders whose unneeded files are removed; other folders, such as evaluations/, are kept"""
+_PRUNED_FOLDERS = (*OWN_FOLDERS, _EXPORTS, SERVED, "duplicates/leases")
+
+_SAMPLES = 10  # files shown to the user
+
+
+class Pruned(Stored):
+    """The files that prune removed, or would remove in a dry run."""
+
+    kept: tuple[int, ...]
+    """numbers of the releases that are kept"""
+    removed: tuple[int, ...]
+    """numbers of the releases that are removed"""
+    files: int
+    bytes: int
+    dry_run: bool = False
+    folders: dict[str, int] = {}
+    """bytes by top folder"""
+    samples: dict[str, int] = {}
+    """bytes of the largest files, by path"""
+
+
+def prune(
+    releases: Releases,
+    keep: int,
+    *,
+    grace_s: float = 24 * 3600.0,
+    ignore_leases: bool = False,
+    dry_run: bool = False,
+) -> Pruned:
+    """Remove old releases and manifests of augmented corpora, and the files that only these need.
+
+    Releases whose commits are damaged keep their files, and so do releases that a service serves. Everything
+    below evaluations/ is kept, because later evaluations reuse it.
+
+    Args:
+        keep: number of releases to keep, most recently current first, and of manifests per augmented corpus.
+        grace_s: age in seconds below which a file that no release names is kept: a running night may need it.
+        ignore_leases: run even if another command holds a lease, or a service serves a release.
+        dry_run: report the files without removing them.
+
+    Raises:
+        TransientError: a night, an export or a search for duplicates is running, which may need files that no
+            kept release needs.
+        DataError: the current release is unknown, because the newest commit is damaged.
+    """
+    store, series = releases.store, list_series(releases.store)
+    newest = max(releases.commits.numbers(), default=0)
+    if not store.exists(manifest_path(newest)):
+        releases.commits.read_or_raise(newest)  # raises for a damaged rollback or hold, which has no manifest
+    now = clock(store)
+    if not ignore_leases:
+        _refuse_if_leased(store, series, now)
+    recent = _recently_current(releases)
+    leases, served = ([], set[int]()) if ignore_leases else _served(store, now)
+    kept = {*recent[:keep], *served}
+    needed, named_by_old = _divide_paths(releases, series, kept, keep)
+    needed.add(leases)
+    rule, removed = _Rule(needed, named_by_old, now - grace_s), _RemovalSums()
+    # Records go first, so that no record is ever stored without its unit.
+    for is_record in (True, False):
+        for page in _pruned_pages(store):
+            files = rule.files_to_remove(page)
+            files = [entry for entry in files if entry.path.endswith(".json") == is_record]
+            removed.add(files)
+            if files and not dry_run:
+                in_threads(store.delete, [entry.path for entry in files])
+    swept_bytes = 0 if dry_run else store.sweep(rule.cutoff)
+    return Pruned(
+        kept=tuple(sorted(kept & set(recent))),
+        removed=tuple(sorted(set(recent) - kept)),
+        files=removed.files,
+        bytes=sum(removed.folders.values()) + swept_bytes,
+        dry_run=dry_run,
+        folders=dict(removed.folders),
+        samples={entry.path: entry.size for entry in removed.largest},
+    )
+
+
+def _pruned_pages(store: Store) -> Iterator[list[Entry]]:
+    """Yield pages of the files that may be removed.
+
+    Users may have files below exports/ and served/, so only leases are yielded there.
+    """
+    for folder in _PRUNED_FOLDERS:
+        for page in store.pages(folder):
+            yield [entry for entry in page if folder not in (_EXPORTS, SERVED) or is_lease(entry.path)]
+
+
+class _PathSet:
+    """A set of paths, stored as their hashes of eight bytes.
+
+    If a million paths are in the set, `contains` is wrong about another path with a probability of 10^-13.
+    """
+
+    def __init__(self) -> None:
+        self._hashes = np.zeros(0, dtype=np.int64)
+
+    def add(self, paths: Iterable[str]) -> None:
+        """Add paths."""
+        self._hashes = np.union1d(self._hashes, _hashes(paths))
+
+    def contains(self, paths: Sequence[str]) -> np.ndarray:
+        """Return a mask (n,) of the paths: True for those in the set."""
+        hashes = _hashes(paths)
+        if not len(self._hashes):
+            return np.zeros(len(hashes), dtype=bool)
+        positions = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+        return np.asarray(self._hashes[positions] == hashes)
+
+
+def _hashes(paths: Iterable[str]) -> np.ndarray:
+    return np.fromiter(map(hash, paths), dtype=np.int64)
+
+
+class _Rule(NamedTuple):
+    """Files are removed if no kept release needs them, and an old release does or they are old."""
+
+    needed: _PathSet
+    named_by_old: _PathSet
+    cutoff: float
+    """seconds since 1970"""
+
+    def files_to_remove(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Select the files to remove."""
+        paths = [entry.path for entry in entries]
+        is_old = np.array([entry.modified < self.cutoff for entry in entries], dtype=bool)
+        chosen = ~self.needed.contains(paths) & (self.named_by_old.contains(paths) | is_old)
+        return [entries[number] for number in np.flatnonzero(chosen).tolist()]
+
+
+@dataclass
+class _RemovalSums:
+    """Sums over the files that are removed."""
+
+    files: int = 0
+    folders: Counter[str] = field(default_factory=Counter)
+    """bytes by top folder"""
+    largest: list[Entry] = field(default_factory=list)
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Count files."""
+        self.files += len(entries)
+        for entry in entries:
+            self.folders[entry.path.partition("/")[0]] += entry.size
+        self.largest = heapq.nlargest(_SAMPLES, [*self.largest, *entries], key=lambda entry: entry.size)
+
+
+def _refuse_if_leased(store: Store, series: Sequence[Series], now: float) -> None:
+    """Raise TransientError, which shows the lease, if a command is running that needs files of the root."""
+    folders = ("candidates", _EXPORTS, "duplicates/leases", *(corpus.folder for corpus in series))
+    for entry in (entry for folder in folders for entry in active_leases(store, now, folder)):
+        try:
+            holder = store.read(entry.path).decode()
+        except FileNotFoundError:  # the command has just ended
+            continue
+        raise TransientError(
+            f"{store.uri}: prune",
+            "no running night, export or search for duplicates",
+            f"{entry.path}: {holder}",
+            "run prune after that command has ended; the lease of a killed one expires after 20 minutes, "
+            "or pass --ignore-leases",
+        )
+
+
+def _served(store: Store, now: float) -> tuple[list[str], set[int]]:
+    """Return the paths of the leases of services, and the releases that these serve.
+
+    Raises:
+        TransientError: a lease does not say which release it is for.
+    """
+    leases, served = list[str](), set[int]()
+    for path, holder in holders(store, SERVED, now):
+        if holder is None or type(number := holder.get("release")) is not int:
+            raise TransientError(
+                store.uri_of(path),
+                "a lease that names the release of a service",
+                "another content",
+                "delete this file if no service uses the root, or pass --ignore-leases",
+            )
+        leases.append(path)
+        if number not in served:
+            say(f"release {number} is kept as long as it is served: {describe(holder)}")
+        served.add(number)
+    return leases, served
+
+
+def _divide_paths(
+    releases: Releases, series: Sequence[Series], kept: set[int], keep: int
+) -> tuple[_PathSet, _PathSet]:
+    """Return the paths that kept releases and manifests need, and those that the others name.
+
+    Args:
+        kept: numbers of the kept releases.
+        keep: number of kept manifests of each augmented corpus.
+    """
+    needed, named_by_old = _PathSet(), _PathSet()
+    for number in _recently_current(releases):
+        (needed if number in kept else named_by_old).add(_paths(releases, releases.get(number)))
+    for number in releases.commits.unreadable():
+        needed.add(_paths_of_damaged(releases, number))
+    for corpus in series:
+        for position, number in enumerate(reversed(corpus.numbers())):
+            (needed if position < keep else named_by_old).add(corpus.files(number))
+    return needed, named_by_old
+
+
+def _recently_current(releases: Releases) -> list[int]:
+    """Return the numbers of the stored releases, most recently current first."""
+    commits = reversed(releases.history())
+    recent = dict.fromkeys(commit.release for commit in commits if commit.release is not None)
+    return [number for number in recent if releases.store.exists(manifest_path(number))]
+
+
+def _paths_of_damaged(releases: Releases, number: int) -> Iterator[str]:
+    """Yield the paths of the files of release `number`, whose commit cannot be read; none if it has none.
+
+    Raises:
+        DataError: the manifest of the release is damaged too.
+    """
+    manifest = ReleaseManifest.load(releases.store, manifest_path(number))
+    if manifest is None:
+        return
+    where = releases.commits.store.uri_of(commit_path(number))
+    say(f"{where} cannot be read: the files of release {number} are kept; restore the commit from a copy")
+    yield from _paths(releases, manifest)
+
+
+def _paths(releases: Releases, manifest: ReleaseManifest) -> Iterator[str]:
+    """Yield the paths of the files that the release needs, and of its whitened vectors."""
+    number = manifest.release
+    yield from (manifest_path(number), report_path(number), summary_path(number))
+    yield from (file.path for file in needed_files(releases.store, manifest))
+    if manifest.transform_id:
+        whitened = f"units/whitened/{manifest.transform_id[:16]}"
+        yield from (entry.path for page in releases.store.pages(whitened) for entry in page)

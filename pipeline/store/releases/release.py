@@ -1,0 +1,325 @@
+"""Releases: numbered, immutable snapshots, each made current by a commit that is created once."""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+from pipeline.errors import ConfigError, DataError, PublishConflict, RootHeld, TransientError
+from pipeline.log import say
+from pipeline.store.files.base import Store, in_threads
+from pipeline.store.files.local import LocalStore
+from pipeline.store.records.release_units import UnitTable
+from pipeline.store.records.sealed_json import OtherSchema
+from pipeline.store.releases.commits import Commit, Commits, commit_path, utc_now
+from pipeline.store.releases.manifest import ReleaseManifest, manifest_path, report_path
+from pipeline.store.releases.verify import Fault, size_faults
+
+
+class ManifestChanged(DataError):
+    """A release has another manifest than was committed, or the table of its units is missing."""
+
+
+def load_manifest(store: Store, commit: Commit) -> ReleaseManifest | None:
+    """Load the manifest of a commit; None for a void commit, or if the release was pruned.
+
+    Raises:
+        ManifestChanged: the manifest was changed, or the table of its units is missing or incomplete.
+    """
+    if commit.manifest is None or commit.sha256 is None:
+        return None
+    where = store.uri_of(commit.manifest)
+    try:
+        content = store.read(commit.manifest)
+    except FileNotFoundError:  # pruned
+        return None
+    if (found := sha256(content).hexdigest()) != commit.sha256:
+        raise ManifestChanged(
+            where,
+            f"sha256 {commit.sha256[:16]}...",
+            f"{found[:16]}...",
+            "it was changed after it was published: restore it, or roll back to another release",
+        )
+    manifest = ReleaseManifest.from_json(content, where, store)
+    if isinstance(manifest.units, UnitTable) and not manifest.units.is_complete():
+        raise ManifestChanged(
+            store.uri_of(manifest.units.file.path),
+            f"the table of the {len(manifest.units):,} units of release {manifest.release}",
+            "no such file, or one of another size",
+            f"restore it, or roll back to another release; without a copy, delete {where}",
+        )
+    return manifest
+
+
+# A publisher creates its commit milliseconds after its manifest: after this time it counts as killed.
+_RESERVATION_S = 10.0
+_SHOWN_ROOTS = 4
+
+
+class Releases:
+    """The releases below one root. Readers take the highest commit whose manifest exists and matches."""
+
+    def __init__(self, store: Store, commits: Store | None = None) -> None:
+        self.store = store
+        self.commits = Commits(commits or store)
+
+    def __repr__(self) -> str:
+        stores = dict.fromkeys([self.store, self.commits.store])
+        return f"Releases({', '.join(map(repr, stores))})"
+
+    def history(self) -> list[Commit]:
+        """List the commits in order of number, without void and unreadable ones."""
+        return self.commits.history()
+
+    def current(self) -> ReleaseManifest | None:
+        """Return the current release; None before the first.
+
+        A damaged commit, or a release whose manifest or table of units was changed or deleted, is skipped
+        with a log line.
+        """
+        numbers = self.commits.numbers()
+        if error := self.commits.sequence_error(numbers):
+            say(f"the highest commit is used although the sequence is damaged: {error}")
+        for number in reversed(numbers):
+            if (commit := self.commits.read(number)) is None:
+                where = self.commits.store.uri_of(commit_path(number))
+                say(f"{where} is skipped: it is damaged, or was truncated before it took effect")
+                continue
+            try:
+                if manifest := load_manifest(self.store, commit):
+                    return manifest
+                if commit.manifest is not None:
+                    say(f"release {commit.release} is skipped: {self.store.uri_of(commit.manifest)} is gone")
+            except ManifestChanged as error:
+                say(f"release {commit.release} is skipped: {error}")
+        return None
+
+    def get(self, number: int) -> ReleaseManifest:
+        """Return release `number`. Raises DataError if it does not exist or differs from its commit."""
+        return self._commit_and_manifest(number)[1]
+
+    def get_or_current(self, number: int | None) -> ReleaseManifest:
+        """Return release `number`, or the current one for None. Raises DataError if there is none."""
+        manifest = self.current() if number is None else self.get(number)
+        if manifest is None:
+            raise no_release(self.store)
+        return manifest
+
+    def _commit_and_manifest(self, number: int) -> tuple[Commit, ReleaseManifest]:
+        """Return a commit that makes release `number` current, and the release's manifest.
+
+        The commit is the one that published the release, which has the same number, or else a later one.
+        """
+        commits = map(self.commits.read, (number, *reversed(self.commits.numbers())))
+        for commit in filter(None, commits):
+            if commit.release == number and (manifest := load_manifest(self.store, commit)):
+                return commit, manifest
+        raise DataError(
+            f"{self.store.uri}: release {number}",
+            "a committed release",
+            "none with this number",
+            f"the existing releases are: {', '.join(map(str, self.numbers())) or 'none'}",
+        )
+
+    def numbers(self) -> list[int]:
+        """List the numbers of the committed releases that were not pruned, ascending."""
+        committed = sorted({commit.release for commit in self.history() if commit.release is not None})
+        existing = in_threads(self.store.exists, map(manifest_path, committed))
+        return [number for number, exists in zip(committed, existing, strict=True) if exists]
+
+    def missing_files(self, history: Sequence[Commit]) -> dict[int, list[Fault]]:
+        """Return the deleted manifests and reports, by number of the release.
+
+        Pruned releases are left out: prune deletes all files of a release's folder, and it never removes the
+        release of the newest commit.
+
+        Args:
+            history: result of `history()`.
+        """
+        stored = {entry.path for entry in self.store.list("releases")}
+        committed = [commit.release for commit in history if commit.release is not None]
+        missing: dict[int, list[Fault]] = {}
+        for number in sorted(set(committed)):
+            expected = {manifest_path(number): "a manifest", report_path(number): "a report"}
+            faults = [Fault(path, kind, None) for path, kind in expected.items() if path not in stored]
+            folder = f"releases/{number:08d}/"
+            if faults and (number == committed[-1] or any(path.startswith(folder) for path in stored)):
+                missing[number] = faults
+        return missing
+
+    def next_ordinal(self) -> int:
+        """Return the first unit ordinal that no release has used; 0 without releases.
+
+        Ordinals grow with release numbers, also after a rollback, so that no address is ever used for another
+        row. A release whose number was reserved but not committed does not count: the night that is started
+        again gets the same addresses.
+        """
+        for number in sorted({*self.numbers(), *self.commits.damaged()}, reverse=True):
+            try:
+                if manifest := ReleaseManifest.load(self.store, manifest_path(number)):
+                    parts = (part.next_ordinal for part in manifest.index_parts())
+                    return max(manifest.next_ordinal, *parts)  # earlier versions forgot units without rows
+            except OtherSchema:  # the release uses ordinals that this version cannot read
+                raise
+            except DataError:  # `current` skips a damaged release, so nothing uses its ordinals
+                pass
+        return 0
+
+    def publish(self, candidate: ReleaseManifest, report: Callable[[int], str]) -> ReleaseManifest:
+        """Make the candidate the current release.
+
+        Two racing publishers try to create the commit of the same number, so that exactly one of them wins.
+        After an error nothing was changed.
+
+        Args:
+            report: returns the HTML report for a release number.
+
+        Returns:
+            The manifest with its release number.
+
+        Raises:
+            PublishConflict: another run has published since `candidate.parent`.
+            RootHeld: the root is held.
+            TransientError: a file of the candidate is missing or truncated.
+        """
+        number = self.commits.next_number()
+        while True:
+            self._check_publishable(candidate)
+            release = candidate.model_copy(update={"release": number})
+            if self._reserve(release):
+                self.store.write(report_path(number), report(number).encode())
+                commit = Commit(
+                    commit=number,
+                    kind="publish",
+                    release=number,
+                    manifest=manifest_path(number),
+                    sha256=sha256(release.to_json()).hexdigest(),
+                    committed_at=utc_now(),
+                )
+                if self.commits.create(commit):
+                    return release
+            number += 1
+
+    def rollback(self, number: int) -> Commit:
+        """Make release `number` current again by a new commit. Raises ConfigError if the root is held."""
+        published, _ = self._commit_and_manifest(number)
+        while True:
+            self._refuse_if_held(number)
+            if commit := self._recommit(published, "rollback"):
+                return commit
+
+    def hold(self, number: int | None = None, reason: str = "") -> Commit:
+        """Keep a release current until `unhold`.
+
+        If the release is held already, nothing is changed. A hold is a commit with a number of its own: a
+        night that is about to publish under this number fails to create its commit, and then finds the hold.
+
+        Args:
+            number: the release; None holds the current one.
+
+        Raises:
+            DataError: there is no such release.
+            ConfigError: another release is held.
+        """
+        while True:
+            wanted = self.get_or_current(number).release
+            published, _ = self._commit_and_manifest(wanted)
+            if (held := self.commits.hold()) and held.release == wanted:
+                return held
+            self._refuse_if_held(wanted)
+            if commit := self._recommit(published, "hold", reason):
+                return commit
+
+    def unhold(self) -> Commit | None:
+        """End the hold, so that the next night publishes again. Returns None if nothing was held."""
+        while (held := self.commits.hold()) is not None:
+            if commit := self._recommit(held, "unhold"):
+                return commit
+        return None
+
+    def _recommit(
+        self, earlier: Commit, kind: Literal["rollback", "hold", "unhold"], reason: str = ""
+    ) -> Commit | None:
+        """Commit the release of an earlier commit again. Returns None if another commit took the number."""
+        commit = earlier.model_copy(
+            update={
+                "commit": self.commits.next_number(),
+                "kind": kind,
+                "committed_at": utc_now(),
+                "reason": reason,
+            }
+        )
+        return commit if self.commits.create(commit) else None
+
+    def _refuse_if_held(self, number: int) -> None:
+        """Raise ConfigError if release `number` cannot become current because the root is held."""
+        if held := self.commits.hold():
+            raise ConfigError(
+                f"{self.store.uri}: release {number}",
+                "a root that is not held",
+                f"release {held.release} held since {held.committed_at}",
+                f"end the hold first: manta releases release {self.store.uri}",
+            )
+
+    def _check_publishable(self, candidate: ReleaseManifest) -> None:
+        if held := self.commits.hold():
+            raise RootHeld(int(held.release or 0), held.committed_at, self.store.uri, held.reason)
+        current = self.current()
+        if current is not None and current.release != candidate.parent:
+            raise PublishConflict(number=current.release, winner=current.id)
+        for fault in size_faults(self.store, candidate):
+            raise TransientError(
+                self.store.uri_of(fault.path),
+                "a file that the new release needs" if fault.is_missing else fault.expected,
+                fault.found or "no such file: prune ran during this night",
+                "run again, which makes such files again",
+            )
+
+    def _reserve(self, release: ReleaseManifest) -> bool:
+        """Reserve the release's number. Returns False if another run has reserved it.
+
+        If the other run does not commit in time, a void commit takes the number, so that the other run cannot
+        commit later.
+        """
+        if self._store_manifest(release):
+            return True
+        deadline = time.monotonic() + _RESERVATION_S
+        while time.monotonic() < deadline and not self.commits.store.exists(commit_path(release.release)):
+            time.sleep(0.2)
+        self.commits.create(Commit(commit=release.release, kind="void", committed_at=utc_now()))
+        return False
+
+    def _store_manifest(self, release: ReleaseManifest) -> bool:
+        """Store the manifest. Returns False if another run has stored one under this number.
+
+        Commits are in another store if this one cannot create a file only once. Then a claim file beside the
+        commits, which contains the manifest's digest, decides which run has the number.
+        """
+        path, content = manifest_path(release.release), release.to_json()
+        commits = self.commits.store
+        if commits is self.store:
+            return self.store.create(path, content) or self.store.read(path) == content
+        digest = sha256(content).hexdigest().encode()
+        claim = commit_path(release.release).replace(".json", ".claim")
+        if not commits.create(claim, digest) and commits.read(claim) != digest:
+            return False
+        self.store.write(path, content)
+        return True
+
+
+def no_release(store: Store, remedy: str = "run manta nightly first, or check the root") -> DataError:
+    """Return the error that a root has no release. It names the roots in the folder if there are any."""
+    if below := roots_below(store):
+        remedy = f"name a root below it: {', '.join(below[:_SHOWN_ROOTS])}"
+    return DataError(store.uri, "a published release", "none", remedy)
+
+
+def roots_below(store: Store) -> list[str]:
+    """Return the paths of the roots in a folder; none for a store of objects, or a folder that is missing."""
+    if not isinstance(store, LocalStore):
+        return []
+    with contextlib.suppress(OSError):  # a missing or unreadable folder
+        return sorted(str(child) for child in Path(store.uri).iterdir() if (child / "commits").is_dir())
+    return []

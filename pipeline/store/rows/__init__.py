@@ -1,0 +1,1 @@
+"""Addresses of rows, Arrow schemas of units, and conversions between Arrow and numpy."""

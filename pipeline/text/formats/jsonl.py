@@ -1,0 +1,242 @@
+"""Read JSON lines, plain or gzip, block by block.
+
+Arrow parses a block in which every line is one object; any other block is parsed line by line.
+"""
+
+import contextlib
+import gzip
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.settings import CorpusSettings
+from pipeline.store.rows.arrays import array_of
+from pipeline.store.rows.schema import stored_name
+from pipeline.text.formats.columns import Columns, FileColumns, RowGroups
+from pipeline.text.formats.json_values import (
+    JsonBlock,
+    TypeInspection,
+    convert_value,
+    is_id,
+    parse_block,
+    parse_line,
+    show_value,
+)
+from pipeline.text.formats.quarantine import RejectedRow
+from pipeline.text.formats.reject_rows import RawBatch
+from pipeline.text.normalize import has_surrogates, is_utf8, replace_surrogates
+from pipeline.text.sources.sources import SourceFile, open_file
+from pipeline.text.sources.storage_errors import storage_errors
+
+
+def keys_by_column(schema: pa.Schema, corpus: CorpusSettings) -> dict[str, str]:
+    """Map each column of the batch to the key of its value in a JSON object."""
+    return dict(zip(schema.names, (corpus.id, corpus.text, *corpus.keep), strict=True))
+
+
+def partition_values(schema: pa.Schema, file: SourceFile, corpus: CorpusSettings) -> dict[str, pa.Scalar]:
+    """Map columns of the batch to the value that rows without one get from the file's hive partition.
+
+    Columns whose type cannot hold the value are left out.
+    """
+    values = {}
+    for column, name in keys_by_column(schema, corpus).items():
+        with contextlib.suppress(pa.ArrowException):
+            values[column] = pa.scalar(file.partitions.get(name), pa.string()).cast(schema.field(column).type)
+    return {column: value for column, value in values.items() if value.is_valid}
+
+
+@dataclass
+class LineParser:
+    """Rows and rejected lines of one block; `add` parses a line."""
+
+    file: SourceFile
+    corpus: CorpusSettings
+    schema: pa.Schema
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    """(id, text, kept values, row number) of each row"""
+    rejected: list[RejectedRow] = field(default_factory=list)
+    surrogates: list[int] = field(default_factory=list)
+    """numbers of the rows whose text had lone surrogates"""
+    nulled: list[int] = field(default_factory=list)
+    """numbers of the rows with a kept value that did not fit and became null, once for each such value"""
+    partition: dict[str, Any] = field(init=False)
+    """values of rows that lack them; see `partition_values`"""
+
+    def __post_init__(self) -> None:
+        self.partition = {
+            column: value.as_py()
+            for column, value in partition_values(self.schema, self.file, self.corpus).items()
+        }
+
+    def add(self, number: int, line: bytes) -> None:
+        """Parse a line and add it to the rows or to the rejected lines."""
+        value, reason, detail = parse_line(line)
+        if value is None:
+            self.rejected.append(RejectedRow(number, reason, detail, text=line.decode(errors="replace")))
+            return
+        row_id, text, *kept_values = (
+            self.partition.get(column) if value.get(key) is None else value[key]
+            for column, key in keys_by_column(self.schema, self.corpus).items()
+        )
+        type_errors = []
+        if not isinstance(text, str | None):
+            type_errors.append(f"{self.corpus.text} is {show_value(text)}, not a string")
+        id_type = self.schema.field("id").type
+        if row_id is not None and not is_id(row_id, id_type):
+            type_errors.append(f"{self.corpus.id} is {show_value(row_id)}, not an id of type {id_type}")
+        if type_errors:
+            self.rejected.append(
+                RejectedRow(
+                    number,
+                    "wrong_type",
+                    ", ".join(type_errors),
+                    id=row_id if isinstance(row_id, str | None) else show_value(row_id),
+                    text=text if isinstance(text, str) else None,
+                )
+            )
+        else:
+            self.rows.append(self._to_row(number, row_id, text, kept_values))
+
+    def _to_row(
+        self, number: int, row_id: Any, text: str | None, kept_values: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Convert values to a row. Lone surrogates become U+FFFD, kept values that do not fit become None."""
+        if isinstance(row_id, str):
+            row_id = replace_surrogates(row_id)
+        kept_types = self.schema.types[2:]  # after the id and the text
+        kept = [convert_value(value, kind) for value, kind in zip(kept_values, kept_types, strict=True)]
+        self.nulled += [number for _, fits in kept if not fits]
+        if isinstance(text, str) and has_surrogates(text):
+            self.surrogates.append(number)
+            text = replace_surrogates(text)
+        return row_id, text, *(value for value, _ in kept), number
+
+    def table(self) -> pa.Table:
+        """Return the rows added so far."""
+        schema = self.schema.append(pa.field("row", pa.int64()))
+        columns = zip(*self.rows, strict=True) if self.rows else ((),) * len(schema)
+        return pa.table(
+            [array_of(values, kind) for values, kind in zip(columns, schema.types, strict=True)],
+            schema=schema,
+        )
+
+
+_BLOCK_BYTES = 1 << 20  # parsed at once: small, because one line that Arrow rejects makes its block slow
+_MAX_LINE_BYTES = 256 << 20  # a longer line means that the file is not JSON lines
+_BOM = b"\xef\xbb\xbf"
+
+
+def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
+    """Find the types of a file's columns.
+
+    Without kept columns, the first block is enough. Types of kept columns depend on all rows that may be
+    read, because a number with a decimal point may occur late.
+
+    Raises:
+        DataError: the file is a JSON array, or a column is missing from all objects or has no valid value.
+    """
+    inspection = TypeInspection(file, corpus)
+    for block in read_blocks(file):
+        inspection.add(block)
+        lines = block.first + block.lines.count(b"\n")
+        if not corpus.keep or (corpus.max_rows is not None and lines >= corpus.max_rows):
+            break
+    return inspection.columns()
+
+
+def read(
+    file: SourceFile, corpus: CorpusSettings, columns: Columns, groups: RowGroups | None = None
+) -> Iterator[RawBatch]:
+    """Yield all lines in order except blank ones. A row's number is that of its line, from 0."""
+    kept = [(stored_name(field.name), field.type) for field in columns.kept]
+    schema = pa.schema([("id", columns.id), ("text", pa.string()), *kept])
+    for block in read_blocks(file):
+        # Arrow drops nested keys that the type lacks; LineParser makes the value null, and counts it.
+        table = None if columns.leaves_out_keys else _parse_by_arrow(block, schema, file, corpus)
+        if table is not None:
+            yield RawBatch(table, block.position)
+        else:
+            parser = LineParser(file, corpus, schema)
+            for number, line in enumerate(block.lines.split(b"\n"), start=block.first):
+                if line.strip():
+                    parser.add(number, line)
+            yield RawBatch(parser.table(), block.position, parser.rejected, parser.surrogates, parser.nulled)
+
+
+def read_blocks(file: SourceFile) -> Iterator[JsonBlock]:
+    """Yield the file's lines in blocks of about _BLOCK_BYTES bytes."""
+    pending, lines = b"", 0  # bytes that no block has yet, and the number of lines before them
+    with storage_errors(file.uri), open_file(file) as stream:
+        is_gzip = file.name.lower().endswith(".gz")
+        if is_gzip and not file.size:  # for gzip.GzipFile it would be a file without rows
+            raise file.error("a gzip file", "0 bytes", "it is damaged or truncated: write it again")
+        source: Any = gzip.GzipFile(fileobj=stream) if is_gzip else stream
+        while piece := _read_piece(source, file):
+            pending = pending + piece if pending or lines else piece.removeprefix(_BOM)
+            end = pending.rfind(b"\n") + 1
+            if end:
+                yield JsonBlock(pending[:end], lines, stream.tell())
+                lines, pending = lines + pending.count(b"\n", 0, end), pending[end:]
+            elif len(pending) > _MAX_LINE_BYTES:
+                raise file.error(
+                    f"lines of at most {_MAX_LINE_BYTES >> 20} MiB",
+                    "a longer line",
+                    "the file is probably not JSON lines: remove the file, or set corpus.format",
+                )
+        if pending:
+            yield JsonBlock(pending, lines, file.size)
+
+
+def _read_piece(source: Any, file: SourceFile) -> bytes:
+    """Read up to _BLOCK_BYTES bytes; raise DataError if the gzip file is corrupt."""
+    try:
+        return bytes(source.read(_BLOCK_BYTES))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise file.error(
+            "a complete gzip file",
+            f"{type(error).__name__}: {error}",
+            "it is damaged or truncated: write it again",
+        ) from None
+
+
+def _parse_by_arrow(
+    block: JsonBlock, schema: pa.Schema, file: SourceFile, corpus: CorpusSettings
+) -> pa.Table | None:
+    """Parse a block by Arrow; None unless every line is valid UTF-8 and one object that fits the schema."""
+    rows, keys = _count_object_lines(block.lines), keys_by_column(schema, corpus)
+    types = {key: schema.field(column).type for column, key in keys.items()}
+    if rows is None or any(schema.field(column).type != types[key] for column, key in keys.items()):
+        return None  # other lines than objects, or one key for two columns of different types
+    try:
+        table = parse_block(block.lines, types)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    if table.num_rows != rows:
+        return None
+    columns = {column: table[key] for column, key in keys.items()}
+    for column, value in partition_values(schema, file, corpus).items():
+        columns[column] = pc.fill_null(columns[column], value)
+    number = pa.array(np.arange(block.first, block.first + rows, dtype=np.int64))
+    return pa.table({**columns, "row": number}).combine_chunks()
+
+
+def _count_object_lines(lines: bytes) -> int | None:
+    """Count the lines; None unless all are valid UTF-8, begin with { and end with }.
+
+    Otherwise row i of Arrow's table need not be line i: Arrow skips blank lines and reads objects that span
+    several lines.
+    """
+    if not is_utf8(lines):
+        return None
+    content = np.frombuffer(lines, dtype=np.uint8)
+    ends = np.flatnonzero(content == ord("\n"))
+    ends = ends if lines.endswith(b"\n") else np.append(ends, len(lines))
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    is_object = (ends - starts >= 2) & (content[starts] == ord("{")) & (content[ends - 1] == ord("}"))
+    return len(ends) if is_object.all() else None

@@ -1,0 +1,242 @@
+"""Read the rows of a Parquet file: only the columns that the settings name, in batches of bounded size."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.settings import CorpusSettings
+from pipeline.store.rows.arrays import one_chunk, plain_table, plain_type
+from pipeline.store.rows.schema import stored_name
+from pipeline.text.formats.columns import (
+    Columns,
+    FileColumns,
+    RowGroups,
+    cast_column,
+    id_type,
+    missing_column,
+    wrong_column_type,
+)
+from pipeline.text.formats.kept_values import check_values
+from pipeline.text.formats.parquet_tables import column_indices, has_offsets, read_tables
+from pipeline.text.formats.reject_rows import RawBatch
+from pipeline.text.sources.file_view import FileView, other_fields, view_of
+from pipeline.text.sources.sources import LARGE_BYTES, SourceFile, open_file, open_ranges, reading
+
+_FIRST, _LAST = -(2**63) // 1000 + 1, 2**63 // 1000 - 1  # microseconds from 1677 to 2262
+
+
+def int96_columns(metadata: pq.FileMetaData, names: Sequence[str]) -> list[str]:
+    """Return the paths of the columns that store INT96, of these columns and inside of them."""
+    columns = [metadata.schema.column(index) for index in range(metadata.num_columns)]
+    return [
+        column.path
+        for column in columns
+        if column.physical_type == "INT96" and {column.path, column.path.split(".")[0]} & set(names)
+    ]
+
+
+def check_int96(
+    file: SourceFile,
+    stream: pa.NativeFile,
+    metadata: pq.FileMetaData,
+    names: Sequence[str],
+    groups: Iterable[int],
+) -> None:
+    """Check that the times of INT96 columns have nanoseconds since 1970; Arrow would return other times.
+
+    Args:
+        file: the file.
+        stream: its content.
+        metadata: its footer.
+        names: the columns to check.
+        groups: the row groups to check.
+
+    Raises:
+        DataError: a time is before 1677 or after 2262.
+    """
+    if not (paths := int96_columns(metadata, names)):
+        return
+    reader = pq.ParquetFile(stream, metadata=metadata, coerce_int96_timestamp_unit="us")
+    for group in groups:
+        table = reader.read_row_group(group, columns=paths)
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            for times in _times(column.combine_chunks()):
+                if (year := _odd_year(times)) is not None:
+                    raise file.error(
+                        f"corpus.keep: times of column {name} from 1677 to 2262, since INT96 has nanoseconds",
+                        f"one of the year {year}",
+                        "write the file with times in microseconds (in Spark, "
+                        "spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS), or do not keep the column",
+                    )
+
+
+def _odd_year(times: pa.Array) -> int | None:
+    """Return the year of a time that has no nanoseconds since 1970; None without one."""
+    bounds = pc.min_max(times.cast(pa.int64())).as_py()
+    odd = [value for value in bounds.values() if value is not None and not _FIRST <= value <= _LAST]
+    return int(pc.year(pa.scalar(odd[0], pa.timestamp("us"))).as_py()) if odd else None
+
+
+def _times(array: pa.Array) -> Iterator[pa.Array]:
+    """Yield the times of an array, or inside of lists and structs."""
+    if pa.types.is_timestamp(array.type):
+        yield array
+    elif pa.types.is_struct(array.type):
+        for child in array.flatten():
+            yield from _times(child)
+    elif pa.types.is_map(array.type):
+        yield from _times(array.keys)
+        yield from _times(array.items)
+    elif pa.types.is_nested(array.type):
+        yield from _times(array.flatten())
+
+
+_READ_AHEAD_BYTES = 4 << 20  # per column: a request reads as much of a large object
+# Limits of the row groups that are read together; a larger row group is read by itself.
+_DIVISION_BYTES = 256 << 20
+_DIVISION_ROWS = 1 << 22
+
+
+def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
+    """Find the types of the columns and the number of rows from the file's footer.
+
+    Raises:
+        DataError: the file cannot be read, or a column is missing or has a wrong type.
+    """
+    with reading(file), open_ranges(file) as stream:
+        reader = pq.ParquetFile(stream, coerce_int96_timestamp_unit=_int96_unit(file))
+    view = view_of(file, reader.schema_arrow, reader.metadata.num_rows)
+    types = view.types(reader.schema_arrow)
+    kept = (("corpus.keep", name) for name in corpus.keep)
+    for setting, name in (("corpus.id", corpus.id), ("corpus.text", corpus.text), *kept):
+        if name not in types:
+            raise missing_column(file, setting, name, types)
+        if (fields := other_fields(file, name, types[name])) is not None:
+            raise wrong_column_type(file, setting, name, f"{fields}, as in the table", types[name])
+    type_of_ids = id_type(types[corpus.id])
+    if type_of_ids is None:
+        raise wrong_column_type(file, "corpus.id", corpus.id, "string or integer", types[corpus.id])
+    text_type = plain_type(types[corpus.text])
+    is_text = has_offsets(text_type) or pa.types.is_fixed_size_binary(text_type)
+    if not (is_text or pa.types.is_null(text_type)):
+        raise wrong_column_type(
+            file, "corpus.text", corpus.text, "string (or binary holding UTF-8)", types[corpus.text]
+        )
+    wanted = {name: types[name] for name in corpus.keep} | {corpus.id: type_of_ids}
+    may_be_negative = _may_be_negative(reader.metadata, view, corpus.id, type_of_ids)
+    divisions = _divide(reader.metadata, view, [corpus.id, corpus.text, *corpus.keep])
+    rows = view.live_count(0, reader.metadata.num_rows)
+    return FileColumns(file, wanted, rows, may_be_negative, divisions=divisions)
+
+
+def _divide(metadata: pq.FileMetaData, view: FileView, columns: list[str]) -> tuple[RowGroups, ...]:
+    """Divide row groups by the bytes of the columns and by the live rows alone."""
+    indices, divisions = column_indices(metadata, view.stored_names(columns)), list[RowGroups]()
+    position = first_row = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        size = sum(group.column(index).total_compressed_size for index in indices)
+        group_rows = view.live_count(position, position + group.num_rows)
+        last = divisions[-1] if divisions else None
+        if last and last.size + size <= _DIVISION_BYTES and last.rows + group_rows <= _DIVISION_ROWS:
+            rows, size = last.rows + group_rows, last.size + size
+            divisions[-1] = RowGroups(last.first, number + 1, last.first_row, rows, size)
+        else:
+            divisions.append(RowGroups(number, number + 1, first_row, group_rows, size))
+        position, first_row = position + group.num_rows, first_row + group_rows
+    return tuple(divisions)
+
+
+def _may_be_negative(metadata: pq.FileMetaData, view: FileView, name: str, kind: pa.DataType) -> bool:
+    """Return whether a column may hold a negative integer, by the footer's statistics."""
+    if not pa.types.is_signed_integer(kind):
+        return False
+    if name in view.constants:
+        return bool((view.constants[name].as_py() or 0) < 0)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    indices = column_indices(metadata, view.stored_names([name]))
+    chunks = [group.column(index) for index in indices for group in groups]
+    known = [chunk.statistics for chunk in chunks if chunk.is_stats_set and chunk.statistics.has_min_max]
+    return len(known) < len(chunks) or any(statistics.min < 0 for statistics in known)
+
+
+def read(
+    file: SourceFile, corpus: CorpusSettings, columns: Columns, groups: RowGroups | None = None
+) -> Iterator[RawBatch]:
+    """Yield the rows of some row groups, or of all, in the order of the file."""
+    is_large = file.size > LARGE_BYTES
+    with reading(file), (open_ranges if is_large else open_file)(file) as stream:
+        footer = _footer_of_divided(file.uri, file.size, file.stamp) if groups else None
+        reader = _open(stream, file, footer)
+        metadata = reader.metadata
+        dictionary_reader = _open(stream, file, metadata)
+        view = view_of(file, reader.schema_arrow, metadata.num_rows)
+        wanted = view.stored_names((corpus.id, corpus.text, *corpus.keep))
+        live = view.live_count(0, metadata.num_rows)
+        groups = groups or RowGroups(0, metadata.num_row_groups, 0, live, file.size)
+        position = sum(metadata.row_group(number).num_rows for number in range(groups.first))
+        if file.table is None:
+            check_int96(file, stream, metadata, corpus.keep, range(groups.first, groups.stop))
+        done = 0
+        for encoded in read_tables(reader, dictionary_reader, wanted, range(groups.first, groups.stop)):
+            table = plain_table(encoded)
+            rows, position = view.live_rows(table, position), position + len(table)
+            start, done = groups.first_row + done, done + len(rows)
+            if len(rows):
+                size = groups.size * done // max(groups.rows, 1)
+                named = view.select(rows, (corpus.id, corpus.text, *corpus.keep))
+                yield replace(_raw_batch(named, start, file, corpus, columns), position=size)
+    if done != groups.rows:
+        raise file.error(
+            f"{groups.rows} rows, as its footer says", f"{done}", "the file is damaged: write it again"
+        )
+
+
+def _open(stream: pa.NativeFile, file: SourceFile, footer: pq.FileMetaData | None) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        stream,
+        metadata=footer,
+        buffer_size=_READ_AHEAD_BYTES,
+        pre_buffer=False,
+        coerce_int96_timestamp_unit=_int96_unit(file),
+    )
+
+
+def _int96_unit(file: SourceFile) -> str | None:
+    """Return the unit of times that are stored as INT96; None for nanoseconds.
+
+    Tables have microseconds. Years after 2262 do not fit in nanoseconds: other files with them are refused.
+    """
+    return "us" if file.table else None
+
+
+@lru_cache(maxsize=1)
+def _footer_of_divided(uri: str, size: int, stamp: str) -> pq.FileMetaData:
+    """Read the footer of a file whose row groups are divided, once for all divisions that a process reads.
+
+    The footer of a file with thousands of row groups has megabytes.
+    """
+    with open_ranges(SourceFile(uri, uri, size, stamp, "parquet")) as stream:
+        return pq.read_metadata(stream)
+
+
+def _raw_batch(
+    table: pa.Table, start: int, file: SourceFile, corpus: CorpusSettings, columns: Columns
+) -> RawBatch:
+    """Return rows without encodings as a batch; `start` is the number of the first row."""
+    kept, not_utf8, nulled = dict[str, pa.ChunkedArray](), dict[str, np.ndarray](), list[int]()
+    for field in columns.kept:
+        name, checked = stored_name(field.name), check_values(one_chunk(table[field.name]))
+        values = pa.chunked_array([checked.values])
+        kept[name] = cast_column(values, field.type, file, "corpus.keep", field.name)
+        not_utf8[name] = start + checked.not_utf8
+        nulled += (start + checked.nulled).tolist()
+    ids = cast_column(table[corpus.id], columns.id, file, "corpus.id", corpus.id)
+    numbers = pa.array(np.arange(start, start + len(table), dtype=np.int64))
+    rows = pa.table({"id": ids, "text": table[corpus.text], **kept, "row": numbers})
+    return RawBatch(rows, 0, nulled=nulled, not_utf8=not_utf8)

@@ -1,0 +1,158 @@
+"""Separate the rows of a batch into good rows and rows to quarantine, each with its reason."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.errors import Defect
+from pipeline.store.rows.arrays import is_text, join_tables, one_chunk
+from pipeline.text.formats.quarantine import RejectedRow, quarantine
+from pipeline.text.normalize import normalize, valid_utf8
+from pipeline.text.sources.sources import SourceFile
+
+
+@dataclass(frozen=True)
+class RawBatch:
+    """Rows as the reader of a file format returns them, before they are checked."""
+
+    rows: pa.Table
+    """id (of the type that all files agree on), text (string or binary), kept columns, and row number"""
+    position: int
+    """input bytes read so far"""
+    rejected: Sequence[RejectedRow] = ()
+    """rows that the reader could not parse"""
+    surrogates: Sequence[int] = ()
+    """numbers of the rows whose text had lone surrogates"""
+    nulled: Sequence[int] = ()
+    """numbers of the rows with a kept value that did not fit and became null, once for each such value"""
+    not_utf8: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """by kept column, the numbers of the rows with text in it that is not valid UTF-8"""
+
+
+@dataclass(frozen=True)
+class SourceBatch:
+    """Rows of a file, separated into good and bad ones."""
+
+    good: pa.Table
+    """id, text (normalized), kept columns, and row number"""
+    bad: pa.Table
+    """a quarantine table, sorted by row number"""
+    position: int = 0
+    """input bytes read so far"""
+    surrogates: tuple[int, ...] = ()
+    """numbers of the good rows whose text had lone surrogates"""
+    nulled: tuple[int, ...] = ()
+    """numbers of the good rows with a kept value that became null, once for each such value"""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, good and bad."""
+        return self.good.num_rows + self.bad.num_rows
+
+    def head(self, count: int) -> "SourceBatch":
+        """Return the first `count` rows by row number."""
+        if count >= self.rows:
+            return self
+        end = np.sort(np.concatenate([self.good["row"].to_numpy(), self.bad["row"].to_numpy()]))[count]
+        return SourceBatch(
+            good=self.good.filter(pc.less(self.good["row"], int(end))),
+            bad=self.bad.filter(pc.less(self.bad["row"], int(end))),
+            position=self.position,
+            surrogates=tuple(row for row in self.surrogates if row < end),
+            nulled=tuple(row for row in self.nulled if row < end),
+        )
+
+
+def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
+    """Normalize the texts of a batch and reject rows without an id or a text.
+
+    A rejected row has the first reason that applies: invalid_utf8, null_id, empty.
+    """
+    table = raw.rows.combine_chunks()
+    checked = ["id", "text"] if is_text(table["id"].type) else ["text"]
+    valid_by_column = {name: valid_utf8(one_chunk(table[name])) for name in checked} | {
+        name: ~np.isin(table["row"].to_numpy(), rows) for name, rows in raw.not_utf8.items() if len(rows)
+    }
+    is_valid, text = np.logical_and.reduce(list(valid_by_column.values())), one_chunk(table["text"])
+    if not is_valid.all():  # null instead of bytes that cannot be cast to a string
+        text = pc.if_else(pa.array(is_valid), text.cast(pa.large_binary()), None)
+    texts = normalize(text)
+    has_id = table["id"].is_valid().to_numpy()
+    has_text = pc.fill_null(pc.greater(pc.binary_length(texts), 0), False).to_numpy(zero_copy_only=False)
+    good = is_valid & has_id & has_text
+    rejected = raw.rejected
+    if not good.all():
+        valid_by_column = {name: valid[~good] for name, valid in valid_by_column.items()}
+        rejected = (*rejected, *_reasons(table.filter(pa.array(~good)), valid_by_column))
+    table = table.set_column(table.schema.get_field_index("text"), "text", texts).filter(pa.array(good))
+    good_rows = set(table["row"].to_pylist()) if raw.surrogates or raw.nulled else set()
+    sifted = SourceBatch(
+        good=table,
+        bad=quarantine(file.name, rejected),
+        position=raw.position,
+        surrogates=tuple(row for row in raw.surrogates if row in good_rows),
+        nulled=tuple(row for row in raw.nulled if row in good_rows),
+    )
+    if sifted.rows != raw.rows.num_rows + len(raw.rejected):
+        raise Defect(
+            file.uri,
+            f"{raw.rows.num_rows} + {len(raw.rejected)} rows, good or bad",
+            f"{sifted.rows}",
+            "report this with the file",
+        )
+    return sifted
+
+
+def _reasons(bad: pa.Table, valid_by_column: dict[str, np.ndarray]) -> Iterator[RejectedRow]:
+    """Yield each bad row with its reason.
+
+    Args:
+        bad: n rows.
+        valid_by_column: (n,) bool for each column of strings, False for values that are not valid UTF-8.
+    """
+    rows = zip(bad["row"].to_pylist(), _readable(bad["id"]), _readable(bad["text"]), strict=True)
+    for index, (row, row_id, text) in enumerate(rows):
+        invalid = [name for name, is_valid in valid_by_column.items() if not is_valid[index]]
+        if invalid:
+            yield RejectedRow(row, "invalid_utf8", f"column {', '.join(invalid)}", row_id, text)
+        else:
+            yield RejectedRow(row, "null_id" if row_id is None else "empty", "", row_id, text)
+
+
+def rechunk(tables: Iterable[pa.Table], rows: int, max_bytes: int | None = None) -> Iterator[pa.Table]:
+    """Yield the same rows in tables of exactly `rows` rows, each in one chunk; the last may be shorter.
+
+    A table is also shorter if the column text would exceed `max_bytes`. The result depends on the rows only,
+    not on how the input divides them into tables.
+    """
+    pending: list[pa.Table] = []
+    pending_rows = pending_bytes = 0
+    for table in tables:
+        while table.num_rows:
+            take = min(rows - pending_rows, table.num_rows)
+            if max_bytes is not None and "text" in table.column_names:
+                bytes_up_to = np.cumsum(pc.binary_length(table["text"]).to_numpy())
+                fitting = int(np.searchsorted(bytes_up_to, max_bytes - pending_bytes, side="right"))
+                # A text that is longer than max_bytes is a table of its own.
+                take = min(take, fitting if pending_rows else max(fitting, 1))
+                pending_bytes += int(bytes_up_to[take - 1]) if take else 0
+            if take:
+                pending.append(table.slice(0, take))
+                pending_rows += take
+            if take < table.num_rows or pending_rows == rows:
+                pending_rows = pending_bytes = 0
+                yield join_tables(pending)
+            table = table.slice(take)
+    if pending:
+        yield join_tables(pending)
+
+
+def _readable(column: pa.ChunkedArray) -> list[str | None]:
+    """Return the values as strings, with U+FFFD for bytes that are not valid UTF-8."""
+    if pa.types.is_integer(column.type) or pa.types.is_null(column.type):
+        return [None if value is None else str(value) for value in column.to_pylist()]
+    encoded = column.cast(pa.large_binary()).to_pylist()
+    return [None if value is None else value.decode(errors="replace") for value in encoded]

@@ -1,0 +1,86 @@
+"""A data file of a Delta or Iceberg table, as the table's metadata describes it."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.config import digest_of
+from pipeline.errors import DataError
+from pipeline.store.records.units import TableSnapshot
+
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """A column of the table, and how a data file names it."""
+
+    names: tuple[str, ...]
+    """names in files without field ids"""
+    field_id: int | None = None
+    """id in files with field ids, which count before names"""
+    kind: pa.DataType | None = None
+    """type in the table"""
+
+    @property
+    def kind_of_time(self) -> tuple[str, ...]:
+        """Name of the type of a column of times; empty for other columns."""
+        is_time = self.kind is not None and pa.types.is_timestamp(self.kind)
+        return (str(self.kind),) if is_time else ()
+
+
+@dataclass(frozen=True)
+class DeleteFile:
+    """A file of an Iceberg table that lists deleted rows of data files."""
+
+    uri: str
+    size: int
+    is_puffin: bool
+    """whether it holds deletion vectors; otherwise it is a Parquet file of positions"""
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """The columns of a data file, and the rows of it that the table has deleted."""
+
+    snapshot: TableSnapshot
+    location: str
+    """the file as the table's metadata names it"""
+    columns: Mapping[str, TableColumn]
+    """columns that the file may have, by their names in the table"""
+    constants: Mapping[str, pa.Scalar]
+    """values of columns that the file does not have, the same in all rows"""
+    deleted: np.ndarray = field(default_factory=lambda: _NO_ROWS)
+    """(n,) int64, ascending: rows that a deletion vector of Delta lists"""
+    delete_files: tuple[DeleteFile, ...] = ()
+
+    def stamp(self, used: Iterable[str]) -> str:
+        """Return a digest of the used columns and of the deleted rows, which changes if the live rows may.
+
+        The type of a time counts: a date that became a time has another type in units, beside which new times
+        cannot be stored. Numbers of a narrower type can be.
+        """
+        used = set(used)
+        columns = {
+            name: [column.names, column.field_id, *column.kind_of_time]
+            for name, column in self.columns.items()
+            if name in used
+        }
+        constants = {
+            name: [str(value.type), str(value)] for name, value in self.constants.items() if name in used
+        }
+        deleted = hashlib.sha256(self.deleted.tobytes()).hexdigest()
+        delete_files = [[file.uri, file.size] for file in self.delete_files]
+        return digest_of([columns, constants, deleted, delete_files])[:32]
+
+    def missing(self, uri: str) -> DataError:
+        """Create the error for a data file that does not exist any more."""
+        return DataError(
+            uri,
+            f"a data file of {self.snapshot}",
+            "no such file: the table was vacuumed, or its snapshots have expired",
+            "read a newer snapshot (corpus.snapshot), or restore the file",
+        )

@@ -1,0 +1,334 @@
+"""List the files of a corpus: one file, a glob, or a directory with hive partitions, local or remote."""
+
+import contextlib
+import glob
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import Literal, NamedTuple
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from pipeline.errors import DataError
+from pipeline.log import counted
+from pipeline.settings import CorpusSettings
+from pipeline.store.files.base import in_threads
+from pipeline.store.files.disk import regular_file
+from pipeline.store.files.open_store import store_of
+from pipeline.store.files.range_reader import RangeReader
+from pipeline.text.normalize import has_surrogates, replace_surrogates
+from pipeline.text.sources.detect_lakes import LOG_FOLDERS, list_table, possible_table_roots, refuse_tables
+from pipeline.text.sources.lake_file import TableFile
+from pipeline.text.sources.listing import (
+    Listing,
+    list_local,
+    list_remote,
+    local_names,
+    local_path,
+    remote_names,
+)
+from pipeline.text.sources.storage_errors import LEAVE_OUT, storage_errors
+
+Format = Literal["parquet", "jsonl"]
+_SUFFIXES: dict[Format, tuple[str, ...]] = {
+    "parquet": (".parquet", ".parq", ".pq"),
+    "jsonl": (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz"),
+}
+LARGE_BYTES = 256 << 20  # larger files are read by ranges, smaller ones as a whole
+_COMMIT = re.compile(r"\d{8}\.json")  # name of a file in the folder commits of a release root
+_SHOWN = 3  # names of files that are left out
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_PIECE_BYTES = 8 << 20  # bytes of a file that are hashed at once
+# Limits of the small objects that are read in advance, several at once: a request alone takes as long as the
+# transfer of 2.5 MB.
+_ADVANCE_FILES, _ADVANCE_BYTES = 16, 64 << 20
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One input file."""
+
+    name: str
+    """path below the corpus directory, with / between folders; decides the order of the files, and is stored
+    with every row
+    """
+    uri: str
+    size: int
+    stamp: str
+    """changes whenever the content changes"""
+    format: Format
+    modified: str = ""
+    """etag or modification time from the listing; the same as `stamp` unless that is a hash of the content"""
+    partitions: dict[str, str | None] = field(default_factory=dict, hash=False)
+    """values of the key=value directories in the path, by key"""
+    content: bytes | None = field(default=None, repr=False, compare=False)
+    """the bytes of the file, if they were read in advance"""
+    table: TableFile | None = field(default=None, repr=False, compare=False)
+    """the metadata of the file, if it is a data file of a Delta or Iceberg table"""
+
+    def error(self, expected: str, found: str, remedy: str) -> DataError:
+        """Create a DataError about this file."""
+        return DataError(self.uri, expected, found, remedy)
+
+
+class CorpusFiles(NamedTuple):
+    """The files of a corpus, and those below its URI that are not read."""
+
+    files: list[SourceFile]
+    """sorted by name"""
+    left_out: dict[str, int]
+    """number of files that are not read, by their name, or by the folder whose name begins with . or _"""
+
+    @property
+    def warning(self) -> str | None:
+        """Sentence that names files that are left out; None if there are none."""
+        names, count = list(self.left_out), sum(self.left_out.values())
+        if not names:
+            return None
+        more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+        files, shown = counted(count, "file"), ", ".join(names[:_SHOWN])
+        return f"{files} below corpus.uri not read, by the names: {shown}{more}"
+
+
+def list_files(corpus: CorpusSettings) -> list[SourceFile]:
+    """List the files of a corpus, sorted by name; see `list_corpus`."""
+    return list_corpus(corpus).files
+
+
+def list_corpus(corpus: CorpusSettings) -> CorpusFiles:
+    """List the files of a corpus, and those below its URI that are left out.
+
+    Names that begin with . or _ and files with other suffixes are left out. The stamp is the etag or the
+    modification time in ns; with `corpus.fingerprint: full` it is the sha256 of the content. If the URI is
+    that of a Delta or Iceberg table, the files are the data files of its snapshot, and the stamp also changes
+    with their deleted rows and the names of their columns.
+
+    Raises:
+        DataError: no file is left, some but not all files of a Delta or Iceberg table are named, or the table
+            cannot be read.
+        ConfigError: the library that reads the table is not installed.
+    """
+    table = list_table(corpus)
+    if table is not None:
+        return CorpusFiles(_files_of_table(corpus, table), {})
+    path = local_path(corpus.uri)
+    with storage_errors(corpus.uri):
+        listing = list_remote(corpus.uri) if path is None else list_local(path)
+    base = f"{listing.base.rstrip('/')}/" if listing.base else ""
+    by_name = {entry.path.removeprefix(base): entry for entry in listing.files}
+    _refuse_arrow_files(corpus.uri, by_name)
+    if invalid := next((name for name in by_name if has_surrogates(name)), None):
+        raise DataError(corpus.uri, "file names in UTF-8", ascii(invalid), "rename the file")
+    files = [
+        SourceFile(name, entry.uri, entry.size, entry.stamp, kind, entry.stamp, _partitions(entry.path))
+        for name, entry in sorted(by_name.items())
+        if (listing.single or not _is_hidden(name))
+        and (kind := _file_format(name, corpus.format, listing.single))
+    ]
+    if not files:
+        raise _no_files_error(corpus, sorted(by_name))
+    if parquet := [file.name for file in files if file.format == "parquet"]:
+        _refuse_lake_tables(corpus.uri, listing, by_name, parquet)
+    hash_all = corpus.fingerprint == "full"
+    left_out = {} if listing.single else _left_out(by_name, {file.name for file in files})
+    return CorpusFiles(
+        [_with_content_stamp(file) if hash_all or not file.stamp else file for file in files], left_out
+    )
+
+
+def _refuse_arrow_files(uri: str, names: Iterable[str]) -> None:
+    """Raise DataError for a folder that Hugging Face's `save_to_disk` wrote: its JSON files have no rows."""
+    paths = [PurePosixPath(name) for name in names if name.endswith((".arrow", "state.json"))]
+    folders = {path.parent for path in paths if path.name == "state.json"}
+    if arrow := next((path for path in paths if path.suffix == ".arrow" and path.parent in folders), None):
+        raise DataError(
+            uri,
+            "Parquet or JSON lines",
+            f"a data set of Hugging Face in Arrow files ({arrow})",
+            'write it as Parquet: datasets.load_from_disk(...).to_parquet("docs.parquet")',
+        )
+
+
+def _left_out(names: Iterable[str], read: set[str]) -> dict[str, int]:
+    """Count files that may hold rows but are not read, by name, or by the folder that hides them.
+
+    Hidden files of other formats are those of writers (_SUCCESS, .a.parquet.crc), and a release root below
+    the corpus has files of its own.
+    """
+    others = sorted(name for name in names if name not in read)
+    split = (name.rpartition("/commits/") for name in others)
+    roots = tuple({f"{root}/" for root, _, file in split if root and _COMMIT.fullmatch(file)})
+    counts = Counter[str]()
+    for name in others:
+        parts = name.split("/")
+        hidden = next((index for index, part in enumerate(parts, 1) if _is_hidden(part)), None)
+        if hidden is None:
+            counts[name] += 1
+        elif _file_format(name, "auto", single=False) and not name.startswith(roots):
+            counts["/".join(parts[:hidden]) + ("/" if hidden < len(parts) else "")] += 1
+    return dict(counts)
+
+
+def _files_of_table(corpus: CorpusSettings, listing: Listing) -> list[SourceFile]:
+    """Return the data files of a table."""
+    used = {corpus.id, corpus.text, *corpus.keep}
+    files = [
+        SourceFile(entry.path, entry.uri, entry.size, entry.stamp, "parquet", table=entry.table)
+        for entry in sorted(listing.files, key=lambda entry: entry.path)
+    ]
+    if not files:
+        raise DataError(corpus.uri, "a table with rows", "no data files", "write rows to it first")
+    if corpus.fingerprint == "full":
+        files = [_with_content_stamp(file) for file in files]
+    stamps = (f"{file.stamp} {file.table.stamp(used) if file.table else ''}" for file in files)
+    return [replace(file, stamp=stamp, modified=stamp) for file, stamp in zip(files, stamps, strict=True)]
+
+
+@contextlib.contextmanager
+def reading(file: SourceFile, leave_out: str = LEAVE_OUT) -> Iterator[None]:
+    """Turn errors of storage in the block, which reads a file, into errors of the project."""
+    with storage_errors(file.uri, leave_out):
+        try:
+            yield
+        except FileNotFoundError as error:
+            if file.table is None:
+                raise
+            raise file.table.missing(file.uri) from error
+
+
+def open_file(file: SourceFile) -> pa.NativeFile:
+    """Open a file to be read from its beginning to its end.
+
+    Objects up to LARGE_BYTES are read in one request, larger ones by ranges with read-ahead.
+    """
+    if file.content is not None:
+        return pa.BufferReader(file.content)
+    path = local_path(file.uri)
+    if path is not None:
+        return pa.OSFile(regular_file(path))
+    store, name = store_of(file.uri)
+    return pa.BufferReader(store.read(name)) if file.size <= LARGE_BYTES else store.open(name)
+
+
+def open_ranges(file: SourceFile) -> pa.NativeFile:
+    """Open a file for random access. Each read of an object is a request for a range of it."""
+    path = local_path(file.uri)
+    if path is not None:
+        return pa.OSFile(regular_file(path))
+    store, name = store_of(file.uri)
+    reader = RangeReader(lambda start, stop: store.read_range(name, start, stop).to_pybytes(), file.size)
+    return pa.PythonFile(reader, mode="r")
+
+
+def read_in_advance(files: Iterable[SourceFile]) -> Iterator[SourceFile]:
+    """Yield the files in order; small objects come with their content, which threads request together.
+
+    At most _ADVANCE_FILES objects of _ADVANCE_BYTES in all are in memory. A file that cannot be read comes
+    without content, so that its error is raised where it is opened.
+    """
+    group, size = list[SourceFile](), 0
+    for file in files:
+        is_small_object = local_path(file.uri) is None and file.size <= _ADVANCE_BYTES
+        is_full = len(group) == _ADVANCE_FILES or size + file.size > _ADVANCE_BYTES
+        if is_full or not is_small_object:
+            yield from in_threads(_with_content, group, _ADVANCE_FILES)
+            group, size = [], 0
+        if is_small_object:
+            group.append(file)
+            size += file.size
+        else:
+            yield file
+    yield from in_threads(_with_content, group, _ADVANCE_FILES)
+
+
+def _with_content(file: SourceFile) -> SourceFile:
+    try:
+        with reading(file), open_file(file) as stream:
+            return replace(file, content=stream.read())
+    except DataError:
+        return file
+
+
+def is_unchanged(files: list[SourceFile], corpus: CorpusSettings) -> bool:
+    """Return whether the files have the same sizes and modification times as when they were listed.
+
+    Data files of a snapshot of a table never change.
+    """
+    if any(file.table for file in files):
+        return True
+    now = list_files(corpus.model_copy(update={"fingerprint": "fast"}))
+    return [(file.name, file.size, file.modified) for file in files] == [
+        (file.name, file.size, file.modified) for file in now
+    ]
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith((".", "_")) and part not in (".", "..") for part in name.split("/"))
+
+
+def _file_format(name: str, setting: str, single: bool) -> Format | None:
+    """Return the format of a file by its suffix; None if it is not a file of the corpus.
+
+    Args:
+        name: name of the file.
+        setting: corpus.format; unless it is auto, it also applies to files without a suffix.
+        single: True if corpus.uri names this file; corpus.format then applies whatever its suffix.
+    """
+    last = name.rsplit("/", 1)[-1].lower()
+    for kind, suffixes in _SUFFIXES.items():
+        is_set = setting == kind and (single or "." not in last)
+        if is_set or (setting in ("auto", kind) and last.endswith(suffixes)):
+            return kind
+    return None
+
+
+def _partitions(path: str) -> dict[str, str | None]:
+    """Return the values of the key=value directories in a path, by key.
+
+    If a key occurs several times, the innermost directory counts.
+    """
+    pairs = (replace_surrogates(part).split("=", 1) for part in path.split("/")[:-1] if "=" in part)
+    return {key: None if value == _NULL_PARTITION else unquote(value) for key, value in pairs}
+
+
+def _with_content_stamp(file: SourceFile) -> SourceFile:
+    """Return the file with the sha256 of its content as the stamp."""
+    digest = hashlib.sha256()
+    with reading(file), open_file(file) as stream:
+        while piece := stream.read(_PIECE_BYTES):
+            digest.update(piece)
+    return replace(file, stamp=f"sha256:{digest.hexdigest()}")
+
+
+def _refuse_lake_tables(uri: str, listing: Listing, names: Iterable[str], parquet: list[str]) -> None:
+    """Raise a DataError if Parquet files of a listing are part of a Delta or Iceberg table.
+
+    The table's log may be among the listed `names`, or in a folder above them.
+    """
+    refuse_tables(uri.rstrip("/"), names, parquet)
+    is_local, scheme = local_path(uri) is not None, uri.partition("://")[0]
+    for base in possible_table_roots(listing.base):
+        if base == listing.base and not (listing.single or glob.has_magic(uri)):
+            continue  # `names` has all its files
+        root = base if is_local else f"{scheme}://{base}"
+        for folder in LOG_FOLDERS:
+            with storage_errors(root):
+                in_folder = local_names(f"{root}/{folder}") if is_local else remote_names(root, folder)
+            refuse_tables(root, (f"{folder}/{name}" for name in in_folder), parquet)
+
+
+def _no_files_error(corpus: CorpusSettings, names: list[str]) -> DataError:
+    """Create the error for a corpus without files."""
+    formats = [kind for kind in _SUFFIXES if corpus.format in ("auto", kind)]
+    endings = [suffix for kind in formats for suffix in _SUFFIXES[kind]]
+    shown = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+    return DataError(
+        corpus.uri,
+        f"files ending in {', '.join(endings)} (names that begin with . or _ are left out)",
+        f"only files of other names ({shown})" if names else "nothing there",
+        "check corpus.uri, or set corpus.format: parquet or jsonl for files without such an ending",
+    )

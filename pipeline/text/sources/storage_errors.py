@@ -1,0 +1,58 @@
+"""Turn the errors of file systems, Arrow and S3 into the project's errors."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from pipeline.config import credentials_of
+from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
+from pipeline.store.files.retry import is_transient
+
+LEAVE_OUT = "; corpus.bad_files=skip leaves such files out"
+"""End of a remedy for a file of a corpus."""
+
+
+@contextlib.contextmanager
+def storage_errors(where: str, leave_out: str = LEAVE_OUT) -> Iterator[None]:
+    """Turn errors of storage in the block into errors of the project.
+
+    Args:
+        where: the file or folder, for the message.
+        leave_out: end of the remedy, which says how to leave the file out instead of fixing it.
+
+    Raises:
+        TransientError: trying again may help (exit code 75).
+        ConfigError: credentials are missing (2).
+        DataError: any other error (3).
+    """
+    try:
+        yield
+    except PipelineError:
+        raise
+    except _error_types() as error:
+        found = f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
+        if is_transient(error):
+            raise TransientError(where, "an answer of the storage", found, "run again") from error
+        if "redentials" in type(error).__name__:
+            raise ConfigError(
+                where,
+                "valid credentials",
+                found,
+                f"check those that come from {credentials_of(where)}",
+            ) from error
+        if isinstance(error, FileNotFoundError):
+            raise DataError(
+                where, "a file, a directory or a glob that matches", "nothing there", "check corpus.uri"
+            ) from error
+        raise DataError(
+            where, "a readable file", found, f"fix or remove the file, or its permissions{leave_out}"
+        ) from error
+
+
+def _error_types() -> tuple[type[Exception], ...]:
+    """Return the errors of the system, of Arrow, of names that are not UTF-8, and of the S3 client."""
+    module = sys.modules.get("botocore.exceptions")  # if the client is loaded
+    of_client = (module.BotoCoreError, module.ClientError) if module else ()
+    return (OSError, pa.ArrowException, UnicodeDecodeError, *of_client)

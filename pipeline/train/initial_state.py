@@ -1,0 +1,139 @@
+"""The encoder that a training starts from: the configured one, or a new one."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from pipeline.config import Settings, digest_of
+from pipeline.log import say
+from pipeline.models.folder.locate import cached_folder
+from pipeline.models.folder.paragraphs import FORMAT as PARAGRAPHS_FORMAT
+from pipeline.models.folder.word_vectors import FORMAT as WORDS_FORMAT
+from pipeline.models.trainable import new_convolutional, new_dan, new_recurrent, new_transformer
+from pipeline.models.trainable.new_paragraph import write_paragraph_folder
+from pipeline.models.trainable.new_vocabulary import count_words, word_vector_folder
+from pipeline.models.trainable.new_word_table import write_word_table_folder
+from pipeline.objectives.build import data_requirements
+from pipeline.settings import EncoderSettings
+from pipeline.settings.training import TEXTS, PairSettings, TrainSettings
+from pipeline.settings.weights import VocabularySettings
+from pipeline.store.files.cache import digest_of_file
+from pipeline.text.rows.training_rows import TrainingRows, open_training_rows, training_files
+
+_WORD_VECTOR_FILES = ("vocab.txt", "model.safetensors", "sentence_bert_config.json")
+
+
+class _NewEncoder(NamedTuple):
+    """Recipe for new encoders of one kind."""
+
+    cache: str
+    """subfolder of this machine's cache"""
+    file_format: int
+    """number that is raised when folders are written differently"""
+    write: Callable[..., None]
+    """called with settings, word counts, folder and seed"""
+    needs_rows: bool = False
+    """True if `write` also takes the number of training rows"""
+
+
+# By the setting that asks for the encoder: `TrainSettings.new_encoder`.
+_NEW_ENCODERS = {
+    "train.recurrent": _NewEncoder("recurrent", new_recurrent.FORMAT, new_recurrent.write_recurrent_folder),
+    "train.convolutional": _NewEncoder(
+        "convolutional", new_convolutional.FORMAT, new_convolutional.write_convolutional_folder
+    ),
+    "train.dan": _NewEncoder("dan", new_dan.FORMAT, new_dan.write_dan_folder),
+    "train.transformer": _NewEncoder(
+        "transformer", new_transformer.FORMAT, new_transformer.write_transformer_folder
+    ),
+    "train.word_table": _NewEncoder("words", WORDS_FORMAT, write_word_table_folder),
+    "train.paragraph_vectors": _NewEncoder(
+        "paragraphs", PARAGRAPHS_FORMAT, write_paragraph_folder, needs_rows=True
+    ),
+}
+
+
+def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
+    """Return `encoder`, or the new encoder that `TrainSettings.new_encoder` names.
+
+    A new encoder is built in this machine's cache, once for each set of settings and files. Its vocabulary is
+    that of a file of word vectors, or else the words of the training rows, counted in one streaming pass.
+
+    Raises:
+        ConfigError, DataError, ModelError: as in `open_training_rows` and the function that writes the
+            folder of the new encoder.
+    """
+    if train.new_encoder is None:
+        return encoder
+    kind = _NEW_ENCODERS[train.new_encoder]
+    settings: Settings = getattr(train, train.new_encoder.removeprefix("train."))
+
+    def build(folder: Path) -> None:
+        rows = {"rows": _count_rows(train)} if kind.needs_rows else {}
+        kind.write(settings, _count_words(train, settings), folder, seed=train.seed, **rows)
+
+    folder = cached_folder(kind.cache, _version(train, settings, kind.file_format), build)
+    return encoder.model_copy(update={"path": str(folder)})
+
+
+def _version(train: TrainSettings, settings: Settings, file_format: int) -> str:
+    """Return a digest of everything that decides the new encoder."""
+    described, vocabulary_source = settings.model_dump(mode="json"), _training_files(train)
+    if isinstance(settings, VocabularySettings):
+        path = described.pop("words")  # its content is part of the digest instead
+        if path is not None:
+            folder = word_vector_folder(settings)
+            vocabulary_source = [digest_of_file(folder / name) for name in _WORD_VECTOR_FILES]
+    return digest_of(
+        {
+            "format": file_format,
+            "settings": described,
+            "seed": train.seed,
+            "torch": torch.__version__,
+            "of": vocabulary_source,
+        }
+    )
+
+
+def _count_words(train: TrainSettings, settings: Settings) -> Counter[str]:
+    """Count the words of the training rows, unless the vocabulary is that of a file of word vectors."""
+    if isinstance(settings, VocabularySettings) and settings.words is not None:
+        return Counter()
+    say("counting the words of the training rows; this is done once per machine")
+    return count_words(_texts(train))
+
+
+def _count_rows(train: TrainSettings) -> int:
+    """Count the rows of all sources, also those that are not trained on: they have numbers too."""
+    return sum(_open(train, source).counts["rows"] for source in train.data)
+
+
+def _texts(train: TrainSettings) -> Iterator[str]:
+    """Yield every text that the objectives read."""
+    for source in train.data:
+        pairs = _open(train, source)
+        roles = [role for role in pairs.roles if role in TEXTS]
+        for table in pairs.read(pairs.spans(), roles):
+            for role in roles:
+                yield from table[role].to_pylist()
+
+
+def _training_files(train: TrainSettings) -> list[object]:
+    """Return everything that decides which texts are read: roles, settings of the sources, and files."""
+    return [
+        [
+            data_requirements(train.of_source(source))[:2],
+            source.identity_settings(without="weight"),
+            [[file.name, file.size, file.stamp] for file in training_files(source.uri)],
+        ]
+        for source in train.data
+    ]
+
+
+def _open(train: TrainSettings, source: PairSettings) -> TrainingRows:
+    """Open the rows of a source, with the roles that the objectives read."""
+    required = data_requirements(train.of_source(source))
+    return open_training_rows(source, required.columns, required.optional)
