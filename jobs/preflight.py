@@ -16,13 +16,13 @@ def preflight(run: CommandRun) -> Answer:
     and versions of packages. Prints a remedy for each problem. Exit code 2 if there is any problem.
     """
     from pipeline.flows.night.planning.preflight import preflight as run_checks
-    from pipeline.log import counted, say
+    from pipeline.log import announce, counted
 
     checks = run_checks(run.job, run.stages, verbose=run.verbose)
     problems = [check for check in checks if check.problem]
     if problems:
         names = ", ".join(check.name for check in problems)
-        say(f"error: {len(problems)} of {counted(len(checks), 'check')} found a problem: {names}")
+        announce(f"error: {len(problems)} of {counted(len(checks), 'check')} found a problem: {names}")
     lines = [
         f"{'PROBLEM' if check.problem else 'ok':<8} {check.name:<9} {check.problem or check.found}"
         for check in checks

@@ -25,7 +25,7 @@ from jobs.command import (
 )
 from jobs.layout import output_width, table
 from pipeline.errors import ConfigError
-from pipeline.log import counted, say, size
+from pipeline.log import announce, counted, size
 
 if TYPE_CHECKING:
     from pipeline.store.releases.release import Releases
@@ -93,7 +93,9 @@ class ReleasesRun:
         roots = [word for word in arguments if word and not word.isdecimal()]
         if self.root.isdecimal() and len(roots) == 1:
             words = [*roots, *(word for word in words if word not in roots)]
-            say(f"note: the root comes first: manta releases {self.command} {' '.join(filter(None, words))}")
+            announce(
+                f"note: the root comes first: manta releases {self.command} {' '.join(filter(None, words))}"
+            )
         root, *numbers = words
         for number in numbers:
             if number is not None and not number.isdecimal():

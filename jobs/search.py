@@ -115,7 +115,7 @@ def _search(options: SearchOptions, width: int | None, say: Say) -> None:
 
     queries = QueryTexts.of(options.query or (), options.queries, options.column)
     if queries.all_single_words:
-        log.say(_single_words_note(options.root, queries))
+        log.announce(_single_words_note(options.root, queries))
     root = (options.root, options.commits_root) if options.commits_root else options.root
     release = open_release(root, options.release)
     corpus = release.manifest.settings.get("corpus", {})
@@ -138,7 +138,7 @@ def _search(options: SearchOptions, width: int | None, say: Say) -> None:
                 table_of_answers = _format_answers(answers, width, searcher.without_answers)
                 say(f"{printable(query.text)}\n{table_of_answers}\n")
     if queries.blank:
-        log.say(f"{queries.name}: blank queries left out: {queries.blank:,}")
+        log.announce(f"{queries.name}: blank queries left out: {queries.blank:,}")
 
 
 def _single_words_note(root: str, queries: QueryTexts) -> str:
@@ -181,7 +181,7 @@ class _Searcher:
         try:
             return self.release.search(texts, self.k, texts=self.texts, where=self.where, group=self.group)
         except MissingTexts as missing:
-            log.say(f"answers come without their texts: {missing}")
+            log.announce(f"answers come without their texts: {missing}")
             self.texts = False
             return self.release.search(texts, self.k, where=self.where, group=self.group)
 
@@ -208,7 +208,7 @@ class _Searcher:
             found = f"release {number} has {rows}"
             if self.where is not None:
                 found = f"the filter lets {rows} of release {number} pass"
-            log.say(f"{self.k:,} answers were asked for, and {found}")
+            log.announce(f"{self.k:,} answers were asked for, and {found}")
         else:
             kind = self.release.manifest.index.kind
             # `search_until_k` has raised nprobe to all lists; faiss searches HNSW with efSearch >= k, and
@@ -216,7 +216,7 @@ class _Searcher:
             effort = (
                 "nprobe was raised to all lists" if "ivf" in kind.lower() else "a higher efSearch finds none"
             )
-            log.say(
+            log.announce(
                 f"a query has {fewest:,} of {self.k:,} answers: an index of kind {kind} finds no more rows "
                 f"({effort}). Ask for fewer, or use index.kind=flat"
             )

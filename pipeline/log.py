@@ -47,7 +47,7 @@ def escaped(line: str) -> str:
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", line)
 
 
-def say(sentence: str, **fields: Any) -> None:
+def announce(sentence: str, **fields: Any) -> None:
     """Report one event: the sentence with its fields, or with MANTA_LOG=json a JSON object on a line."""
     if os.environ.get("MANTA_LOG") == "json":
         line = json.dumps({"time": round(time.time(), 3), "event": sentence, **fields}, default=str)
@@ -92,12 +92,12 @@ def end_process(error: Exception) -> None:
 
     A handler that fails is reported, and the others still run.
     """
-    for end in reversed(_enders or [lambda error: say(str(error))]):
+    for end in reversed(_enders or [lambda error: announce(str(error))]):
         try:
             end(error)
         except Exception as failure:
             with contextlib.suppress(OSError):  # standard error is closed, or its disk is full
-                say(f"{type(failure).__name__}: {failure}")
+                announce(f"{type(failure).__name__}: {failure}")
 
 
 @dataclass
@@ -156,7 +156,7 @@ class RunningStage:
         if self._bar:
             self._draw(self._bar)
         else:
-            say(f"{stage.name}: starts" + (f", {self._count(total)}" if total is not None else ""))
+            announce(f"{stage.name}: starts" + (f", {self._count(total)}" if total is not None else ""))
             threading.Thread(target=self._break_silence, daemon=True).start()
 
     def add(self, count: int) -> None:
@@ -186,7 +186,7 @@ class RunningStage:
     def skip(self, count: int) -> None:
         """Report that an earlier run has done `count` rows, which do not count for the rate."""
         if count:
-            say(f"{self.stage.name}: {self._count(count)} from an earlier run")
+            announce(f"{self.stage.name}: {self._count(count)} from an earlier run")
             if self.total is not None:
                 self.expect(self.total - count)
 
@@ -200,7 +200,7 @@ class RunningStage:
         if done:
             taken = f"{self._count(done)} in {taken}, {_rate(done / max(self.stage.seconds, 1e-9))} {unit}/s"
         note = f", {self.stage.note}" if self.stage.note else ""
-        say(f"{self.stage.name}: {'stopped after' if failed else 'done,'} {taken}{note}")
+        announce(f"{self.stage.name}: {'stopped after' if failed else 'done,'} {taken}{note}")
         return self.stage
 
     def _break_silence(self) -> None:
@@ -224,7 +224,7 @@ class RunningStage:
             facts = f"workers are starting, {self._count(self.total)} to do, {since_start} so far"
         else:
             facts = f"running for {since_start}"
-        say(f"{self.stage.name}: {facts}")
+        announce(f"{self.stage.name}: {facts}")
 
     def _draw(self, bar: TerminalBar, note: str = "") -> None:
         shown = self._count(self.stage.done) if self.stage.done else ""

@@ -16,7 +16,7 @@ from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.dead import DeadRows
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.unit_sample import UnitSample
-from pipeline.store.records.units import Corpus, Manifest, UnitRecord
+from pipeline.store.records.units import Corpus, StageRecord, UnitRecord
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.rows.address import ordinal_of, row_of, to_addresses
 from pipeline.store.rows.schema import check_space, vector_matrix, vectors_at
@@ -58,7 +58,7 @@ def placed_units(manifest: ReleaseManifest) -> tuple[PlacedUnit, ...]:
     )
 
 
-def place_units(corpus: Corpus, vectors: Manifest) -> tuple[PlacedUnit, ...]:
+def place_units(corpus: Corpus, vectors: StageRecord) -> tuple[PlacedUnit, ...]:
     """Return the units of vectors with the ordinals of their corpus units."""
     return tuple(
         PlacedUnit(ordinal=unit.ordinal, unit=record)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from pipeline.log import say
+from pipeline.log import announce
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -204,4 +204,4 @@ def say_seldom(sentence: str, kind: str = "") -> None:
     if (repeated := _SAID.left_out(kind or sentence)) is None:
         return
     with contextlib.suppress(OSError):  # standard error is closed, or its disk is full
-        say(f"{sentence} ({repeated:,} more since the last such line)" if repeated else sentence)
+        announce(f"{sentence} ({repeated:,} more since the last such line)" if repeated else sentence)

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.errors import PipelineError
 from pipeline.index.search.search import OpenRelease, open_release
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.serve.metrics import ServiceMetrics
 from pipeline.store.files.lease import SERVED, lease
 from pipeline.store.files.open_store import open_store
@@ -128,7 +128,7 @@ class Follower:
         """Print the sentence, unless it is the last one, and set the metrics."""
         try:
             if sentence and sentence != self._last_sentence:
-                say(sentence)
+                announce(sentence)
             self._last_sentence = sentence or self._last_sentence
             self._count()
         except OSError:  # standard error is closed or its disk is full; searches go on
@@ -171,7 +171,7 @@ def _hold(releases: Releases, number: int) -> contextlib.ExitStack:
         held.enter_context(lease(releases.store, SERVED, release=number))
     except (OSError, PipelineError) as error:  # such as a root that this service may only read
         why = f"no lease can be written ({error})"
-        say(f"`manta releases prune` does not know that release {number} is served: {why}")
+        announce(f"`manta releases prune` does not know that release {number} is served: {why}")
     return held
 
 

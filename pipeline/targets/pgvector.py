@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import ConfigError, DataError, PipelineError
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.store.rows.arrays import is_text
 from pipeline.store.rows.schema import vector_matrix
 from pipeline.targets import TARGETS, Position, Target
@@ -210,7 +210,7 @@ class PgvectorTarget(Target):
         """Return a value with U+FFFD instead of NUL, which no text of PostgreSQL contains."""
         if isinstance(value, str) and "\0" in value:
             if not self._has_nul:
-                say(f"{self.where}: PostgreSQL cannot store NUL; texts have U+FFFD in its place")
+                announce(f"{self.where}: PostgreSQL cannot store NUL; texts have U+FFFD in its place")
             self._has_nul = True
             return value.replace("\0", "\ufffd")
         if isinstance(value, list):

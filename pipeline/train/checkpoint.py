@@ -16,7 +16,7 @@ import torch.distributed as dist
 from pydantic import Field
 
 from pipeline.errors import DataError
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.settings.training import CheckpointSettings
 from pipeline.store.files.base import Store, sha256_of
 from pipeline.store.records.sealed_json import Stored
@@ -132,9 +132,9 @@ class Checkpoints:
             try:
                 return record, self._store.local(record.path, record.sha256)
             except FileNotFoundError:
-                say(f"a checkpoint is skipped: {self._store.uri_of(record.path)} is missing")
+                announce(f"a checkpoint is skipped: {self._store.uri_of(record.path)} is missing")
             except DataError as error:
-                say(f"a checkpoint is skipped: {error}")
+                announce(f"a checkpoint is skipped: {error}")
         return None
 
     def _records(self) -> list[CheckpointRecord]:
@@ -144,7 +144,7 @@ class Checkpoints:
             try:
                 records.append(CheckpointRecord.load(self._store, entry.path))
             except DataError as error:
-                say(f"a checkpoint is skipped: {error}")
+                announce(f"a checkpoint is skipped: {error}")
         return [record for record in records if record is not None]
 
     def _write(self, step: int, state: dict[str, Any], score: float | None) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from pipeline.config import Settings, digest_of
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.models.folder.locate import cached_folder
 from pipeline.models.folder.paragraphs import FORMAT as PARAGRAPHS_FORMAT
 from pipeline.models.folder.word_vectors import FORMAT as WORDS_FORMAT
@@ -102,7 +102,7 @@ def _count_words(train: TrainSettings, settings: Settings) -> Counter[str]:
     """Count the words of the training rows, unless the vocabulary is that of a file of word vectors."""
     if isinstance(settings, VocabularySettings) and settings.words is not None:
         return Counter()
-    say("counting the words of the training rows; this is done once per machine")
+    announce("counting the words of the training rows; this is done once per machine")
     return count_words(_texts(train))
 
 

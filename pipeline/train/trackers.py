@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.settings.trackers import WatchSettings
 from pipeline.store.files.base import Store, sha256_of
 from pipeline.train.metrics_line import MetricsLine
@@ -183,7 +183,7 @@ class MLflow(Tracker):
                 self._run, [Metric(name, value, now, line.step) for name, value in flat_metrics(line).items()]
             )
         except self._mlflow.exceptions.MlflowException as error:
-            say(f"MLflow gets no more metrics of this training: {str(error).splitlines()[0][:200]}")
+            announce(f"MLflow gets no more metrics of this training: {str(error).splitlines()[0][:200]}")
             self._run = None
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ class ColumnComparison:
 
 
 @dataclass(frozen=True)
-class Known:
+class IsNotNull:
     """The same answer for all rows with a value, such as whether an int8 is below 1,000; null for others."""
 
     column: str
@@ -111,7 +111,7 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Missing:
+class IsNull:
     """Test for null."""
 
     column: str
@@ -122,7 +122,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Negation:
+class Not:
     """Negation of a condition."""
 
     condition: Condition
@@ -133,7 +133,7 @@ class Negation:
 
 
 @dataclass(frozen=True)
-class Every:
+class And:
     """All of some conditions."""
 
     conditions: tuple[Condition, ...]
@@ -144,7 +144,7 @@ class Every:
 
 
 @dataclass(frozen=True)
-class Either:
+class Or:
     """At least one of some conditions."""
 
     conditions: tuple[Condition, ...]

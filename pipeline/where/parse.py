@@ -17,16 +17,16 @@ import pyarrow as pa
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.where.evaluate import (
     COMPARISONS,
+    And,
     ColumnComparison,
     Condition,
-    Either,
-    Every,
     Flag,
-    Known,
+    IsNotNull,
+    IsNull,
     Like,
-    Missing,
-    Negation,
+    Not,
     OneOf,
+    Or,
     comparable_type,
 )
 
@@ -193,7 +193,7 @@ def _beyond_all_numbers(field: pa.Field, operator: str, infinity: pa.Scalar) -> 
     The number rounds to infinity, but is less than infinity, as which a row may be stored.
     """
     if operator in ("=", "!="):
-        return Known(field.name, operator == "!=")
+        return IsNotNull(field.name, operator == "!=")
     is_positive = infinity.as_py() > 0
     if operator in ("<", "<="):
         return ColumnComparison(field.name, "<" if is_positive else "<=", infinity)
@@ -273,11 +273,11 @@ def _integer_comparison(field: pa.Field, operator: str, number: Fraction) -> Con
     """Compare an integer column with a number that may be outside its type, or between two integers."""
     low, high = _bounds(field.type)
     if number > high:
-        return Known(field.name, operator in ("<", "<=", "!="))
+        return IsNotNull(field.name, operator in ("<", "<=", "!="))
     if number < low:
-        return Known(field.name, operator in (">", ">=", "!="))
+        return IsNotNull(field.name, operator in (">", ">=", "!="))
     if number.denominator != 1 and operator in ("=", "!="):
-        return Known(field.name, operator == "!=")
+        return IsNotNull(field.name, operator == "!=")
     if number.denominator != 1:  # x < 9.5 and x <= 9.5 are both x <= 9; x > 9.5 and x >= 9.5 are x > 9
         operator = "<=" if operator in ("<", "<=") else ">"
     return ColumnComparison(field.name, operator, pa.scalar(math.floor(number), field.type))
@@ -326,7 +326,7 @@ class _Parser:
         conditions = [self._conjunction(depth)]
         while self._skip("or"):
             conditions.append(self._conjunction(depth))
-        return conditions[0] if len(conditions) == 1 else Either(tuple(conditions))
+        return conditions[0] if len(conditions) == 1 else Or(tuple(conditions))
 
     def expect_end(self) -> None:
         """Raise ConfigError if there are further tokens."""
@@ -351,13 +351,13 @@ class _Parser:
         conditions = [self._negation(depth)]
         while self._skip("and"):
             conditions.append(self._negation(depth))
-        return conditions[0] if len(conditions) == 1 else Every(tuple(conditions))
+        return conditions[0] if len(conditions) == 1 else And(tuple(conditions))
 
     def _negation(self, depth: int) -> Condition:
         if depth > _MAX_DEPTH:
             raise where_error(self._token, f"at most {_MAX_DEPTH} nested parentheses", "more")
         if self._skip("not"):
-            return Negation(self._negation(depth + 1))
+            return Not(self._negation(depth + 1))
         opening = self._token
         if not self._skip("("):
             return self._predicate()
@@ -380,7 +380,7 @@ class _Parser:
             is_negated = self._skip("not")
             if not self._skip("null"):
                 raise where_error(self._token, "null" if is_negated else "null or not null")
-            return Negation(Missing(field.name)) if is_negated else Missing(field.name)
+            return Not(IsNull(field.name)) if is_negated else IsNull(field.name)
         is_negated = self._skip("not")
         if self._skip("in"):
             condition = membership(field, self._list())
@@ -391,7 +391,7 @@ class _Parser:
         else:
             expected = "in or like" if is_negated else "=, !=, <, <=, >, >=, in, like or is"
             raise where_error(self._token, f"{expected} after {field.name}")
-        return Negation(condition) if is_negated else condition
+        return Not(condition) if is_negated else condition
 
     def _column(self) -> pa.Field:
         token, names = self._take(), self._schema.names

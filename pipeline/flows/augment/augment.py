@@ -6,7 +6,7 @@ from pipeline.flows.augment.result import Augmentation
 from pipeline.flows.corpus import harvest_corpus, read_corpus
 from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect, local_workers
-from pipeline.log import Stages, say
+from pipeline.log import Stages, announce
 from pipeline.settings import Job
 from pipeline.store.files.base import Store
 from pipeline.store.files.lease import describe_holders, lease
@@ -38,7 +38,7 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
     if previous and _is_current(job, store, previous, plan):
         return _with_page(Augmentation("unchanged", store, series, number, previous), plan, stages)
     for other in describe_holders(store, series.folder):
-        say(
+        announce(
             f"another command is writing {series.folder} ({other}): "
             "the command that ends first writes the manifest"
         )

@@ -13,7 +13,7 @@ from pipeline.index.files.ids import Ids
 from pipeline.index.files.parts import Parts, load_index
 from pipeline.index.files.texts import MissingTexts, Texts
 from pipeline.index.search.near_duplicates import Pairs, candidate_pairs
-from pipeline.log import Stages, packages, say
+from pipeline.log import Stages, announce, packages
 from pipeline.report.duplicates import DuplicateRow, DuplicatesReport, render
 from pipeline.store.files.lease import lease
 from pipeline.store.records.sealed_json import FileRef, Stored
@@ -87,7 +87,7 @@ class _DescribedRows:
                 return [str(text) for text in self._texts.take(addresses).to_pylist()]
             except MissingTexts as error:
                 self._has_texts = False
-                say(f"the page shows no texts: {error}")
+                announce(f"the page shows no texts: {error}")
         return [""] * len(addresses)
 
 

@@ -17,12 +17,12 @@ from pipeline.flows.rows import placed_units
 from pipeline.flows.run import Run, map_kept_units
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.worker_encoder import gpu_assigned
-from pipeline.log import RunningStage, say
+from pipeline.log import RunningStage, announce
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.files.file_sizes import ListedFiles
-from pipeline.store.records.units import Corpus, CorpusUnit, Manifest, UnitRecord, sum_counts
+from pipeline.store.records.units import Corpus, CorpusUnit, StageRecord, UnitRecord, sum_counts
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.rows.arrays import is_text, one_chunk, plain_values
 from pipeline.text.formats.kept_values import check_values
@@ -125,7 +125,7 @@ class EncodeBlocks:
         """Say how many rows with text have no vector, and name the first."""
         if failures:
             first = min(failures)
-            say(
+            announce(
                 f"EncodeBlocks: {len(failures):,} of {rows:,} rows of a batch have a text and no vector; "
                 f"the first, row {first}: {failures[first]}"
             )
@@ -138,7 +138,9 @@ def _table_of(batch: Any) -> pa.Table:
     return BlockAccessor.for_block(BlockAccessor.batch_to_block(batch)).to_arrow()
 
 
-def encode(run: Run, corpus: Corpus, previous: ReleaseManifest | None = None) -> tuple[Manifest, WorkerStats]:
+def encode(
+    run: Run, corpus: Corpus, previous: ReleaseManifest | None = None
+) -> tuple[StageRecord, WorkerStats]:
     """Encode the units of the corpus that have no record yet, the largest first to keep all workers busy.
 
     Args:
@@ -177,7 +179,9 @@ def encode(run: Run, corpus: Corpus, previous: ReleaseManifest | None = None) ->
     units = tuple(records[unit.sha256] for unit in corpus.units)
     _report_tokens(units, previous)
     check_any_vector(units, job.encoder, "the whole corpus")
-    return Manifest(stage="vectors", units=units, parents=(corpus.digest,), settings_digest=space_id), stats
+    return StageRecord(
+        stage="vectors", units=units, parents=(corpus.digest,), settings_digest=space_id
+    ), stats
 
 
 def encode_units(
@@ -189,7 +193,7 @@ def encode_units(
         records[number] = record
         stats = stats.merge(unit_stats)
     for sentence in stats.warnings:
-        say(sentence)
+        announce(sentence)
     return tuple(records[number] for number in range(len(units))), stats
 
 
@@ -222,9 +226,9 @@ def _report_tokens(units: Sequence[UnitRecord], previous: ReleaseManifest | None
     tokens = token_counts(counts, [unit.counts for unit in units if unit.path not in known])
     sums, covered = sum_counts(counts), ScriptCoverage.of(tokens)
     if covered.scripts:
-        say(f"tokens: {covered.total.sentence}")
+        announce(f"tokens: {covered.total.sentence}")
     for sentence in (*token_warnings(tokens), *rejected_warnings(sums, sums.get("rows", 0))):
-        say(f"warning: {sentence}")
+        announce(f"warning: {sentence}")
 
 
 def count_unencoded_rows(

@@ -29,7 +29,7 @@ from pipeline.flows.evaluate.work import EvaluationWork
 from pipeline.flows.night.candidate import PACKAGES
 from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect, local_workers
-from pipeline.log import Stages, packages, say
+from pipeline.log import Stages, announce, packages
 from pipeline.report.evaluation_report import DifferingPair, Disagreement, RetrievalExample
 from pipeline.settings import Job
 from pipeline.stats.encoder_geometry import GeometryReport
@@ -182,7 +182,7 @@ def evaluate(
     candidates = resolve_candidates(job, store)
     selected = select_tasks(with_similarity(job.evaluate, candidates))
     if selected.missing:
-        say(f"missing tasks, listed at the end: {len(selected.missing)}")
+        announce(f"missing tasks, listed at the end: {len(selected.missing)}")
     _check_candidates(job, candidates, selected, geometry=geometry, mask_words=mask_words)
     work = EvaluationWork.read(job, store, stages, selected.tasks, candidates)
     sampled = (geometry + mask_words) * job.evaluate.geometry.sentences * len(work.vectors)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError, SpaceMismatch, TransientError
 from pipeline.flows.export.changes import RowChanges
-from pipeline.log import Stages, counted, say
+from pipeline.log import Stages, announce, counted
 from pipeline.store.files.lease import exclusive_lease
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.releases.prune import OWN_FOLDERS
@@ -200,7 +200,7 @@ class _Export:
         """
         pruned = [each.number for each in held if each not in (EMPTY, UNKNOWN) and self._is_pruned(each)]
         if pruned:
-            say(f"{self._target.where}: release {pruned[0]} was pruned, so all rows are written")
+            announce(f"{self._target.where}: release {pruned[0]} was pruned, so all rows are written")
         return bool(pruned)
 
     def run(self, stored: Position | None) -> Exported:

@@ -22,7 +22,7 @@ from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.dead import DeadRows
 from pipeline.store.records.release_units import ReleaseUnit, store_units
 from pipeline.store.records.sealed_json import FileRef
-from pipeline.store.records.units import EMPTIED, LEFT_OUT, Corpus, Manifest, UnitRecord, sum_counts
+from pipeline.store.records.units import EMPTIED, LEFT_OUT, Corpus, StageRecord, UnitRecord, sum_counts
 from pipeline.store.releases.manifest import Choice, EncoderFiles, ReleaseManifest
 from pipeline.text.ingest.corpus_record import record_path as corpus_path
 from pipeline.text.tokens.coverage import token_counts
@@ -64,7 +64,7 @@ class Candidate:
 
     manifest: ReleaseManifest
     corpus: Corpus
-    vectors: Manifest
+    vectors: StageRecord
     encode_stats: WorkerStats
     decision: Decision
     built: BuiltIndex

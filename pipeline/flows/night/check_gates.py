@@ -19,7 +19,7 @@ from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
 from pipeline.index.gates import judge, lowest_cosine
 from pipeline.index.measure.metrics import RowCounts
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.files.base import Store
 from pipeline.store.records.sealed_json import FileRef
@@ -131,7 +131,7 @@ def load_canary_vectors(release: ReleaseManifest, store: Store) -> np.ndarray | 
     try:
         content = release.canary.read(store)
     except FileNotFoundError:
-        say(
+        announce(
             f"the canary texts are not compared: {release.canary.path}, of release {release.release}, is gone"
         )
         return None

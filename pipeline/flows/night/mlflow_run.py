@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError, GatesRefused
 from pipeline.flows.night.publish import NightOutcome
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.metrics import MetricSeries
-from pipeline.log import Stages, say
+from pipeline.log import Stages, announce
 from pipeline.settings import Job
 from pipeline.store.files.base import Store
 from pipeline.train.trackers import flat_settings, mlflow_experiment
@@ -62,7 +62,7 @@ class MLflowNight:
                 client.set_terminated(run_id, "FAILED" if status == "refused" else "FINISHED")
         except Exception as error:  # uploads raise the errors of many clients, and the night is published
             why = " ".join(f"{type(error).__name__}: {error}".split())
-            say(f"MLflow did not take all of this night: {why[:200]}")
+            announce(f"MLflow did not take all of this night: {why[:200]}")
 
     def _log(self, client: Any, run_id: str) -> None:
         from mlflow.entities import Metric, Param

@@ -37,7 +37,7 @@ from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import decide_transform
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.metrics_file import metrics_written_to
-from pipeline.log import Stages, say
+from pipeline.log import Stages, announce
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.store.files.lease import lease
@@ -71,11 +71,11 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         folder = open_folder(job.encoder)  # an unusable encoder shows before any work
         encoder = encoder_copy_path(folder)
         for sentence in folder.warnings:
-            say(f"warning: {sentence}")
+            announce(f"warning: {sentence}")
         harvest_corpus(job, stages)
         damage = find_damage(store, previous, stages, by_content=verify)
         if damage is not None:
-            say(f"{damage}; this night makes again what is missing, and publishes it as a new release")
+            announce(f"{damage}; this night makes again what is missing, and publishes it as a new release")
         up_to_date = None if damage else same_release(job, previous, encoder)
         if up_to_date and has_same_files(job, previous):
             return unchanged_outcome(job, releases, previous)

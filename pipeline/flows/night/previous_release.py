@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import DataError
 from pipeline.flows.corpus import corpus_of
-from pipeline.log import Stages, say
+from pipeline.log import Stages, announce
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import CorpusSettings, EncoderSettings, GateSettings, Job
 from pipeline.store.files.base import Store
@@ -147,7 +147,7 @@ def has_same_files(job: Job, previous: PreviousRelease) -> bool:
     listed = list_corpus(job.corpus)
     is_same = previous.corpus.digest == corpus_digest(corpus_of(job), listed.files)
     if is_same and listed.warning:  # otherwise the ingestion says it
-        say(f"warning: {listed.warning}")
+        announce(f"warning: {listed.warning}")
     return is_same
 
 

@@ -23,7 +23,7 @@ from pipeline.flows.night.report.report import (
 from pipeline.flows.night.steps import corpus_choice
 from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
-from pipeline.log import counted, packages, say
+from pipeline.log import announce, counted, packages
 from pipeline.report.night import NightReport, render
 from pipeline.report.refused_corpus import RefusedCorpus, render_refused
 from pipeline.settings import Job
@@ -73,7 +73,7 @@ def publish_or_refuse(
         folder = _store_candidate(store, candidate, replace(report, status="held"))
         return _held_outcome(held, releases, folder)
     except PublishConflict as conflict:
-        say(str(conflict))
+        announce(str(conflict))
         return outcome_of("overtaken", releases.get(conflict.number), store.uri)
     write_summary(
         store,
@@ -85,7 +85,7 @@ def publish_or_refuse(
     metrics.record_release(published.release, published.rows, time.time())
     queries = {"asked": len(comparison.changes), "changed": sum(each.differ for each in comparison.changes)}
     if comparison.changes:
-        say(
+        announce(
             f"{queries['changed']} of {queries['asked']} fixed queries have other answers than in release "
             f"{manifest.parent}"
         )
@@ -193,7 +193,7 @@ def _unmeasured_gates(job: Job, release: ReleaseManifest) -> Iterator[str]:
 
 def _held_outcome(held: RootHeld, releases: Releases, folder: str) -> NightOutcome:
     """Say that the candidate is kept in `folder` because the root is held, and describe the night."""
-    say(f"{held}; the candidate is kept at {folder}")
+    announce(f"{held}; the candidate is kept at {folder}")
     facts = {
         "held_since": held.since,
         "reason": held.reason,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.errors import DataError
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.settings import Job
 from pipeline.stats.drift import Drift, drift
 from pipeline.stats.moments import Moments
@@ -25,7 +25,7 @@ def measure_drift(store: Store, before: ReleaseManifest, after: ReleaseManifest)
     try:
         earlier, later = (Moments.from_bytes(each.read(store)) for each in (before.moments, after.moments))
     except FileNotFoundError as error:
-        say(f"the drift is not measured: {error.filename or error} is gone")
+        announce(f"the drift is not measured: {error.filename or error} is gone")
         return None
     if min(earlier.count, later.count) <= len(earlier.mean):
         return None

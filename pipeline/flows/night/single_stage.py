@@ -24,7 +24,7 @@ from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.store.files.base import Store
-from pipeline.store.records.units import Corpus, Manifest
+from pipeline.store.records.units import Corpus, StageRecord
 from pipeline.transforms.chain import check_transform
 
 
@@ -33,7 +33,7 @@ class EncodedCorpus(NamedTuple):
 
     store: Store
     corpus: Corpus
-    vectors: Manifest
+    vectors: StageRecord
 
 
 def encode_corpus(job: Job, stages: Stages, *, verbose: bool = False) -> EncodedCorpus:
@@ -64,7 +64,7 @@ class TransformedCorpus(NamedTuple):
 
     store: Store
     decision: Decision
-    written: Manifest | None
+    written: StageRecord | None
     """None without whiten.write_vectors, or without a fitted transform"""
 
 

@@ -13,7 +13,7 @@ from pipeline.flows.night.previous_release import PreviousRelease
 from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import check_dev
 from pipeline.index.build.index_shape import plan_index
-from pipeline.log import Stages, counted, packages, say
+from pipeline.log import Stages, announce, counted, packages
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.store.files.check_store import check_store
@@ -51,7 +51,7 @@ def ingest_corpus(
         stages,
     )
     if previous.release is not None:
-        say(f"corpus: {corpus_choice(corpus, previous).sentence}")
+        announce(f"corpus: {corpus_choice(corpus, previous).sentence}")
     return corpus
 
 
@@ -108,12 +108,12 @@ def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease
         read_judgements(job.gates.relevance.queries)  # as above
     if held := releases.commits.hold():
         then = "tonight's candidate is made and judged, but not published"
-        say(f"release {held.release} has been held since {held.committed_at}: {then}")
+        announce(f"release {held.release} has been held since {held.committed_at}: {then}")
     elif previous.release is None:
-        say(f"{releases.store.uri} has no release yet: this night makes the first")
+        announce(f"{releases.store.uri} has no release yet: this night makes the first")
     elif previous.release.release < max(releases.numbers()):
         then = "tonight's release is made from the current corpus and settings, and replaces it"
-        say(f"release {previous.release.release} is current by a rollback; {then}")
+        announce(f"release {previous.release.release} is current by a rollback; {then}")
 
 
 def check_root(job: Job) -> None:
@@ -182,9 +182,9 @@ def extend_or_build(
     if near_dead := rebuild_rules.near_dead(index.measured, run.job.gates.wanted_recall):
         choices = (*choices, near_dead)
     for choice in choices:
-        say(f"index: {choice.sentence}")
+        announce(f"index: {choice.sentence}")
     for sentence in rebuild_rules.near_dead_warnings(choices):
-        say(f"warning: {sentence}")
+        announce(f"warning: {sentence}")
     plan = index.plan
     return index, (
         *choices,

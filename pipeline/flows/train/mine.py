@@ -16,7 +16,7 @@ from pipeline.flows.run import Run
 from pipeline.flows.train.equal_texts import find_equal_texts, remove_equal_texts
 from pipeline.flows.train.mine_tasks import MineUnit, PairUnits
 from pipeline.flows.workers.tasks import Pool
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import CorpusSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
@@ -120,7 +120,7 @@ def _mine_source(run: Run, source: PairSettings) -> PairSettings:
     mined = load_or_make(
         run.store, f"{folder}/mined.json", MiningResult, lambda: _mine_pairs(run, pairs, folder)
     )
-    say(mined.sentence(pairs.name))
+    announce(mined.sentence(pairs.name))
     if not mined.counts["rows"]:
         raise DataError(
             pairs.name,

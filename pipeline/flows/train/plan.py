@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pipeline.errors import ConfigError
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.word_vectors import words_of
 from pipeline.settings.training import TrainSettings
@@ -276,7 +276,7 @@ def _order(
     )
     roles = tuple(role for role in sources[0].roles if all(role in source.roles for source in sources))
     for role in dict.fromkeys(role for source in sources for role in source.roles if role not in roles):
-        say(f"train.mixing blend: not every source has a column with the role {role}, so it is not used")
+        announce(f"train.mixing blend: not every source has a column with the role {role}, so it is not used")
     rows = tuple(source.counts["rows"] for source in sources)
     return BlendedOrder(orders, roles, rows, settings.order.seed)
 

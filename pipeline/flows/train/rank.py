@@ -15,7 +15,7 @@ from pipeline.errors import ConfigError, DataError, ModelError
 from pipeline.flows.train.plan import Plan
 from pipeline.flows.train.publish import Outcome, publish
 from pipeline.flows.train.run_folder import CHECKPOINTS, RunFolder
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.models.folder.folder import open_folder
 from pipeline.objectives import Batch
 from pipeline.settings import EncoderSettings
@@ -326,7 +326,7 @@ class TrainRank:
             return nullcontext()
         objective, watch = resumable.training.objective, self.settings.watch
         for warning in objective.warnings():
-            say(warning)
+            announce(warning)
         return TrainingLog(
             MetricsFile(self.run.store, step=resumable.number),
             open_trackers(

@@ -12,7 +12,7 @@ from pipeline.daemon import in_daemon_thread
 from pipeline.errors import ConfigError, PipelineError, TransientError
 from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.nodes import ResourceDemand, describe_resources
-from pipeline.log import RunningStage, counted, listening, say
+from pipeline.log import RunningStage, announce, counted, listening
 from pipeline.settings import ClusterSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.store.files.disk import temporary_folder
@@ -183,7 +183,9 @@ class RankGroup:
             if loss is None:
                 return
             if restarts < failures:
-                say(f"a training worker is lost ({loss}); all of them start again from the last checkpoint")
+                announce(
+                    f"a training worker is lost ({loss}); all of them start again from the last checkpoint"
+                )
         raise TransientError(
             "training",
             f"at most {failures} losses of a worker (train.failures)",

@@ -15,7 +15,7 @@ from pipeline.flows.train.run_folder import CHECKPOINTS, RUN, ResultRecord, RunF
 from pipeline.flows.train.sources import resolve_manifests
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.interface import Workers
-from pipeline.log import Stages, say
+from pipeline.log import Stages, announce
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.settings.training import TrainSettings
@@ -69,7 +69,9 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
             plan = _plan(_mine_negatives(job, workers, stages), stages)
         done_steps = record_start(run, plan, _encoder_name(job), [source.uri for source in job.train.data])
         for other in describe_holders(run.store, _LEASES):
-            say(f"another command runs this training ({other}): each does all of it, with the same result")
+            announce(
+                f"another command runs this training ({other}): each does all of it, with the same result"
+            )
         root = open_store(job.train.root)
         encoder = encoder_for_workers(job.encoder, root, workers)
         expansion = None if vectors is None else encoder_for_workers(vectors, root, workers)
@@ -99,7 +101,7 @@ def open_training(job: Job) -> tuple[Job, RunFolder]:
             continue
         if record is not None and record.digest == run.digest and run.result() is None:
             if settings != newest:
-                say(
+                announce(
                     f"training {run.name} continues with {', '.join(record.sources)}, though there is a "
                     "later manifest"
                 )
@@ -179,5 +181,5 @@ def record_start(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str
     names = [entry.path.rpartition("/")[2] for entry in run.store.list(CHECKPOINTS, ".json")]
     done = max((int(name.split("-")[1]) for name in names), default=0)
     if done:
-        say(f"training {run.name} continues after step {done:,} of {plan.steps:,}")
+        announce(f"training {run.name} continues after step {done:,} of {plan.steps:,}")
     return done

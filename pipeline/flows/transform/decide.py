@@ -15,7 +15,7 @@ from pipeline.flows.run import Run
 from pipeline.flows.transform.moments import held_out_moments, live_moments
 from pipeline.flows.transform.write import store_transform
 from pipeline.flows.workers.tasks import Pool
-from pipeline.log import RunningStage, say
+from pipeline.log import RunningStage, announce
 from pipeline.settings import FlowSettings, WhitenSettings
 from pipeline.stats.drift import drift
 from pipeline.stats.moments import Moments
@@ -203,7 +203,7 @@ def decide_transform(
         decision = decider.keep_previous(previous) if previous else None
         decision = decision or decider.decide()
         bar.stage.note = "used" if decision.used else "not used"
-    say(decision.sentence)
+    announce(decision.sentence)
     return decision
 
 
@@ -268,7 +268,7 @@ class _Decider:
             old_moments = Moments.from_bytes(earlier.fitted_on.read(self.source.store))
             transform = load_transform(earlier.fitted.read(self.source.store))
         except FileNotFoundError as error:
-            say(
+            announce(
                 f"the {noun(self.settings.transform)} is fitted again: {error.filename or error}, of release "
                 f"{previous.release}, is gone"
             )
@@ -280,7 +280,7 @@ class _Decider:
         max_drift = self.settings.max_drift
         name = noun(name_of(transform))
         if change.distance > max_drift:
-            say(
+            announce(
                 f"the {name} is fitted again: {measured} since it was fitted exceeds whiten.max_drift "
                 f"{max_drift:g}"
             )

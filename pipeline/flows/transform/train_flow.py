@@ -16,7 +16,7 @@ from pipeline.flows.transform.write import store_transform
 from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.tasks import PlainTask, Pool, progress
 from pipeline.flows.workers.worker_encoder import gpu_assigned
-from pipeline.log import RunningStage, say
+from pipeline.log import RunningStage, announce
 from pipeline.settings import FlowSettings, WhitenSettings
 from pipeline.stats.tensors import unpack
 from pipeline.store.records.dead import DeadRows
@@ -222,7 +222,7 @@ def train_flow(training: FlowTraining, workers: Workers, pool: Pool, bar: Runnin
         return Flow.from_bytes(record.transform.read(store))
     bar.expect(rows)
     if (checkpoint := _load_checkpoint(training)) is not None:
-        say(f"the training of the flow continues after step {unpack(checkpoint)[1].get('step', 0):,}")
+        announce(f"the training of the flow continues after step {unpack(checkpoint)[1].get('step', 0):,}")
     ((_, file),) = workers.map_units(TrainFlow(), [training], pool, bar)
     bar.reach(rows)  # a short training may end before its rows were shown
     return Flow.from_bytes(file.read(store))

@@ -9,7 +9,7 @@ from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.store.files.base import Store
 from pipeline.store.records.sealed_json import FileRef
-from pipeline.store.records.units import Manifest, UnitRecord
+from pipeline.store.records.units import StageRecord, UnitRecord
 from pipeline.store.records.write_once import load_or_make, put_by_content
 from pipeline.store.rows.schema import (
     check_space,
@@ -72,7 +72,7 @@ class WhitenUnit(PlainTask[UnitRecord, UnitRecord]):
         )
 
 
-def write_whitened(run: Run, vectors: Manifest, transform: Transform) -> Manifest:
+def write_whitened(run: Run, vectors: StageRecord, transform: Transform) -> StageRecord:
     """Write the transformed vectors of every unit as units of their own."""
     made: dict[int, UnitRecord] = {}
     task = WhitenUnit(run.store, transform)
@@ -81,7 +81,7 @@ def write_whitened(run: Run, vectors: Manifest, transform: Transform) -> Manifes
         for number, record in run.workers.map_units(task, vectors.units, pool):
             made[number] = record
             bar.add(record.rows)
-    return Manifest(
+    return StageRecord(
         stage="whitened",
         units=tuple(made[number] for number in range(len(vectors.units))),
         parents=(vectors.id,),

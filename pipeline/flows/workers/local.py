@@ -24,7 +24,7 @@ from pipeline.flows.workers.nodes import Node, ResourceDemand
 from pipeline.flows.workers.stall import CpuMeter, StallTimer, hang_message, stall_limit_s
 from pipeline.flows.workers.tasks import Item, Pool, Result, Task, load_result, set_progress_listener
 from pipeline.keep_alive import on_keep_alive
-from pipeline.log import RunningStage, say
+from pipeline.log import RunningStage, announce
 from pipeline.settings import ClusterSettings, EncodeSettings
 from pipeline.store.files.disk import translate_disk_errors
 from pipeline.terminal import tolerate_lost_messages
@@ -165,7 +165,7 @@ class LocalWorkers(Workers):
             if meter.busy():
                 stall.record_cpu_use()
             if stall.seconds > current.stall_limit_s:
-                say(hang_message(current.name, stall.seconds))
+                announce(hang_message(current.name, stall.seconds))
                 child.kill()
                 return
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.metrics import NIGHTS, MetricSeries
-from pipeline.log import ends_by, say
+from pipeline.log import announce, ends_by
 from pipeline.store.files.disk import translate_disk_errors
 
 _Labels = tuple[tuple[str, str], ...]
@@ -71,7 +71,7 @@ def metrics_written_to(path: str | None) -> Iterator[None]:
         try:
             write(error)
         except Exception as failure:  # the night ends with its own error
-            say(f"the metrics are not written: {failure}")
+            announce(f"the metrics are not written: {failure}")
         raise
     else:
         write(None)

@@ -23,7 +23,7 @@ from pipeline.flows.workers.nodes import (
 )
 from pipeline.flows.workers.processes import WorkerProcess, kill_process
 from pipeline.flows.workers.stall import hang_message, stall_limit_s
-from pipeline.log import RunningStage, counted, say
+from pipeline.log import RunningStage, announce, counted
 
 _POLL_S = 1.0  # time between two requests of the call's status
 _NODES_S = 5.0  # time between two checks of the cluster's nodes
@@ -93,7 +93,7 @@ class Watch:
     def _handle_status(self, status: CallStatus, patience_s: float) -> None:
         """Show messages and rows, note the last heartbeat, and kill workers whose items hang."""
         for sentence in status.messages:
-            say(sentence)
+            announce(sentence)
         if self._bar is not None:
             self._bar.reach(status.rows, status.note)
         if status.silent_s is not None:
@@ -103,7 +103,7 @@ class Watch:
             if worker.node not in self._nodes or worker in self._killed:
                 continue
             if stalled_s > limit_s or silent_s > patience_s:
-                say(hang_message(f"item {item} of {self._task}", stalled_s))
+                announce(hang_message(f"item {item} of {self._task}", stalled_s))
                 self._killed.add(worker)
                 self._kills[_kill(worker)] = time.monotonic() + _KILL_S
             else:
@@ -155,7 +155,7 @@ class Watch:
         self._nodes, self._nodes_checked = nodes_alive(), time.monotonic()
         for address in take_lost(self._nodes):
             left = len(self._nodes)
-            say(f"node {address} is lost; its unfinished work is repeated on the {left} that are left")
+            announce(f"node {address} is lost; its unfinished work is repeated on the {left} that are left")
 
 
 def _kill(worker: WorkerProcess) -> Any:

@@ -12,7 +12,7 @@ from pipeline.index.files.unit_vectors import MAX_READ_BYTES, UnitVectors
 from pipeline.index.filter.address_set import AddressSet
 from pipeline.index.filter.selected_rows import RowBlock, locate, stored_vectors
 from pipeline.index.structure import is_exact, nlist_of, transforms_of
-from pipeline.log import say
+from pipeline.log import announce
 
 # Largest number of passing rows that are searched exactly. Their vectors, 15 MB at 384 dimensions, are
 # compared with a query in 0.3 ms on one thread.
@@ -105,7 +105,7 @@ def _raw_vectors(addresses: np.ndarray, units: UnitVectors) -> np.ndarray | None
     try:
         return units.take(addresses)
     except DataError as error:
-        say(f"answers are scored by the compressed vectors of the index: {error}")
+        announce(f"answers are scored by the compressed vectors of the index: {error}")
         return None
 
 

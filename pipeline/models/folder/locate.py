@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pipeline.errors import ModelError, TransientError
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.models.folder.frequencies import FREQUENCIES
 from pipeline.models.folder.word_vectors import FORMAT, build_folder
 from pipeline.settings import EncoderSettings
@@ -193,7 +193,7 @@ def _from_word_vectors(name: str, version: str, fetch: Callable[[], Path]) -> Pa
     """Convert a file of word vectors into an encoder folder in the cache, once for each `version`."""
 
     def build(folder: Path) -> None:
-        say(f"{name}: converting the word vectors into an encoder folder, once on this machine")
+        announce(f"{name}: converting the word vectors into an encoder folder, once on this machine")
         build_folder(fetch(), name, folder)
 
     return cached_folder("words", f"{FORMAT} {name} {version}", build)

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.errors import ModelError
 from pipeline.keep_alive import keep_alive
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.models.folder.vectorfile import Words, read_vectors
 from pipeline.text.tokens.stop_words import STOP_WORDS
 from pipeline.text.tokens.tokens import SKIPPED_WORD, Side, Tokenizer
@@ -51,7 +51,7 @@ def build_folder(file: Path, name: str, folder: Path) -> None:
     if not counts:
         raise ModelError(name, "word vectors", "an empty file", "give another file")
     if repeated := counts.total() - len(counts):
-        say(f"{name}: {repeated:,} lines repeat a word; its first vector is used")
+        announce(f"{name}: {repeated:,} lines repeat a word; its first vector is used")
     cased = sum(word != word.lower() for word in counts)
     config = {"model_type": WORDS, "hidden_size": dim, "vocab_size": len(counts), "words": FORMAT}
     st_config = {"max_seq_length": MAX_LENGTH, "do_lower_case": cased < _MIN_CASED_PROPORTION * len(counts)}

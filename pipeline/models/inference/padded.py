@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.identity import state_width
 from pipeline.models.inference.model import Model
@@ -53,7 +53,7 @@ class PaddedModel(Model):
         self._has_types = "token_type_ids" in inspect.signature(self._model.forward).parameters
         config = getattr(self._model, "config", model.config).get_text_config()
         if config.model_type in _POOLED_DECODERS:
-            say(
+            announce(
                 f"{folder.path}: the states of the encoder are pooled; sentence-transformers pools those of "
                 f"the decoder of {config.model_type}, which gives other vectors"
             )

@@ -11,7 +11,7 @@ from pipeline.config import digest_of
 from pipeline.cores import usable_cores
 from pipeline.device import Device
 from pipeline.errors import ConfigError
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.models.layers.linear import is_onednn
 from pipeline.models.layers.quantized import check_int8
 from pipeline.settings import Dtype, EncodeSettings
@@ -107,12 +107,12 @@ def arithmetic_of(encode: EncodeSettings, device: Device, max_length: int) -> Ar
     can_fuse = device.can_compile()
     arithmetic = Arithmetic(device, encode.dtype, max_tokens, fused=encode.compile and can_fuse)
     if encode.compile and device.kind != "cpu" and not can_fuse:
-        say(
+        announce(
             "encode.compile: this needs Triton, a C compiler (gcc, or named in CC) and a GPU of compute "
             "capability 7.0, so normalization runs unfused (slower); install them or set encode.compile=false"
         )
     if device.libraries().get("tf32", "0") not in ("", "0"):
-        say(
+        announce(
             "NVIDIA_TF32_OVERRIDE is set: the GPU rounds float32 to TF32, which changes vectors by about "
             "1e-3; unset it"
         )
@@ -121,7 +121,7 @@ def arithmetic_of(encode: EncodeSettings, device: Device, max_length: int) -> Ar
         and encode.dtype in ("bfloat16", "float16")
         and not is_onednn(arithmetic.torch_device, arithmetic.torch_dtype)
     ):
-        say(
+        announce(
             f"encode.dtype: this processor has no instructions for {encode.dtype}, "
             "which makes it slower than float32"
         )

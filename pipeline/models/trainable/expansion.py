@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from pipeline.errors import ConfigError
-from pipeline.log import counted, say
+from pipeline.log import announce, counted
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.word_vectors import END, START, TABLE, UNKNOWN, read_words
@@ -134,7 +134,7 @@ def _expand(encoder: EncoderFolder, vectors: EncoderFolder, limit: int | None) -
     new_file.chmod(weights_file.stat().st_mode)
     new_file.replace(weights_file)
     _append_words(encoder.transformer_path, vectors.transformer_path, matches.new_rows)
-    say(
+    announce(
         f"appended to the vocabulary: {counted(len(mapped), 'word')}; the map of their vectors, fitted on "
         f"{counted(len(shared), 'shared word')}, explains {explained:.0%} of these words' squared lengths"
     )

@@ -29,7 +29,7 @@ from typing import BinaryIO
 
 from pipeline.errors import ConfigError
 from pipeline.keep_alive import keep_alive, on_keep_alive
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.store.files.base import PARTIAL, sha256_of
 from pipeline.store.files.disk import remove, translate_disk_errors, tree_bytes
 from pipeline.store.files.retry import positive_number
@@ -146,7 +146,7 @@ def _temporary_cache(directory: str, problem: str) -> Path:
     if replacement_problem:
         replacement = Path(tempfile.mkdtemp(prefix="manta-"))
         atexit.register(shutil.rmtree, replacement, ignore_errors=True)
-    say(
+    announce(
         f"{directory} cannot be used to cache remote files ({problem}): using {replacement}; "
         "set MANTA_CACHE to choose another directory"
     )

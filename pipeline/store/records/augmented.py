@@ -10,12 +10,12 @@ from typing import Any
 from pipeline.errors import TransientError
 from pipeline.store.files.base import Store
 from pipeline.store.records.sealed_json import FileRef
-from pipeline.store.records.units import Corpus, Manifest
+from pipeline.store.records.units import Corpus, StageRecord
 
 AUGMENTED_FOLDER = "augmented"
 
 
-class Augmented(Manifest):
+class Augmented(StageRecord):
     """Result of `manta augment`: for each unit of the corpus one unit with the variants of its live rows."""
 
     labels: tuple[str, ...]

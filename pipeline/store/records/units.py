@@ -216,7 +216,7 @@ class Corpus(Stored):
         return max((unit.ordinal for unit in self.units), default=-1) + 1
 
 
-class Manifest(Stored):
+class StageRecord(Stored):
     """The units that one stage made, in order, and the ids of its inputs."""
 
     schema_version: int = 1

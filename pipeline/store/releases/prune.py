@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.errors import TransientError
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.store.files.base import Entry, Store, in_threads
 from pipeline.store.files.check_store import clock
 from pipeline.store.files.lease import SERVED, active_leases, describe, holders, is_lease
@@ -219,7 +219,7 @@ def _served(store: Store, now: float) -> tuple[list[str], set[int]]:
             )
         leases.append(path)
         if number not in served:
-            say(f"release {number} is kept as long as it is served: {describe(holder)}")
+            announce(f"release {number} is kept as long as it is served: {describe(holder)}")
         served.add(number)
     return leases, served
 
@@ -261,7 +261,9 @@ def _paths_of_damaged(releases: Releases, number: int) -> Iterator[str]:
     if manifest is None:
         return
     where = releases.commits.store.uri_of(commit_path(number))
-    say(f"{where} cannot be read: the files of release {number} are kept; restore the commit from a copy")
+    announce(
+        f"{where} cannot be read: the files of release {number} are kept; restore the commit from a copy"
+    )
     yield from _paths(releases, manifest)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.errors import ConfigError, DataError, PublishConflict, RootHeld, TransientError
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.files.local import LocalStore
 from pipeline.store.records.release_units import UnitTable
@@ -81,19 +81,21 @@ class Releases:
         """
         numbers = self.commits.numbers()
         if error := self.commits.sequence_error(numbers):
-            say(f"the highest commit is used although the sequence is damaged: {error}")
+            announce(f"the highest commit is used although the sequence is damaged: {error}")
         for number in reversed(numbers):
             if (commit := self.commits.read(number)) is None:
                 where = self.commits.store.uri_of(commit_path(number))
-                say(f"{where} is skipped: it is damaged, or was truncated before it took effect")
+                announce(f"{where} is skipped: it is damaged, or was truncated before it took effect")
                 continue
             try:
                 if manifest := load_manifest(self.store, commit):
                     return manifest
                 if commit.manifest is not None:
-                    say(f"release {commit.release} is skipped: {self.store.uri_of(commit.manifest)} is gone")
+                    announce(
+                        f"release {commit.release} is skipped: {self.store.uri_of(commit.manifest)} is gone"
+                    )
             except ManifestChanged as error:
-                say(f"release {commit.release} is skipped: {error}")
+                announce(f"release {commit.release} is skipped: {error}")
         return None
 
     def get(self, number: int) -> ReleaseManifest:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.config import digest_of
 from pipeline.errors import TransientError
-from pipeline.log import counted, say
+from pipeline.log import announce, counted
 from pipeline.settings import CorpusSettings
 from pipeline.store.files.base import Store, in_threads, sha256_of
 from pipeline.store.files.local import ScratchStore
@@ -375,7 +375,7 @@ def ingest(
             record = _run(ingestion)
     check_good_rows(record, corpus, store)
     for sentence in filter(None, (listed.warning, _emptied(record))):
-        say(f"warning: {sentence}")
+        announce(f"warning: {sentence}")
     return record
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import DataError
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.text.rows.neighbours import follow_each_other
 from pipeline.text.rows.row_groups import RowGroup, Span, file_changed
 from pipeline.text.rows.training_rows import TrainingRows
@@ -100,7 +100,7 @@ def with_adjacent(sentences: TrainingRows, adjacent_roles: Sequence[str], seed: 
             f"none in {len(sentences):,} rows with {needed}",
             "write the rows in the order of the documents, in row groups of many rows",
         )
-    say(f"{rows.name}: {len(rows):,} of {len(sentences):,} sentences have {needed}")
+    announce(f"{rows.name}: {len(rows):,} of {len(sentences):,} sentences have {needed}")
     return rows
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import DataError
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.settings.training import OrderSettings
 from pipeline.text.formats.reject_rows import rechunk
 from pipeline.text.rows.batches import GlobalBatch
@@ -45,7 +45,7 @@ class NeighbourOrder:
                 "give more rows, make the batch smaller, or write the rows in the order of the documents",
             )
         if self._rows < len(training_rows):
-            say(
+            announce(
                 f"{training_rows.name}: {self._rows:,} of {len(training_rows):,} sentences are next to one "
                 "of their document; the others are left out"
             )

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, TransientError
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.settings import CorpusSettings
 from pipeline.settings.training import NEGATIVES, ROLES, TEXTS, PairSettings
 from pipeline.text.rows.augmented import is_manifest, manifest_units, newest_manifest
@@ -158,7 +158,7 @@ def open_training_rows(
         raise DataError(settings.uri, "rows to train on", _reason_for_no_rows(counts), "check the files")
     warnings = (_unused_range(settings, scores), _unused_negatives(settings, footers[0][0], used_roles))
     for sentence in filter(None, (*_missing_texts(training_rows, nulls), *warnings)):
-        say(f"{settings.uri}: {sentence}")
+        announce(f"{settings.uri}: {sentence}")
     return training_rows
 
 
@@ -208,7 +208,9 @@ def _is_used(role: str, settings: PairSettings, schemas: Sequence[pa.Schema]) ->
         return True
     having = sum(role in schema.names for schema in schemas)
     if 0 < having < len(schemas):
-        say(f"{settings.uri}: {having:,} of {len(schemas):,} files have a column {role}, so it is not used")
+        announce(
+            f"{settings.uri}: {having:,} of {len(schemas):,} files have a column {role}, so it is not used"
+        )
     return having == len(schemas)
 
 

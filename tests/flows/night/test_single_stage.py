@@ -23,7 +23,7 @@ from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.stats.moments import Moments
 from pipeline.store.files.open_store import open_store
-from pipeline.store.records.units import Manifest
+from pipeline.store.records.units import StageRecord
 from pipeline.store.releases.release import Releases
 from pipeline.store.rows.schema import vector_matrix
 
@@ -31,7 +31,7 @@ Make = Callable[..., Job]
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-def stored_vectors(root: str, manifest: Manifest) -> np.ndarray:
+def stored_vectors(root: str, manifest: StageRecord) -> np.ndarray:
     return np.concatenate(
         [
             vector_matrix(pq.read_table(Path(root, unit.path))["vector"]).astype(np.float64)

@@ -17,7 +17,7 @@ from pipeline.flows.train.ranks import LostPeer, RankGroup, describe_loss, is_lo
 from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.nodes import Node
 from pipeline.flows.workers.ray_workers import RayWorkers
-from pipeline.log import Stages, listening, say
+from pipeline.log import Stages, announce, listening
 from pipeline.settings import ClusterSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.text.rows.batches import RankSlice
@@ -48,7 +48,9 @@ class Sum:
         if rank_slice.rank == self.dies and starts == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         dist.all_reduce(total)
-        say(f"{rank_slice.rank} of {rank_slice.world} on {device} with {torch.get_num_threads()} threads")
+        announce(
+            f"{rank_slice.rank} of {rank_slice.world} on {device} with {torch.get_num_threads()} threads"
+        )
         tell(7, "all is well")
         (self.folder / f"sum-{rank_slice.rank}").write_text(str(total.item()))
 

@@ -10,7 +10,7 @@ from pipeline.config import canonical
 from pipeline.errors import DataError
 from pipeline.store.files.base import Store
 from pipeline.store.records.sealed_json import FileRef, Stored
-from pipeline.store.records.units import Corpus, Manifest, TableBucket, UnitRecord
+from pipeline.store.records.units import Corpus, StageRecord, TableBucket, UnitRecord
 from pipeline.store.records.write_once import create_record, load_or_make, put_by_content, store_by_content
 from pipeline.store.releases.manifest import IndexPart
 
@@ -65,7 +65,7 @@ _TABLE = TableBucket(path="p", sha256="s", deltas=(FileRef(path='a "seal":"', sh
         _TABLE,  # its seal is neither the first nor the last field
         IndexPart(files=(), ids=(), next_ordinal=3),  # its seal is the last field
         Corpus(id="i", digest="d", units=(), texts=(_TABLE,), counts={"rows": 2}),
-        Manifest(stage="vectors", units=()),
+        StageRecord(stage="vectors", units=()),
     ],
     ids=lambda stored: type(stored).__name__,
 )
@@ -87,7 +87,7 @@ def test_a_record_is_read_as_it_was_written_and_every_changed_byte_is_noticed(st
 def test_a_record_is_complete_if_all_its_files_are(store: Store, name: str):
     reference = store_by_content(store, b"twelve bytes", name, ".bin")
     unit = record(store, "a").model_copy(update={name: reference})
-    manifest = Manifest(stage="vectors", units=(record(store, "b"), unit))
+    manifest = StageRecord(stage="vectors", units=(record(store, "b"), unit))
     assert unit.is_complete(store)
     assert manifest.is_complete(store)
     for damage in (lambda: store.write(reference.path, b"twelve"), lambda: store.delete(reference.path)):
@@ -99,7 +99,7 @@ def test_a_record_is_complete_if_all_its_files_are(store: Store, name: str):
 def test_references_are_found_in_fields_tuples_and_nested_records(store: Store):
     moments = FileRef(path="moments", sha256="m")
     first, second = record(store, "a"), record(store, "b").model_copy(update={"moments": moments})
-    manifest = Manifest(stage="vectors", units=(first, second))
+    manifest = StageRecord(stage="vectors", units=(first, second))
     assert list(manifest.references()) == [first.file, second.file, moments]
 
 

@@ -10,7 +10,7 @@ from pipeline.flows.night.key_facts import DISTINCT_TEXTS, read_keys
 from pipeline.flows.night.previous_release import PreviousRelease
 from pipeline.flows.night.release_changes import differing_values
 from pipeline.flows.run import Run
-from pipeline.log import counted, say
+from pipeline.log import announce, counted
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.store.files.base import Store, in_threads
@@ -57,7 +57,7 @@ def judge_corpus(run: Run, previous: PreviousRelease, corpus: Corpus) -> JudgedC
     gates = dict(_gates(run, previous, corpus, facts.distinct_texts))
     for name, gate in gates.items():
         if gate.value is None:
-            say(f"{name}: {gate.sentence}")
+            announce(f"{name}: {gate.sentence}")
     return JudgedCorpus(gates, facts.repeated_ids, facts.distinct_texts)
 
 

@@ -7,7 +7,7 @@ from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.gates.fixed_queries import sampled_texts
 from pipeline.flows.night.guess_corpus import guess_language, no_language
 from pipeline.flows.run import Run
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.settings import EncoderSettings
 from pipeline.store.releases.manifest import Choice, ReleaseManifest
 
@@ -34,9 +34,9 @@ def check_language(run: Run, previous: ReleaseManifest | None, candidate: Candid
         chosen=language or (_UNKNOWN if found == _UNKNOWN else _UNCHECKED),
         sentence=f"{found}, from {len(sampled)} sampled texts" if language else found,
     )
-    say(f"{_LANGUAGE}: {choice.sentence}")
+    announce(f"{_LANGUAGE}: {choice.sentence}")
     for sentence in language_warnings((choice,)):
-        say(f"warning: {sentence}")
+        announce(f"warning: {sentence}")
     choices = (*manifest.choices, choice)
     return replace(candidate, manifest=manifest.model_copy(update={"choices": choices}))
 

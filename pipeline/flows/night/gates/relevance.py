@@ -22,7 +22,7 @@ from pipeline.flows.night.gates.judged_ids import (
 from pipeline.flows.run import Run
 from pipeline.index.measure.truth import NO_NEIGHBOUR
 from pipeline.index.search.grouped import search_grouped
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import RelevanceSettings
 from pipeline.store.files.base import Store
@@ -177,7 +177,7 @@ def _load_scores(store: Store, release: ReleaseManifest) -> RelevanceScores | No
         return RelevanceScores.from_bytes(release.relevance.read(store))
     except FileNotFoundError:
         path = release.relevance.path
-        say(f"gates.relevance: nothing is compared: {path}, of release {release.release}, is gone")
+        announce(f"gates.relevance: nothing is compared: {path}, of release {release.release}, is gone")
         return None
 
 
@@ -225,7 +225,7 @@ def _search(run: Run, corpus: Corpus, manifest: ReleaseManifest, vectors: np.nda
     addresses = np.full((len(vectors), ANSWERS), NO_NEIGHBOUR, dtype=np.int64)
     usable = np.flatnonzero(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1))
     if unknown := len(vectors) - len(usable):
-        say(f"gates.relevance: queries without a usable vector, for which nothing is found: {unknown:,}")
+        announce(f"gates.relevance: queries without a usable vector, for which nothing is found: {unknown:,}")
     documents = DocumentsOfRows(run, corpus)
 
     def search(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

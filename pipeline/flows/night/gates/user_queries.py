@@ -16,7 +16,7 @@ from pipeline.flows.index.records import store_queries
 from pipeline.flows.index.released import StoredTruth, scan_release, use_index
 from pipeline.flows.run import Run
 from pipeline.index.measure.metrics import Proportion
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import GateSettings
 from pipeline.store.releases.manifest import USER_QUERY_RECALL, Gate, ReleaseManifest
@@ -68,7 +68,7 @@ def user_query_gates(run: Run, manifest: ReleaseManifest) -> dict[str, Gate]:
     vectors = encode_texts(run, texts, query=True)
     usable = vectors[np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)]
     if not len(usable):
-        say(
+        announce(
             f"gates.queries: the encoder knows none of the {len(texts):,} texts in {job.gates.queries}; "
             "their recall is not measured"
         )

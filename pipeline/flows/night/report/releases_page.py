@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pipeline.config import digest_of
 from pipeline.errors import DataError, PipelineError
 from pipeline.index.measure.metrics import IndexMetrics
-from pipeline.log import say
+from pipeline.log import announce
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.write_once import load_or_make
 from pipeline.store.releases.commits import Commit
@@ -47,7 +47,7 @@ def write_summary(
         summary = Summary.of(manifest).model_copy(update=measured_tonight)
         store.write(summary_path(manifest.release), summary.to_json())
     except (PipelineError, OSError) as error:
-        say(f"the summary of release {manifest.release} is not stored: {error}")
+        announce(f"the summary of release {manifest.release} is not stored: {error}")
 
 
 def load_summary(store: Store, number: int) -> Summary | None:
@@ -55,7 +55,7 @@ def load_summary(store: Store, number: int) -> Summary | None:
     try:
         return Summary.load(store, summary_path(number))
     except DataError as error:
-        say(f"the report compares less with release {number}: {error}")
+        announce(f"the report compares less with release {number}: {error}")
         return None
 
 
@@ -74,7 +74,7 @@ def refresh_page(releases: Releases) -> None:
     try:
         _write_page(releases)
     except (PipelineError, OSError) as error:
-        say(f"{PAGE} is not refreshed: {error}")
+        announce(f"{PAGE} is not refreshed: {error}")
 
 
 def _write_page(releases: Releases) -> None:

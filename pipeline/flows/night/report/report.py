@@ -21,7 +21,7 @@ from pipeline.flows.night.gates.fixed_queries import texts_at
 from pipeline.flows.night.gates.relevance import MeasuredRelevance
 from pipeline.flows.night.release_changes import differing_settings, measure_drift
 from pipeline.flows.run import Run
-from pipeline.log import Stage, counted, say
+from pipeline.log import Stage, announce, counted
 from pipeline.report.changes import ChangedAnswers, QuarantinedRow, ReleaseChange, RowChange
 from pipeline.report.night import IndexSection, NightCounts, NightReport, Throughput, VectorCharts
 from pipeline.report.relevance import QueryScores, RelevanceSection
@@ -75,7 +75,7 @@ def _chosen_rows(store: Store, corpus_id: str) -> tuple[ChangedRow, ...]:
     try:
         chosen = ChangedRows.load_intact(store, ChangedRows.path(corpus_id))
     except DataError as error:
-        say(f"the report shows no new, changed and deleted rows: {error}")
+        announce(f"the report shows no new, changed and deleted rows: {error}")
         return ()
     return chosen.rows if chosen else ()
 
