@@ -40,19 +40,16 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True)
 class VariantHistogram:
-    """Histogram of kept and rejected variants by a measure.
-
-    Attributes:
-        edges: edges of the bins.
-        kept: number of kept variants per bin; the outer bins include all values beyond.
-        rejected: number of rejected variants per bin.
-        bounds: smallest and largest value of the measure that the settings allow; None without limits.
-    """
+    """Histogram of kept and rejected variants by a measure."""
 
     edges: tuple[float, ...]
+    """edges of the bins"""
     kept: tuple[int, ...]
+    """number of kept variants per bin; the outer bins include all values beyond"""
     rejected: tuple[int, ...]
+    """number of rejected variants per bin"""
     bounds: Bounds | None = None
+    """smallest and largest value of the measure that the settings allow; None without limits"""
 
     @classmethod
     def of(

@@ -20,21 +20,18 @@ _NUMBER = re.compile(r"(\u2212?\d+)\.?(\d*)( %)?")  # integer part, decimals, un
 
 @dataclass(frozen=True)
 class ChartFrame:
-    """Map from values to pixels of a chart.
-
-    Attributes:
-        x: range of the x axis.
-        y: range of the y axis.
-        log_x: True if the x axis is logarithmic.
-        left: pixel where the x axis begins.
-        right: pixel where the x axis ends.
-    """
+    """Map from values to pixels of a chart."""
 
     x: tuple[float, float]
+    """range of the x axis"""
     y: tuple[float, float]
+    """range of the y axis"""
     log_x: bool = False
+    """True if the x axis is logarithmic"""
     left: int = LEFT
+    """pixel where the x axis begins"""
     right: int = WIDTH - RIGHT
+    """pixel where the x axis ends"""
 
     def px(self, value: float) -> float:
         """Return the horizontal pixel of an x value."""

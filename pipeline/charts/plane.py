@@ -19,21 +19,18 @@ _MAX_LABEL = 40  # characters
 
 
 class PlanePoint(NamedTuple):
-    """A row on the plane.
-
-    Attributes:
-        x: position from left to right.
-        y: position from bottom to top.
-        id: id of the row, which the point links to.
-        title: text that is shown when the pointer is over the point.
-        group: number of its colour.
-    """
+    """A row on the plane."""
 
     x: float
+    """position from left to right"""
     y: float
+    """position from bottom to top"""
     id: str
+    """id of the row, which the point links to"""
     title: str
+    """text that is shown when the pointer is over the point"""
     group: int
+    """number of its colour"""
 
 
 def plane_chart(points: Sequence[PlanePoint]) -> Markup:

@@ -41,15 +41,12 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class StepAxis:
-    """Step axis shared by the charts of one training.
-
-    Attributes:
-        last: number of the last step.
-        resumed: steps after which an interrupted training was resumed.
-    """
+    """Step axis shared by the charts of one training."""
 
     last: float
+    """number of the last step"""
     resumed: tuple[float, ...] = ()
+    """steps after which an interrupted training was resumed"""
 
     def frame(self, low: float, high: float) -> ChartFrame:
         """Return the frame of a chart with values from low to high."""
@@ -70,15 +67,12 @@ class StepAxis:
 
 @dataclass(frozen=True)
 class ValueAxis:
-    """Value axis of a chart by step.
-
-    Attributes:
-        label: format of the values.
-        floor: value that the axis must include and that has no room below it; None without one.
-    """
+    """Value axis of a chart by step."""
 
     label: Callable[[float], str] = compact
+    """format of the values"""
     floor: float | None = None
+    """value that the axis must include and that has no room below it; None without one"""
 
 
 def curves_chart(

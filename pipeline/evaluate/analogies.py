@@ -21,19 +21,16 @@ _DECIMALS = 12  # similarities are rounded, so that equal vectors are a tie
 
 @dataclass(frozen=True)
 class Analogies:
-    """Questions and the words among which their answers are sought.
-
-    Attributes:
-        words: the distinct words of the file.
-        questions: (n, 4) indices into `words`: a, b, c and the expected d.
-        category: (n,) index of each question's category in `category_names`; -1 without one.
-        category_names: names of the categories.
-    """
+    """Questions and the words among which their answers are sought."""
 
     words: list[str]
+    """the distinct words of the file"""
     questions: np.ndarray
+    """(n, 4) indices into `words`: a, b, c and the expected d"""
     category: np.ndarray
+    """(n,) index of each question's category in `category_names`; -1 without one"""
     category_names: list[str]
+    """names of the categories"""
 
 
 @TASKS.register("analogies")

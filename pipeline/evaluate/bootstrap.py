@@ -18,16 +18,14 @@ class ScoreEstimate:
     each single row. They are better for few rows and for values near a bound: for average precision over
     100 pairs, percentile intervals contain the true value in 89 to 93 % of samples, BCa intervals in 93 to
     96 %.
-
-    Attributes:
-        value: the value on all rows; None if it is undefined.
-        low: lower end of the interval; None if there is no interval.
-        high: upper end of the interval.
     """
 
     value: float | None
+    """the value on all rows; None if it is undefined"""
     low: float | None = None
+    """lower end of the interval; None if there is no interval"""
     high: float | None = None
+    """upper end of the interval"""
 
     @property
     def excludes_zero(self) -> bool:

@@ -36,17 +36,14 @@ class DuplicatesOptions(RowOptions):
 
 @dataclass(frozen=True)
 class DistinctTexts:
-    """Distinct texts and the pairs of them that mean the same.
-
-    Attributes:
-        texts: n distinct texts.
-        gold: ascending keys (smaller index * n + larger index) of pairs that mean the same; None if unknown.
-        missing: number of missing texts.
-    """
+    """Distinct texts and the pairs of them that mean the same."""
 
     texts: list[str]
+    """n distinct texts"""
     gold: np.ndarray | None
+    """ascending keys (smaller index * n + larger index) of pairs that mean the same; None if unknown"""
     missing: int
+    """number of missing texts"""
 
 
 @TASKS.register("duplicates")

@@ -28,17 +28,14 @@ _REMEDY = "correct the file named by gates.relevance.queries"
 
 @dataclass(frozen=True)
 class JudgedQueries:
-    """Different queries, each with the ids of its relevant rows.
-
-    Attributes:
-        where: path or URI of the file.
-        queries: normalized as texts of the corpus are.
-        relevant: for each query its different ids, as strings, sorted.
-    """
+    """Different queries, each with the ids of its relevant rows."""
 
     where: str
+    """path or URI of the file"""
     queries: tuple[str, ...]
+    """normalized as texts of the corpus are"""
     relevant: tuple[tuple[str, ...], ...]
+    """for each query its different ids, as strings, sorted"""
 
     @property
     def count(self) -> str:
@@ -49,19 +46,16 @@ class JudgedQueries:
 
 @dataclass(frozen=True)
 class JudgedPairs:
-    """Sentence pairs with scores.
-
-    Attributes:
-        where: path or URI of the file.
-        left: first sentence of each pair, normalized as texts of the corpus are.
-        right: second sentence of each pair.
-        gold: (n,) float64 scores; larger is more similar.
-    """
+    """Sentence pairs with scores."""
 
     where: str
+    """path or URI of the file"""
     left: tuple[str, ...]
+    """first sentence of each pair, normalized as texts of the corpus are"""
     right: tuple[str, ...]
+    """second sentence of each pair"""
     gold: np.ndarray
+    """(n,) float64 scores; larger is more similar"""
 
     @property
     def count(self) -> str:

@@ -28,21 +28,18 @@ class TextWords(Settings):
 
 
 class MaskWords(Stored):
-    """Reading by words with one encoder.
-
-    Attributes:
-        space_id: the encoder's space.
-        template: the template; None if it is in the tokenizer of the encoder's folder.
-        top_k: number of words whose embeddings are averaged.
-        correlations: Spearman x100 of the pairs' cosines with human scores, by reading; empty without pairs.
-        texts: texts with their likeliest words.
-    """
+    """Reading by words with one encoder."""
 
     space_id: str
+    """the encoder's space"""
     template: str | None
+    """the template; None if it is in the tokenizer of the encoder's folder"""
     top_k: int
+    """number of words whose embeddings are averaged"""
     correlations: dict[str, float]
+    """Spearman x100 of the pairs' cosines with human scores, by reading; empty without pairs"""
     texts: tuple[TextWords, ...]
+    """texts with their likeliest words"""
 
 
 class NamedMaskWords(Settings):
@@ -53,17 +50,14 @@ class NamedMaskWords(Settings):
 
 
 class MaskWordsReport(Settings):
-    """Results of `manta evaluate --mask-words`.
-
-    Attributes:
-        pairs: number of pairs with human scores.
-        pairs_source: where the pairs are from, or None.
-        candidates: results by encoder.
-    """
+    """Results of `manta evaluate --mask-words`."""
 
     pairs: int
+    """number of pairs with human scores"""
     pairs_source: str | None
+    """where the pairs are from, or None"""
     candidates: tuple[NamedMaskWords, ...]
+    """results by encoder"""
 
 
 def pair_correlation(left: np.ndarray, right: np.ndarray, gold: Sequence[float] | np.ndarray) -> float:

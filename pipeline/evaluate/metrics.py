@@ -9,19 +9,16 @@ import numpy as np
 
 @dataclass(frozen=True)
 class BestThreshold:
-    """Threshold that maximizes a metric. Predictions of at least the threshold count as positive.
-
-    Attributes:
-        value: the maximum of the metric.
-        threshold: the threshold.
-        precision: precision with this threshold.
-        recall: recall with this threshold.
-    """
+    """Threshold that maximizes a metric. Predictions of at least the threshold count as positive."""
 
     value: float
+    """the maximum of the metric"""
     threshold: float
+    """the threshold"""
     precision: float
+    """precision with this threshold"""
     recall: float
+    """recall with this threshold"""
 
 
 class _ThresholdCounts(NamedTuple):

@@ -27,55 +27,46 @@ MIN_TEXTS_PER_CLASS = 3  # so that every training part of a nested cross-validat
 
 @dataclass(frozen=True)
 class TransferOutcome:
-    """Predictions for the n tested texts.
-
-    Attributes:
-        rows: (n,) indices of the texts.
-        predicted: (n,) classes.
-        fold: (n,) outer fold of each text; 0 if the test part is fixed.
-        chosen_strengths: strength of the penalty that was chosen for each fold.
-        converged: False if a solver stopped early.
-    """
+    """Predictions for the n tested texts."""
 
     rows: np.ndarray
+    """(n,) indices of the texts"""
     predicted: np.ndarray
+    """(n,) classes"""
     fold: np.ndarray
+    """(n,) outer fold of each text; 0 if the test part is fixed"""
     chosen_strengths: tuple[float, ...]
+    """strength of the penalty that was chosen for each fold"""
     converged: bool = True
+    """False if a solver stopped early"""
 
 
 @dataclass(frozen=True)
 class LabelledVectors:
-    """Vectors with their classes.
-
-    Attributes:
-        x: (n, d) vectors.
-        y: (n,) classes.
-        split: (n,) split of each row.
-    """
+    """Vectors with their classes."""
 
     x: np.ndarray
+    """(n, d) vectors"""
     y: np.ndarray
+    """(n,) classes"""
     split: np.ndarray
+    """(n,) split of each row"""
 
 
 @dataclass(frozen=True)
 class TransferProtocol:
-    """Division of a data set for training a classifier, choosing its penalty and testing it.
-
-    Attributes:
-        name: displayed name.
-        splits: splits of the file.
-        missing: splits of the published data set that the file lacks.
-        folds: number of folds of cross-validation.
-        seed: seed of the division into folds.
-    """
+    """Division of a data set for training a classifier, choosing its penalty and testing it."""
 
     name: str
+    """displayed name"""
     splits: tuple[str, ...]
+    """splits of the file"""
     missing: tuple[str, ...]
+    """splits of the published data set that the file lacks"""
     folds: int
+    """number of folds of cross-validation"""
     seed: int
+    """seed of the division into folds"""
 
     @property
     def used_splits(self) -> tuple[str, ...]:

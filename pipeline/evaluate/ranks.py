@@ -15,16 +15,12 @@ TIE = 1e-6  # relative difference up to which similarities tie; rounding makes t
 
 @dataclass(frozen=True)
 class SearchedTargets:
-    """Result of a search of queries among targets.
-
-    Attributes:
-        ranks: for each query the ascending ranks, from 1, of its relevant targets.
-        nearest: (q, NEAREST) indices of the nearest targets of each query, nearest first; -1 if there are
-            fewer.
-    """
+    """Result of a search of queries among targets."""
 
     ranks: list[np.ndarray]
+    """for each query the ascending ranks, from 1, of its relevant targets"""
     nearest: np.ndarray
+    """(q, NEAREST) indices of the nearest targets of each query, nearest first; -1 if there are fewer"""
 
 
 def search_targets(
@@ -90,17 +86,14 @@ def _ranks(similarities: np.ndarray, relevant: np.ndarray, self_index: int) -> n
 
 @dataclass(frozen=True)
 class MinedPairs:
-    """Most similar pairs of rows, in descending order of similarity.
-
-    Attributes:
-        indices: (p, 2) indices of the rows of a pair, the smaller first.
-        similarity: (p,).
-        counts_above: number of pairs at or above each threshold, among all pairs of rows.
-    """
+    """Most similar pairs of rows, in descending order of similarity."""
 
     indices: np.ndarray
+    """(p, 2) indices of the rows of a pair, the smaller first"""
     similarity: np.ndarray
+    """(p,)"""
     counts_above: np.ndarray
+    """number of pairs at or above each threshold, among all pairs of rows"""
 
 
 def most_similar(

@@ -31,23 +31,20 @@ class RelatednessOptions(Settings):
 
 @dataclass(frozen=True)
 class RelatednessPairs:
-    """Sentence pairs with a score, in the order of the file.
-
-    Attributes:
-        left: first sentence of each of the n pairs.
-        right: second sentence of each pair.
-        gold: (n,) scores.
-        parts: row numbers of each split.
-        without_score: number of pairs that are left out because they have no score.
-        missing: number of missing texts.
-    """
+    """Sentence pairs with a score, in the order of the file."""
 
     left: list[str]
+    """first sentence of each of the n pairs"""
     right: list[str]
+    """second sentence of each pair"""
     gold: np.ndarray
+    """(n,) scores"""
     parts: dict[str, np.ndarray]
+    """row numbers of each split"""
     without_score: int
+    """number of pairs that are left out because they have no score"""
     missing: int
+    """number of missing texts"""
 
 
 @TASKS.register("relatedness")

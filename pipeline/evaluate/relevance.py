@@ -21,17 +21,14 @@ RESAMPLES, SEED = 1_000, 1_111
 
 @dataclass(frozen=True)
 class RelevanceScores:
-    """A score of each query, or of each pair; equal rows of two releases can be compared.
-
-    Attributes:
-        keys: query and relevant ids of each row, or the two sentences and their score.
-        scores: (n,) float64: nDCG@10 of each query, or the cosine of each pair.
-        gold: (n,) scores of the pairs; None for queries.
-    """
+    """A score of each query, or of each pair; equal rows of two releases can be compared."""
 
     keys: tuple[tuple[str, ...], ...]
+    """query and relevant ids of each row, or the two sentences and their score"""
     scores: np.ndarray
+    """(n,) float64: nDCG@10 of each query, or the cosine of each pair"""
     gold: np.ndarray | None = None
+    """(n,) scores of the pairs; None for queries"""
 
     @classmethod
     def of_ranks(cls, judged: JudgedQueries, rows: Sequence[int], ranks: Sequence[np.ndarray]) -> Self:
@@ -92,19 +89,16 @@ class RelevanceScores:
 
 
 class ScoreChange(NamedTuple):
-    """Scores of the rows that two releases share.
-
-    Attributes:
-        keys: the shared rows.
-        before: (n,) their scores in the earlier release.
-        now: (n,) their scores in the later release.
-        difference: change of the value on these rows.
-    """
+    """Scores of the rows that two releases share."""
 
     keys: tuple[tuple[str, ...], ...]
+    """the shared rows"""
     before: np.ndarray
+    """(n,) their scores in the earlier release"""
     now: np.ndarray
+    """(n,) their scores in the later release"""
     difference: ScoreEstimate
+    """change of the value on these rows"""
 
     @property
     def is_worse(self) -> bool:

@@ -29,22 +29,19 @@ class RetrievalOptions(RowOptions):
 
 @dataclass(frozen=True)
 class SearchProblem:
-    """Queries, targets, and which targets are relevant to which queries.
-
-    Attributes:
-        texts: all texts.
-        queries: indices into `texts`.
-        targets: distinct indices into `texts`.
-        relevant: for each query the ascending indices into `targets` of its relevant targets.
-        self_index: (queries,) index of the query itself among the targets, which its search leaves out; -1 if
-            it is not a target.
-    """
+    """Queries, targets, and which targets are relevant to which queries."""
 
     texts: list[str]
+    """all texts"""
     queries: np.ndarray
+    """indices into `texts`"""
     targets: np.ndarray
+    """distinct indices into `texts`"""
     relevant: list[np.ndarray]
+    """for each query the ascending indices into `targets` of its relevant targets"""
     self_index: np.ndarray
+    """(queries,) index of the query itself among the targets, which its search leaves out; -1 if it is not a
+    target"""
 
 
 @TASKS.register("retrieval")

@@ -122,21 +122,18 @@ class TaskRows:
 
 @dataclass(frozen=True)
 class TaskFile:
-    """File of a task.
-
-    Attributes:
-        store: store of the file.
-        path: path in the store.
-        sha256: digest of the content.
-        columns: (role, column) pairs of the roles that the task uses.
-        split: only rows with this value in the split column are used; None for all.
-    """
+    """File of a task."""
 
     store: Store
+    """store of the file"""
     path: str
+    """path in the store"""
     sha256: str
+    """digest of the content"""
     columns: tuple[tuple[str, str], ...]
+    """(role, column) pairs of the roles that the task uses"""
     split: str | None = None
+    """only rows with this value in the split column are used; None for all"""
 
     @property
     def where(self) -> str:

@@ -31,25 +31,22 @@ class StsOptions(RowOptions):
 
 @dataclass(frozen=True)
 class StsPairs:
-    """Sentence pairs with a gold score, in the order of the file.
-
-    Attributes:
-        left: first sentence of each of the n pairs.
-        right: second sentence of each pair.
-        gold: (n,) scores.
-        subset: (n,) index of each pair's subset in `names`.
-        names: names of the subsets.
-        without_score: number of pairs of the file that are left out because they have no score.
-        missing: number of missing texts.
-    """
+    """Sentence pairs with a gold score, in the order of the file."""
 
     left: list[str]
+    """first sentence of each of the n pairs"""
     right: list[str]
+    """second sentence of each pair"""
     gold: np.ndarray
+    """(n,) scores"""
     subset: np.ndarray
+    """(n,) index of each pair's subset in `names`"""
     names: list[str]
+    """names of the subsets"""
     without_score: int
+    """number of pairs of the file that are left out because they have no score"""
     missing: int
+    """number of missing texts"""
 
 
 @TASKS.register("sts")

@@ -49,14 +49,7 @@ class Score:
 
 @dataclass(frozen=True)
 class EvaluationTask(ABC):
-    """A data set and its metric. Immutable and picklable: it holds the settings and the file, not the rows.
-
-    Attributes:
-        name: name of the task.
-        file: file of its rows.
-        options: options of this task, of type `options_type`.
-        settings: settings that all tasks share.
-    """
+    """A data set and its metric. Immutable and picklable: it holds settings and the file, not the rows."""
 
     kind: ClassVar[str]
     description: ClassVar[str]
@@ -73,9 +66,13 @@ class EvaluationTask(ABC):
     score_settings: ClassVar[tuple[str, ...]] = ("similarity",)
     """settings of `evaluate` that change the score"""
     name: str
+    """name of the task"""
     file: TaskFile
+    """file of its rows"""
     options: Settings
+    """options of this task, of type `options_type`"""
     settings: EvaluateSettings
+    """settings that all tasks share"""
 
     @classmethod
     def of(cls, source: TaskSettings, store: Store, path: str, settings: EvaluateSettings) -> Self:

@@ -46,18 +46,15 @@ class Selection:
 
 @dataclass(frozen=True)
 class TaskAverage:
-    """Unweighted mean of the values of several tasks.
-
-    Attributes:
-        value: the mean.
-        members: names of the tasks.
-        complete: True if it has all tasks of the published average, with all their splits, so that the two
-            are comparable.
-    """
+    """Unweighted mean of the values of several tasks."""
 
     value: float
+    """the mean"""
     members: tuple[str, ...]
+    """names of the tasks"""
     complete: bool
+    """True if it has all tasks of the published average, with all their splits, so that the two are
+    comparable"""
 
     @property
     def label(self) -> str:

@@ -19,15 +19,12 @@ MAX_WORDS = 200_000  # words of the vocabulary, as in Hill et al. 2016
 
 @dataclass(frozen=True, eq=False)
 class TfIdf:
-    """A vocabulary of the commonest words of a corpus, and how rare each is.
-
-    Attributes:
-        counter: scikit-learn's counter of the words of texts, lowercased.
-        idf: (words,) float64, ln(N / df): N texts in the corpus, df of them with the word.
-    """
+    """A vocabulary of the commonest words of a corpus, and how rare each is."""
 
     counter: "CountVectorizer"
+    """scikit-learn's counter of the words of texts, lowercased"""
     idf: np.ndarray
+    """(words,) float64, ln(N / df): N texts in the corpus, df of them with the word"""
 
     @classmethod
     def of_texts(cls, texts: Iterable[str], where: str, most: int = MAX_WORDS) -> "TfIdf":

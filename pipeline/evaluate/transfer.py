@@ -37,25 +37,22 @@ class TransferOptions(Settings):
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Texts or pairs of texts with a label, in the order of the file.
-
-    Attributes:
-        left: n texts, or the first text of each pair.
-        right: the second text of each pair; None if the task has single texts.
-        y: (n,) indices into `labels`.
-        labels: the distinct labels, sorted.
-        split: (n,) split of each row.
-        protocol: division of the rows for training and test.
-        facts: counts of unlabelled rows and missing texts, for `Score.facts`.
-    """
+    """Texts or pairs of texts with a label, in the order of the file."""
 
     left: list[str]
+    """n texts, or the first text of each pair"""
     right: list[str] | None
+    """the second text of each pair; None if the task has single texts"""
     y: np.ndarray
+    """(n,) indices into `labels`"""
     labels: list[Any]
+    """the distinct labels, sorted"""
     split: np.ndarray
+    """(n,) split of each row"""
     protocol: TransferProtocol
+    """division of the rows for training and test"""
     facts: Mapping[str, Any]
+    """counts of unlabelled rows and missing texts, for `Score.facts`"""
 
 
 @TASKS.register("transfer")

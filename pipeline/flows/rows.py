@@ -94,18 +94,16 @@ class LiveRows:
     """Reader of the live rows of units.
 
     Each file is checked before it is read, by its sha256 and the space of its vectors.
-
-    Attributes:
-        store: store of the units.
-        space_id: space of all vectors.
-        id_name: column of the ids.
-        dead: file of the dead rows; None if there are none.
     """
 
     store: Store
+    """store of the units"""
     space_id: str
+    """space of all vectors"""
     id_name: str
+    """column of the ids"""
     dead: FileRef | None = None
+    """file of the dead rows; None if there are none"""
 
     def counts(self, units: Sequence[PlacedUnit]) -> tuple[int, ...]:
         """Count the live rows of each unit."""

@@ -19,31 +19,25 @@ AnyUnit = TypeVar("AnyUnit", bound=UnitRecord)
 
 @dataclass(frozen=True)
 class Run:
-    """Inputs of every stage of a command.
-
-    Attributes:
-        job: settings.
-        store: store of the results.
-        workers: workers that run tasks.
-        stages: stages of the command, whose progress is shown.
-    """
+    """Inputs of every stage of a command."""
 
     job: Job
+    """settings"""
     store: Store
+    """store of the results"""
     workers: Workers
+    """workers that run tasks"""
     stages: Stages
+    """stages of the command, whose progress is shown"""
 
 
 class ItemNeeds(NamedTuple):
-    """Resources that an item takes beside a CPU. Where they are scarce, fewer workers run at a time.
-
-    Attributes:
-        memory: bytes.
-        gpus: GPUs; may be a fraction.
-    """
+    """Resources that an item takes beside a CPU. Where they are scarce, fewer workers run at a time."""
 
     memory: float = 0.0
+    """bytes"""
     gpus: float = 0.0
+    """GPUs; may be a fraction"""
 
 
 def map_kept_units(

@@ -20,17 +20,14 @@ _BLOCK_ROWS = 1 << 16  # addresses that are yielded at once
 
 @dataclass(frozen=True)
 class _Abilities:
-    """Abilities of a class of faiss index.
-
-    Attributes:
-        exact: vectors are stored uncompressed, so scores are exact.
-        append_only: rows cannot be removed, and parts cannot be merged.
-        mappable: the inverted lists can be in a second file, which searchers map into memory.
-    """
+    """Abilities of a class of faiss index."""
 
     exact: bool = False
+    """vectors are stored uncompressed, so scores are exact"""
     append_only: bool = False
+    """rows cannot be removed, and parts cannot be merged"""
     mappable: bool = False
+    """the inverted lists can be in a second file, which searchers map into memory"""
 
 
 _ABILITIES = {

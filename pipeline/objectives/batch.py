@@ -46,34 +46,30 @@ NO_PEERS = NoPeers()
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows of one training step on one rank.
-
-    Attributes:
-        columns: n texts, or n numbers, by role.
-        rows: (n,) int64 row numbers in the data set.
-        tokenize: tokenizer of the texts.
-        peers: ranks whose rows are candidates too.
-        false_negatives: (n, candidates) bool by role, True where a candidate means the same as the row
-            without being its positive. For the roles "text", "next" and "next3" the candidates are the texts
-            of that role of all peers; for "anchor" they are the positives of all peers, followed by their
-            negatives if there are any, then those of the role negative2.
-        source: data source of the rows.
-        indices: (n,) position of each row within the batch of the step, if this is a part of that batch; else
-            None.
-        counts: counts of the rows of all ranks, by name; see `MetricsLine.counts`.
-        max_length: largest number of tokens that `tokenize` returns for a text, which pairs of texts keep to,
-            too; None: that of the encoder.
-    """
+    """Rows of one training step on one rank."""
 
     columns: Mapping[str, Column]
+    """n texts, or n numbers, by role"""
     rows: np.ndarray
+    """(n,) int64 row numbers in the data set"""
     tokenize: Callable[[Sequence[str]], Tokens]
+    """tokenizer of the texts"""
     peers: Peers = NO_PEERS
+    """ranks whose rows are candidates too"""
     false_negatives: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """(n, candidates) bool by role, True where a candidate means the same as the row without being its
+    positive. For the roles "text", "next" and "next3" the candidates are the texts of that role of all peers;
+    for "anchor" they are the positives of all peers, followed by their negatives if there are any, then those
+    of the role negative2"""
     source: str = ""
+    """data source of the rows"""
     indices: np.ndarray | None = None
+    """(n,) position of each row within the batch of the step, if this is a part of that batch; else None"""
     counts: Mapping[str, int] = field(default_factory=dict)
+    """counts of the rows of all ranks, by name; see `MetricsLine.counts`"""
     max_length: int | None = None
+    """largest number of tokens that `tokenize` returns for a text, which pairs of texts keep to, too; None:
+    that of the encoder"""
 
     def __len__(self) -> int:
         return len(self.rows)

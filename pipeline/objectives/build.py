@@ -61,19 +61,16 @@ Order = Literal["shuffled", "contiguous", "adjacent"]
 
 
 class DataRequirements(NamedTuple):
-    """Columns and order of rows that all objectives of a training, or of one of its sources, need together.
-
-    Attributes:
-        columns: roles of the columns that the data must have.
-        optional: roles of the columns that are used if they exist.
-        order: "contiguous" if a batch must be consecutive sentences of documents; "adjacent" if each row
-            needs sentences before or after its text, which are made from the order of the rows: those of
-            `adjacent_roles`.
-    """
+    """Columns and order of rows that all objectives of a training, or of one of its sources, need."""
 
     columns: tuple[str, ...]
+    """roles of the columns that the data must have"""
     optional: tuple[str, ...]
+    """roles of the columns that are used if they exist"""
     order: Order
+    """"contiguous" if a batch must be consecutive sentences of documents; "adjacent" if each row needs
+    sentences before or after its text, which are made from the order of the rows: those of
+    `adjacent_roles`"""
 
 
 def build_objective(settings: TrainSettings, encoder: nn.Module) -> Objective:

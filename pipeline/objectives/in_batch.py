@@ -20,17 +20,15 @@ class InBatchContrast(Objective):
     """InfoNCE: the first view of a row is the query, the second its positive, a third its hard negative.
 
     A fourth view, of the role negative2, is one more negative of every query, with a weight of one.
-
-    Attributes:
-        temperature: divides the similarities.
-        similarity: cosines, or inner products.
-        hard_negative_weight: factor of exp(logit) of a row's own hard negative.
     """
 
     has_positive_pairs = True
     temperature: float
+    """divides the similarities"""
     similarity: Similarity = "cosine"
+    """cosines, or inner products"""
     hard_negative_weight: float = 1.0
+    """factor of exp(logit) of a row's own hard negative"""
 
     @property
     def compared_role(self) -> str:

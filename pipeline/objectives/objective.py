@@ -53,21 +53,18 @@ class Loss:
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """Result of a training: the modules that inference uses.
-
-    Attributes:
-        encoder: the trained encoder.
-        head: layer after the encoder that inference keeps, or None.
-        twin: second encoder, whose vectors are appended to those of the first, or None.
-        language_head: head for masked words that is saved with the encoder, or None. No vector depends on it.
-        classifier: classifier of the encoder's vectors that is saved with it, or None.
-    """
+    """Result of a training: the modules that inference uses."""
 
     encoder: TrainableEncoder
+    """the trained encoder"""
     head: DenseModule | None = None
+    """layer after the encoder that inference keeps, or None"""
     twin: TrainableEncoder | None = None
+    """second encoder, whose vectors are appended to those of the first, or None"""
     language_head: LanguageHead | None = None
+    """head for masked words that is saved with the encoder, or None. No vector depends on it"""
     classifier: Classifier | None = None
+    """classifier of the encoder's vectors that is saved with it, or None"""
 
     @property
     def dim(self) -> int:
@@ -99,42 +96,39 @@ class Objective(nn.Module):
     The keyword arguments of `__init__` are the objective's options in the settings; their defaults are those
     of the paper. An option without a default is the path of an encoder folder. The class attributes below
     may be overridden by an instance, where they depend on its options.
-
-    Attributes:
-        columns: roles of the columns that it requires. Those of `adjacent.ADJACENT`, such as next, are made
-            from the rows before and after.
-        optional: roles of the columns that it uses if they exist.
-        order: "contiguous" if a batch must be consecutive sentences of documents.
-        min_rows: smallest number of rows, over all peers, for which the loss is defined.
-        allows_truncation: True if the loss may be computed on truncated vectors, because no layer or queue
-            depends on their full dimension.
-        has_positive_pairs: True if row i of the first view and row i of the second mean the same, and other
-            rows do not.
-        has_stateful_loss: True if the loss depends on earlier steps, for example through a queue, so that the
-            same rows get another loss later.
-        classifies: True if it trains a classifier of sentence pairs, and implements `predict_classes`.
-        predicts: metrics of its own predictions that dev can measure, the default first. It then implements
-            `prediction_tokens` and `predict`. Empty: dev measures the vectors.
-        masks_words: True if it predicts masked words, whose probability dev can measure. It then implements
-            `mask` and `summed_log_likelihood`.
-        needs_folder: True if it needs an encoder loaded from a folder, for the tokenizer or for weights that
-            are not in the encoder.
-        numbers_rows: True if it has weights for each row, so that the rows of all sources must be numbered
-            one source after another.
     """
 
     columns: tuple[str, ...] = ()
+    """roles of the columns that it requires. Those of `adjacent.ADJACENT`, such as next, are made from the
+    rows before and after"""
     optional: tuple[str, ...] = ()
+    """roles of the columns that it uses if they exist"""
     order: ClassVar[Literal["shuffled", "contiguous"]] = "shuffled"
+    """"contiguous" if a batch must be consecutive sentences of documents"""
     min_rows: int = 2
+    """smallest number of rows, over all peers, for which the loss is defined"""
     allows_truncation: bool = False
+    """True if the loss may be computed on truncated vectors, because no layer or queue depends on their full
+    dimension"""
     has_positive_pairs: bool = False
+    """True if row i of the first view and row i of the second mean the same, and other rows do not"""
     has_stateful_loss: bool = False
+    """True if the loss depends on earlier steps, for example through a queue, so that the same rows get
+    another loss later"""
     classifies: ClassVar[bool] = False
+    """True if it trains a classifier of sentence pairs, and implements `predict_classes`"""
     predicts: ClassVar[tuple[Measure, ...]] = ()
+    """metrics of its own predictions that dev can measure, the default first. It then implements
+    `prediction_tokens` and `predict`. Empty: dev measures the vectors"""
     masks_words: ClassVar[bool] = False
+    """True if it predicts masked words, whose probability dev can measure. It then implements `mask` and
+    `summed_log_likelihood`"""
     needs_folder: ClassVar[bool] = False
+    """True if it needs an encoder loaded from a folder, for the tokenizer or for weights that are not in the
+    encoder"""
     numbers_rows: ClassVar[bool] = False
+    """True if it has weights for each row, so that the rows of all sources must be numbered one source after
+    another"""
     encoder: TrainableEncoder
 
     def __init__(self, encoder: nn.Module) -> None:

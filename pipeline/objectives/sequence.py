@@ -22,16 +22,14 @@ class FineTuning(Objective):
 
     With the pooling cls_mlp this is the model of BERT's fine-tuning: tanh(W h + b) of the state of [CLS],
     then dropout, then the layer. The layer is saved with the encoder.
-
-    Attributes:
-        target: role of the column of labels or scores.
-        regresses: True if the layer has one output, a score.
     """
 
     min_rows = 1
     needs_folder = True
     target: str
+    """role of the column of labels or scores"""
     regresses = False
+    """True if the layer has one output, a score"""
 
     def __init__(self, encoder: nn.Module, *, outputs: int, pairs: bool, dropout: float | None) -> None:
         """Draw the layer.

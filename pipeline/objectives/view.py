@@ -25,24 +25,20 @@ class ViewEncoder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Instruction to encode n texts, one per row of a batch.
-
-    Attributes:
-        encoder: a `ViewEncoder`.
-        tokens: tokens of the n texts.
-        grad: False for a momentum encoder or a teacher.
-        at_embedding: function that changes the output of the embedding layer, or None.
-        positions: (tokens,) int64 position of each token; None for 0, 1, 2 ... in each text.
-        whole_batch_reason: reason why the rows cannot be encoded in chunks, for an error message; None if
-            they can.
-    """
+    """Instruction to encode n texts, one per row of a batch."""
 
     encoder: nn.Module
+    """a `ViewEncoder`"""
     tokens: Tokens
+    """tokens of the n texts"""
     grad: bool = True
+    """False for a momentum encoder or a teacher"""
     at_embedding: AtEmbedding | None = None
+    """function that changes the output of the embedding layer, or None"""
     positions: np.ndarray | None = None
+    """(tokens,) int64 position of each token; None for 0, 1, 2 ... in each text"""
     whole_batch_reason: str | None = None
+    """reason why the rows cannot be encoded in chunks, for an error message; None if they can"""
 
     def of_rows(self, indices: np.ndarray) -> "View":
         """Select texts, with their positions and changes."""

@@ -12,23 +12,20 @@ from pipeline.store.records.units import sum_counts
 
 @dataclass(frozen=True)
 class VariantMethod:
-    """An entry of `augment.variants`: a method with its options.
-
-    Attributes:
-        name: name of the entry in the settings.
-        kind: registered name of the method.
-        labels: labels of the method's variants, after which their columns are named.
-        keep: limits that the variants must meet.
-        ratios: histogram of length ratios of sampled variants, or None.
-        similarities: histogram of cosines of sampled variants, or None.
-    """
+    """An entry of `augment.variants`: a method with its options."""
 
     name: str
+    """name of the entry in the settings"""
     kind: str
+    """registered name of the method"""
     labels: tuple[str, ...]
+    """labels of the method's variants, after which their columns are named"""
     keep: KeepSettings
+    """limits that the variants must meet"""
     ratios: VariantHistogram | None = None
+    """histogram of length ratios of sampled variants, or None"""
     similarities: VariantHistogram | None = None
+    """histogram of cosines of sampled variants, or None"""
 
 
 class ExampleVariant(NamedTuple):
@@ -52,34 +49,28 @@ class AugmentedExample:
 
 @dataclass(frozen=True)
 class RejectedVariant:
-    """A variant that is not kept.
-
-    Attributes:
-        label: label of the variant.
-        text: the text that it varies.
-        variant: the variant; None if the method made none.
-    """
+    """A variant that is not kept."""
 
     label: str
+    """label of the variant"""
     text: str
+    """the text that it varies"""
     variant: str | None
+    """the variant; None if the method made none"""
 
 
 @dataclass(frozen=True)
 class VariantSample:
-    """A sample of rows, whose variants were read for histograms and examples.
-
-    Attributes:
-        rows: number of rows in the sample.
-        texts_by_kept: entry i is the number of texts with at least i + 1 kept variants.
-        examples: texts with their variants.
-        rejected: examples of rejected variants, by reason.
-    """
+    """A sample of rows, whose variants were read for histograms and examples."""
 
     rows: int = 0
+    """number of rows in the sample"""
     texts_by_kept: tuple[int, ...] = ()
+    """entry i is the number of texts with at least i + 1 kept variants"""
     examples: tuple[AugmentedExample, ...] = ()
+    """texts with their variants"""
     rejected: Mapping[str, tuple[RejectedVariant, ...]] = field(default_factory=dict)
+    """examples of rejected variants, by reason"""
 
     def proportion_with(self, variants: int) -> float:
         """Proportion of the sample's texts of which at least `variants` variants are kept.

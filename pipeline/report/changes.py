@@ -10,54 +10,45 @@ from pipeline.store.releases.fixed_query_results import Hit
 
 @dataclass(frozen=True)
 class RowChange:
-    """A new, changed or deleted row, with its texts.
-
-    Attributes:
-        before: the text in the previous release; None for a new row.
-        now: the text in this release; None for a deleted row.
-    """
+    """A new, changed or deleted row, with its texts."""
 
     id: str
     before: str | None
+    """the text in the previous release; None for a new row"""
     now: str | None
+    """the text in this release; None for a deleted row"""
 
 
 @dataclass(frozen=True)
 class ReleaseChange:
-    """Differences of a release from the previous one, beside those of rows and answers.
-
-    Attributes:
-        number: number of the previous release.
-        link: path of its report, relative to the folder of this one.
-        drift: how far the vectors have drifted since then; None if that is not known.
-        settings: (before, now) of the settings that differ, by their full names.
-    """
+    """Differences of a release from the previous one, beside those of rows and answers."""
 
     number: int
+    """number of the previous release"""
     link: str
+    """path of its report, relative to the folder of this one"""
     drift: Drift | None = None
+    """how far the vectors have drifted since then; None if that is not known"""
     settings: Mapping[str, tuple[object, object]] = field(default_factory=dict)
+    """(before, now) of the settings that differ, by their full names"""
 
 
 @dataclass(frozen=True)
 class QuarantinedRow:
-    """A quarantined row.
-
-    Attributes:
-        reason: why it was quarantined.
-        file: file of the row.
-        row: row number in the file, -1 for the whole file.
-        id: id of the row, if known.
-        detail: details of the reason.
-        excerpt: beginning of the row's text.
-    """
+    """A quarantined row."""
 
     reason: str
+    """why it was quarantined"""
     file: str
+    """file of the row"""
     row: int
+    """row number in the file, -1 for the whole file"""
     id: str | None = None
+    """id of the row, if known"""
     detail: str | None = None
+    """details of the reason"""
     excerpt: str | None = None
+    """beginning of the row's text"""
 
 
 @dataclass(frozen=True)

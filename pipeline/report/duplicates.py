@@ -17,37 +17,31 @@ _PAIRS_NOTE = "The pairs with the lowest cosines: if they differ in meaning, rai
 
 
 class DuplicateRow(NamedTuple):
-    """A row as the page shows it.
-
-    Attributes:
-        text: "" if texts cannot be read.
-        cosine: cosine with the first row of its group, or with the other row of its pair.
-    """
+    """A row as the page shows it."""
 
     id: str
     text: str
+    """"" if texts cannot be read"""
     cosine: float
+    """cosine with the first row of its group, or with the other row of its pair"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DuplicatesReport:
-    """Values of the page.
-
-    Attributes:
-        created: date and time, as shown on the page.
-        facts: release, threshold, rows, pairs, groups, grouped and largest.
-        cosines: numbers of pairs between two cosines.
-        groups: number of rows of the largest groups, with the first rows of each.
-        borderline: pairs whose cosines are least.
-        packages: versions of packages.
-    """
+    """Values of the page."""
 
     created: str
+    """date and time, as shown on the page"""
     facts: Mapping[str, float]
+    """release, threshold, rows, pairs, groups, grouped and largest"""
     cosines: tuple[tuple[float, float, int], ...]
+    """numbers of pairs between two cosines"""
     groups: tuple[tuple[int, tuple[DuplicateRow, ...]], ...]
+    """number of rows of the largest groups, with the first rows of each"""
     borderline: tuple[tuple[DuplicateRow, DuplicateRow], ...]
+    """pairs whose cosines are least"""
     packages: Mapping[str, str] = field(default_factory=dict)
+    """versions of packages"""
 
 
 def render(report: DuplicatesReport) -> str:

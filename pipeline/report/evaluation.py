@@ -17,21 +17,18 @@ from pipeline.report.page import Filters, render_template
 
 @dataclass(frozen=True)
 class TaskGroup:
-    """Tasks of one kind and metric, whose scores are comparable.
-
-    Attributes:
-        metric: part of the metric's name that all tasks share.
-        rows: results of the tasks.
-        metric_details: remaining part of the metric's name for each task, mostly empty.
-        averages: averages over these tasks.
-        chart: chart of differences, or None.
-    """
+    """Tasks of one kind and metric, whose scores are comparable."""
 
     metric: str
+    """part of the metric's name that all tasks share"""
     rows: tuple[TaskRow, ...]
+    """results of the tasks"""
     metric_details: tuple[str, ...]
+    """remaining part of the metric's name for each task, mostly empty"""
     averages: tuple[AverageRow, ...]
+    """averages over these tasks"""
     chart: Markup | None
+    """chart of differences, or None"""
 
     @property
     def has_intervals(self) -> bool:

@@ -10,79 +10,70 @@ from pipeline.evaluate.bootstrap import ScoreEstimate
 
 @dataclass(frozen=True)
 class EvaluatedCandidate:
-    """An evaluated encoder with its transform.
-
-    Attributes:
-        name: displayed name.
-        encoder: path or name of the encoder.
-        dim: dimension of its vectors.
-        space_id: id of its vector space.
-        transform: description of the transform, or None.
-        transform_id: id of the transform, or None.
-        numerics: number of sentence vectors by the `numerics_id` of the arithmetic that computed them.
-        bytes: size of the encoder's files.
-        width: dimension after the transform.
-        sentences_per_s: speed of one worker; None if it was never measured.
-    """
+    """An evaluated encoder with its transform."""
 
     name: str
+    """displayed name"""
     encoder: str
+    """path or name of the encoder"""
     dim: int
+    """dimension of its vectors"""
     space_id: str
+    """id of its vector space"""
     transform: str | None = None
+    """description of the transform, or None"""
     transform_id: str | None = None
+    """id of the transform, or None"""
     numerics: Mapping[str, int] = field(default_factory=dict)
+    """number of sentence vectors by the `numerics_id` of the arithmetic that computed them"""
     bytes: int = 0
+    """size of the encoder's files"""
     width: int = 0
+    """dimension after the transform"""
     sentences_per_s: float | None = None
+    """speed of one worker; None if it was never measured"""
 
 
 @dataclass(frozen=True)
 class TaskRow:
-    """Results of all candidates on a task.
-
-    Attributes:
-        task: name of the task.
-        kind: kind of task, such as sts.
-        metric: name of the metric, followed by its options, separated by commas.
-        count: number of pairs, texts or queries.
-        scores: one score for each candidate.
-        differences: difference of each candidate from the first; None for the first.
-        further_metrics: name -> one value for each candidate.
-        shared_facts: name -> text, the same for all candidates.
-        differing_facts: name -> one text for each candidate.
-        description: explanation of the kind of task.
-    """
+    """Results of all candidates on a task."""
 
     task: str
+    """name of the task"""
     kind: str
+    """kind of task, such as sts"""
     metric: str
+    """name of the metric, followed by its options, separated by commas"""
     count: int
+    """number of pairs, texts or queries"""
     scores: tuple[ScoreEstimate, ...]
+    """one score for each candidate"""
     differences: tuple[ScoreEstimate | None, ...]
+    """difference of each candidate from the first; None for the first"""
     further_metrics: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """name -> one value for each candidate"""
     shared_facts: Mapping[str, str] = field(default_factory=dict)
+    """name -> text, the same for all candidates"""
     differing_facts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """name -> one text for each candidate"""
     description: str = ""
+    """explanation of the kind of task"""
 
 
 @dataclass(frozen=True)
 class DifferingPair:
-    """Two sentences with a gold score, and their similarities and ranks by two candidates.
-
-    Attributes:
-        left: first sentence.
-        right: second sentence.
-        gold: human score.
-        similarities: by each candidate.
-        ranks: proportion of pairs that are less similar, by each candidate.
-    """
+    """Two sentences with a gold score, and their similarities and ranks by two candidates."""
 
     left: str
+    """first sentence"""
     right: str
+    """second sentence"""
     gold: str
+    """human score"""
     similarities: tuple[float, float]
+    """by each candidate"""
     ranks: tuple[float, float]
+    """proportion of pairs that are less similar, by each candidate"""
 
 
 @dataclass(frozen=True)
@@ -97,21 +88,18 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class AverageRow:
-    """An average over several tasks.
-
-    Attributes:
-        label: name of the average, with its tasks.
-        members: names of the tasks.
-        complete: True if no task of the average is missing.
-        scores: one average for each candidate.
-        differences: difference of each candidate from the first; None for the first.
-    """
+    """An average over several tasks."""
 
     label: str
+    """name of the average, with its tasks"""
     members: tuple[str, ...]
+    """names of the tasks"""
     complete: bool
+    """True if no task of the average is missing"""
     scores: tuple[ScoreEstimate, ...]
+    """one average for each candidate"""
     differences: tuple[ScoreEstimate | None, ...]
+    """difference of each candidate from the first; None for the first"""
 
 
 @dataclass(frozen=True)

@@ -14,79 +14,70 @@ _MAX_TEXT = 600  # characters of an answer's text
 
 
 class Question(NamedTuple):
-    """A question that a person asked on the page.
-
-    Attributes:
-        q: the text of a query.
-        near: id of a row whose neighbours are wanted.
-        where: a filter.
-        k: answers.
-        group: answer with documents.
-    """
+    """A question that a person asked on the page."""
 
     q: str = ""
+    """the text of a query"""
     near: str = ""
+    """id of a row whose neighbours are wanted"""
     where: str = ""
+    """a filter"""
     k: int = 10
+    """answers"""
     group: bool = False
+    """answer with documents"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplorePage:
-    """Values of the page.
-
-    Attributes:
-        root: URI of the root.
-        release: number of the release.
-        rows: its live rows.
-        published: date and time.
-        encoder: name of the encoder.
-        has_chunks: whether answers can be documents.
-        columns: kept columns.
-        question: what was asked.
-        answers: rows of the answer, best first; None if nothing was asked.
-        problem: why there is no answer.
-        seconds: duration of the search.
-    """
+    """Values of the page."""
 
     root: str
+    """URI of the root"""
     release: int
+    """number of the release"""
     rows: int
+    """its live rows"""
     published: str
+    """date and time"""
     encoder: str
+    """name of the encoder"""
     has_chunks: bool
+    """whether answers can be documents"""
     columns: Sequence[str]
+    """kept columns"""
     question: Question
+    """what was asked"""
     answers: Sequence[Mapping[str, Any]] | None = None
+    """rows of the answer, best first; None if nothing was asked"""
     problem: str = ""
+    """why there is no answer"""
     seconds: float = 0.0
+    """duration of the search"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapPage:
-    """Values of the page of the map.
-
-    Attributes:
-        release: number of the release.
-        rows: its live rows.
-        method: UMAP or PCA.
-        variance: proportion of the vectors' variance that PCA shows; None for UMAP.
-        shown: number of points.
-        columns: columns that colours can show.
-        colour: the column that they show; empty for none.
-        labels: label of each colour.
-        chart: the map.
-    """
+    """Values of the page of the map."""
 
     release: int
+    """number of the release"""
     rows: int
+    """its live rows"""
     method: str
+    """UMAP or PCA"""
     variance: float | None
+    """proportion of the vectors' variance that PCA shows; None for UMAP"""
     shown: int
+    """number of points"""
     columns: Sequence[str]
+    """columns that colours can show"""
     colour: str
+    """the column that they show; empty for none"""
     labels: Sequence[str]
+    """label of each colour"""
     chart: Markup
+    """the map"""
 
 
 def render(page: ExplorePage) -> str:

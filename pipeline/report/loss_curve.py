@@ -30,19 +30,16 @@ _EQUAL_VIEWS = 1e-6  # squared distance of two views that differ by rounding onl
 
 @dataclass(frozen=True)
 class MetricChange:
-    """A metric at the start and at the end of a training.
-
-    Attributes:
-        label: name of the metric, or name and explanation separated by a colon.
-        start: value at the start.
-        end: value at the end.
-        better_direction: "lower" or "higher".
-    """
+    """A metric at the start and at the end of a training."""
 
     label: str
+    """name of the metric, or name and explanation separated by a colon"""
     start: float
+    """value at the start"""
     end: float
+    """value at the end"""
     better_direction: str
+    """"lower" or "higher"."""
 
     @property
     def name(self) -> str:

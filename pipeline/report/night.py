@@ -63,25 +63,22 @@ class Throughput:
 
 @dataclass(frozen=True)
 class IndexSection:
-    """The published index.
-
-    Attributes:
-        kind: kind of index.
-        factory: faiss factory string.
-        bytes: size of the index files.
-        files: paths of the index files, relative to the root.
-        metrics: recall, latency and memory of the index, as measured.
-        ids: paths of the id tables, relative to the root.
-        target: recall@10 that the gate requires.
-    """
+    """The published index."""
 
     kind: str
+    """kind of index"""
     factory: str
+    """faiss factory string"""
     bytes: int
+    """size of the index files"""
     files: tuple[str, ...]
+    """paths of the index files, relative to the root"""
     metrics: IndexMetrics
+    """recall, latency and memory of the index, as measured"""
     ids: tuple[str, ...] = ()
+    """paths of the id tables, relative to the root"""
     target: float | None = None
+    """recall@10 that the gate requires"""
 
 
 @dataclass(frozen=True)

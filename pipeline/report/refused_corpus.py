@@ -13,26 +13,23 @@ from pipeline.store.releases.manifest import Gate
 
 @dataclass(frozen=True, kw_only=True)
 class RefusedCorpus:
-    """Values of the page.
-
-    Attributes:
-        created: date and time, as shown on the page.
-        release: number of the current release.
-        link: path of its report, relative to the folder of this one.
-        changes: the changes of the corpus, as a sentence.
-        deleted: examples of deleted rows.
-        quarantined: a few of the quarantined rows.
-        settings: YAML.
-    """
+    """Values of the page."""
 
     created: str
+    """date and time, as shown on the page"""
     release: int
+    """number of the current release"""
     link: str
+    """path of its report, relative to the folder of this one"""
     changes: str
+    """the changes of the corpus, as a sentence"""
     gates: Mapping[str, Gate]
     deleted: tuple[RowChange, ...] = ()
+    """examples of deleted rows"""
     quarantined: tuple[QuarantinedRow, ...] = ()
+    """a few of the quarantined rows"""
     settings: str = ""
+    """YAML"""
     packages: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -15,44 +15,38 @@ from pipeline.store.releases.summary import Summary
 
 @dataclass(frozen=True)
 class ReleaseRow:
-    """A release that was not deleted.
-
-    Attributes:
-        summary: its metrics.
-        commit: the commit that published it; None if it is missing.
-        has_report: False if its report.html was deleted.
-    """
+    """A release that was not deleted."""
 
     summary: Summary
+    """its metrics"""
     commit: Commit | None
+    """the commit that published it; None if it is missing"""
     has_report: bool
+    """False if its report.html was deleted"""
 
 
 @dataclass(frozen=True)
 class Overview:
-    """Values of the page.
-
-    Attributes:
-        root: URI of the root.
-        current: number of the current release; None if there is none.
-        held: commit that holds the root at a release; None if it is not held.
-        rows: releases, newest first.
-        events: commits of rollbacks, holds and their ends, newest first.
-        pruned: number of deleted releases.
-        damage: description of damage to the store; empty without any.
-        state: digest of the store's state, from which a later run sees that the page is up to date.
-        commits_root: URI of the store of the commits; None if they are below the root.
-    """
+    """Values of the page."""
 
     root: str
+    """URI of the root"""
     current: int | None
+    """number of the current release; None if there is none"""
     held: Commit | None
+    """commit that holds the root at a release; None if it is not held"""
     rows: tuple[ReleaseRow, ...]
+    """releases, newest first"""
     events: tuple[Commit, ...]
+    """commits of rollbacks, holds and their ends, newest first"""
     pruned: int
+    """number of deleted releases"""
     damage: str
+    """description of damage to the store; empty without any"""
     state: str
+    """digest of the store's state, from which a later run sees that the page is up to date"""
     commits_root: str | None = None
+    """URI of the store of the commits; None if they are below the root"""
 
 
 def render(overview: Overview) -> str:

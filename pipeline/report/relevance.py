@@ -14,16 +14,13 @@ class QueryScores:
 
 @dataclass(frozen=True)
 class RelevanceSection:
-    """Measurements of gates.relevance.
-
-    Attributes:
-        metric: name of the metric.
-        sentences: what was measured, and how it differs from the previous release.
-        differing: number of queries whose score differs from that in the previous release.
-        changed: of these the queries that changed most, the worst first.
-    """
+    """Measurements of gates.relevance."""
 
     metric: str
+    """name of the metric"""
     sentences: tuple[str, ...]
+    """what was measured, and how it differs from the previous release"""
     differing: int = 0
+    """number of queries whose score differs from that in the previous release"""
     changed: tuple[QueryScores, ...] = ()
+    """of these the queries that changed most, the worst first"""

@@ -18,27 +18,24 @@ _NOTES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateReport:
-    """Values of the page.
-
-    Attributes:
-        encoder: path of the encoder.
-        created: date and time, as shown on the page.
-        pairs: number of pairs with human scores.
-        source: name of the pairs.
-        steps: steps of the search.
-        best: best template of all steps.
-        settings: settings as YAML.
-        packages: versions of packages.
-    """
+    """Values of the page."""
 
     encoder: str
+    """path of the encoder"""
     created: str
+    """date and time, as shown on the page"""
     pairs: int
+    """number of pairs with human scores"""
     source: str
+    """name of the pairs"""
     steps: tuple[SearchStep, ...]
+    """steps of the search"""
     best: TemplateScore
+    """best template of all steps"""
     settings: str
+    """settings as YAML"""
     packages: Mapping[str, str] = field(default_factory=dict)
+    """versions of packages"""
 
 
 def render(report: TemplateReport) -> str:

@@ -24,23 +24,20 @@ METRIC_NAMES: Mapping[Measure, str] = {
 
 @dataclass(frozen=True)
 class SourceSummary:
-    """Files that were trained on.
-
-    Attributes:
-        uri: address of the files.
-        rows: number of rows.
-        unlabelled: number of rows that were left out because they have no label.
-        weight: how often the source is drawn, relative to the others.
-        missing: number of rows that were left out because they have no text.
-        overlap: mean lexical overlap of anchors with positives and negatives, by role.
-    """
+    """Files that were trained on."""
 
     uri: str
+    """address of the files"""
     rows: int
+    """number of rows"""
     unlabelled: int = 0
+    """number of rows that were left out because they have no label"""
     weight: int = 1
+    """how often the source is drawn, relative to the others"""
     missing: int = 0
+    """number of rows that were left out because they have no text"""
     overlap: Mapping[str, Metric] = field(default_factory=dict)
+    """mean lexical overlap of anchors with positives and negatives, by role"""
 
     @property
     def used(self) -> int:
@@ -50,33 +47,30 @@ class SourceSummary:
 
 @dataclass(frozen=True)
 class EncoderSummary:
-    """The trained encoder.
-
-    Attributes:
-        space_id: id of its vector space.
-        dim: dimension of its vectors.
-        max_length: largest number of tokens of a text that the encoder reads.
-        pooling: names of the poolings, whose results are concatenated.
-        normalized: True if vectors have length 1.
-        head: True if the encoder keeps a layer of the objective after the pooling.
-        prompt: text that is put before every text.
-        template: template that every text is put into.
-        is_portable: True if sentence-transformers and embedding servers load the encoder, with its vectors.
-        has_own_modules: True if sentence-transformers can load it with Python code from its folder.
-        is_cross_encoder: True if it reads two texts together and has no vectors of single texts.
-    """
+    """The trained encoder."""
 
     space_id: str
+    """id of its vector space"""
     dim: int
+    """dimension of its vectors"""
     max_length: int
+    """largest number of tokens of a text that the encoder reads"""
     pooling: tuple[str, ...]
+    """names of the poolings, whose results are concatenated"""
     normalized: bool
+    """True if vectors have length 1"""
     head: bool = False
+    """True if the encoder keeps a layer of the objective after the pooling"""
     prompt: str = ""
+    """text that is put before every text"""
     template: str = ""
+    """template that every text is put into"""
     is_portable: bool = True
+    """True if sentence-transformers and embedding servers load the encoder, with its vectors"""
     has_own_modules: bool = False
+    """True if sentence-transformers can load it with Python code from its folder"""
     is_cross_encoder: bool = False
+    """True if it reads two texts together and has no vectors of single texts"""
 
     @classmethod
     def of(cls, folder: EncoderFolder, *, head: bool, is_cross_encoder: bool = False) -> "EncoderSummary":
@@ -109,17 +103,14 @@ class EncoderSummary:
 
 @dataclass(frozen=True)
 class DevLines:
-    """Lines of metrics.jsonl with a score on dev.
-
-    Attributes:
-        best: the line with the highest score, the first of several.
-        last: the last line.
-        before: the line before the first step; None if nothing was measured then.
-    """
+    """Lines of metrics.jsonl with a score on dev."""
 
     best: MetricsLine
+    """the line with the highest score, the first of several"""
     last: MetricsLine
+    """the last line"""
     before: MetricsLine | None = None
+    """the line before the first step; None if nothing was measured then"""
 
     def named(self) -> dict[str, MetricsLine]:
         """Return the lines by name, for a table: before (if there is one), best, last."""

@@ -43,23 +43,20 @@ class ClientGone(Exception):
 
 @dataclass(frozen=True)
 class Search:
-    """Queries of one request.
-
-    Attributes:
-        queries: texts, or vectors (q, d).
-        k: answers per query.
-        space_id: space of the queries; None if it does not matter.
-        where: a filter.
-        group: answer with documents.
-        texts: add the text of each answer.
-    """
+    """Queries of one request."""
 
     queries: tuple[str, ...] | np.ndarray
+    """texts, or vectors (q, d)"""
     k: int = 10
+    """answers per query"""
     space_id: str | None = None
+    """space of the queries; None if it does not matter"""
     where: str | None = None
+    """a filter"""
     group: bool = False
+    """answer with documents"""
     texts: bool = False
+    """add the text of each answer"""
 
     @property
     def batch_key(self) -> tuple[Any, ...]:

@@ -23,19 +23,16 @@ _SHUTDOWN_S = 5  # time for open requests to end after SIGTERM
 
 
 class Limits(NamedTuple):
-    """Limits of connections.
-
-    Attributes:
-        connections: largest number of open connections.
-        header_s: longest time for the header of a request.
-        body_s: longest time for its body, and longest time in which a client reads nothing of an answer.
-        backlog: largest number of connections that are accepted at once, before any is closed.
-    """
+    """Limits of connections."""
 
     connections: int
+    """largest number of open connections"""
     header_s: float = 10.0
+    """longest time for the header of a request"""
     body_s: float = 30.0
+    """longest time for its body, and longest time in which a client reads nothing of an answer"""
     backlog: int = 2_048
+    """largest number of connections that are accepted at once, before any is closed"""
 
 
 def limits_of_process() -> Limits:

@@ -21,21 +21,18 @@ _STORED_SAMPLE = "train"  # the largest of the samples that encoding leaves besi
 
 
 class PlacedRows(NamedTuple):
-    """Rows of a release on a plane.
-
-    Attributes:
-        release: number of the release.
-        method: UMAP or PCA.
-        variance: proportion of the vectors' variance that PCA shows; None for UMAP.
-        points: (n, 2).
-        rows: n rows: id, text if it can be read, and kept columns.
-    """
+    """Rows of a release on a plane."""
 
     release: int
+    """number of the release"""
     method: str
+    """UMAP or PCA"""
     variance: float | None
+    """proportion of the vectors' variance that PCA shows; None for UMAP"""
     points: np.ndarray
+    """(n, 2)"""
     rows: pa.Table
+    """n rows: id, text if it can be read, and kept columns"""
 
 
 class _Drawing(NamedTuple):

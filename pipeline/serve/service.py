@@ -36,19 +36,16 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """Options of a service.
-
-    Attributes:
-        poll_s: seconds between two looks for another release.
-        same_space: refuse releases of another space.
-        token: the token that requests must carry; empty for none.
-        hosts: without a token, names and addresses under which the service answers, besides localhost.
-    """
+    """Options of a service."""
 
     poll_s: float = 30.0
+    """seconds between two looks for another release"""
     same_space: bool = True
+    """refuse releases of another space"""
     token: str = ""
+    """the token that requests must carry; empty for none"""
     hosts: tuple[str, ...] = ()
+    """without a token, names and addresses under which the service answers, besides localhost"""
 
 
 def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceOptions) -> FastAPI:

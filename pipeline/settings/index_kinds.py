@@ -23,17 +23,14 @@ _HNSW_BYTES = 4 * 2 * HNSW_LINKS + 4 * 2 + 4 + 8
 
 @dataclass(frozen=True)
 class IndexShape:
-    """Numbers from which a kind's factory string and size follow.
-
-    Attributes:
-        dim: dimension of the indexed vectors.
-        nlist: number of inverted lists; 0 for a kind without lists.
-        dims_per_byte: components that one byte of a product-quantizer code encodes.
-    """
+    """Numbers from which a kind's factory string and size follow."""
 
     dim: int
+    """dimension of the indexed vectors"""
     nlist: int
+    """number of inverted lists; 0 for a kind without lists"""
     dims_per_byte: int
+    """components that one byte of a product-quantizer code encodes"""
 
     @property
     def code_bytes(self) -> int:
@@ -53,64 +50,58 @@ class IndexShape:
 
 @dataclass(frozen=True)
 class IndexLayout:
-    """Size and properties of an index, of a named kind or of a faiss factory string.
-
-    Attributes:
-        factory: faiss factory string, without whitening and normalization.
-        row_bytes: bytes of a row without its id.
-        fixed_bytes: bytes that do not depend on the number of rows: centroids, rotation, codebooks.
-        nlist: number of inverted lists; 0 without lists.
-        codewords: centroids of each sub-quantizer, and therefore the least number of training rows; 0 without
-            a product quantizer.
-        trains: True if the index must be trained.
-        shardable: True if parts can be filled separately and merged.
-        removable: True if rows can be removed, and others added afterwards.
-        mappable: True if the lists can be in a file of their own.
-        mapped_bytes: bytes of a row that searchers leave in the file: the second codes of a refined kind.
-        transform_rows: least number of training rows of the transforms in a factory string.
-    """
+    """Size and properties of an index, of a named kind or of a faiss factory string."""
 
     factory: str
+    """faiss factory string, without whitening and normalization"""
     row_bytes: int
+    """bytes of a row without its id"""
     fixed_bytes: int
+    """bytes that do not depend on the number of rows: centroids, rotation, codebooks"""
     nlist: int
+    """number of inverted lists; 0 without lists"""
     codewords: int
+    """centroids of each sub-quantizer, and therefore the least number of training rows; 0 without a product
+    quantizer"""
     trains: bool
+    """True if the index must be trained"""
     shardable: bool
+    """True if parts can be filled separately and merged"""
     removable: bool
+    """True if rows can be removed, and others added afterwards"""
     mappable: bool
+    """True if the lists can be in a file of their own"""
     mapped_bytes: int = 0
+    """bytes of a row that searchers leave in the file: the second codes of a refined kind"""
     transform_rows: int = 0
+    """least number of training rows of the transforms in a factory string"""
 
 
 @dataclass(frozen=True)
 class IndexKind:
-    """A named kind of index.
-
-    Attributes:
-        factory: makes the faiss factory string.
-        row_bytes: bytes of a row without its id.
-        trained_bytes: bytes of rotation and codebooks.
-        has_lists: True for an IVF index. `auto` chooses `flat` or a kind with lists.
-        codewords: centroids of each sub-quantizer of a product quantizer; 0 without one.
-        transform_rows: least number of training rows of its transforms.
-        dims_per_byte_choices: values of `dims_per_byte` that `auto` tries, largest code first.
-        mapped_bytes: bytes of a row's second code, which is read for the best candidates of a search only;
-            None for a kind that is not refined.
-        shardable: True if parts can be filled separately and merged.
-        removable: True if rows can be removed, and others added afterwards.
-    """
+    """A named kind of index."""
 
     factory: Callable[[IndexShape], str]
+    """makes the faiss factory string"""
     row_bytes: Callable[[IndexShape], int]
+    """bytes of a row without its id"""
     trained_bytes: Callable[[IndexShape], int] = lambda _: 0
+    """bytes of rotation and codebooks"""
     has_lists: bool = False
+    """True for an IVF index. `auto` chooses `flat` or a kind with lists"""
     codewords: int = 0
+    """centroids of each sub-quantizer of a product quantizer; 0 without one"""
     transform_rows: int = 0
+    """least number of training rows of its transforms"""
     dims_per_byte_choices: tuple[int, ...] = (DIMS_PER_BYTE,)
+    """values of `dims_per_byte` that `auto` tries, largest code first"""
     mapped_bytes: Callable[[IndexShape], int] | None = None
+    """bytes of a row's second code, which is read for the best candidates of a search only; None for a kind
+    that is not refined"""
     shardable: bool = True
+    """True if parts can be filled separately and merged"""
     removable: bool = True
+    """True if rows can be removed, and others added afterwards"""
 
     @property
     def mappable(self) -> bool:

@@ -22,15 +22,12 @@ MAX_STATE_BYTES = 256 << 20  # memory for the states of the chosen occurrences, 
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """Hidden states of a batch of texts.
-
-    Attributes:
-        rows: (b,) indices of the batch's texts among all texts.
-        layers: H[0] to H[n], each (tokens of those texts, d) float32, text after text.
-    """
+    """Hidden states of a batch of texts."""
 
     rows: np.ndarray
+    """(b,) indices of the batch's texts among all texts"""
     layers: tuple[np.ndarray, ...]
+    """H[0] to H[n], each (tokens of those texts, d) float32, text after text"""
 
 
 class LayerStates:
@@ -190,24 +187,22 @@ class _BatchPositions:
 
     Only texts with at least two words have an intra-sentence similarity: a single word has cosine 1 with
     itself in every model.
-
-    Attributes:
-        rows: indices of the batch's texts among all texts.
-        starts: first token of each text within the batch.
-        lengths: number of tokens of each text.
-        occurrences: indices into `Occurrences.token_indices` of the chosen occurrences in this batch.
-        occurrence_tokens: position in the batch of each of these occurrences.
-        words: positions in the batch of the words of texts with at least two words.
-        word_counts: number of words of each such text.
     """
 
     rows: np.ndarray
+    """indices of the batch's texts among all texts"""
     starts: np.ndarray
+    """first token of each text within the batch"""
     lengths: np.ndarray
+    """number of tokens of each text"""
     occurrences: np.ndarray
+    """indices into `Occurrences.token_indices` of the chosen occurrences in this batch"""
     occurrence_tokens: np.ndarray
+    """position in the batch of each of these occurrences"""
     words: np.ndarray
+    """positions in the batch of the words of texts with at least two words"""
     word_counts: np.ndarray
+    """number of words of each such text"""
 
     @classmethod
     def of(cls, rows: np.ndarray, tokens: Tokenized, chosen: Occurrences) -> "_BatchPositions":

@@ -10,21 +10,18 @@ from pipeline.stats.spectrum import spectrum_of
 
 @dataclass(frozen=True)
 class Drift:
-    """Differences between current and fitted vectors after whitening; dimensionless, 0 without drift.
-
-    Attributes:
-        shift: root mean square, over directions, of the change of the mean in standard deviations
-            (Mahalanobis distance / sqrt(rank)).
-        spread: root mean square of the natural logarithm of the variance along the principal axes of the
-            whitened covariance: 0.1 is about 10 % more or less variance in every direction. It is the
-            affine-invariant distance of the two covariances (Foerstner & Moonen 1999) divided by sqrt(rank).
-        outside: proportion of the mean squared distance from the fitted mean that is along directions in
-            which the fitted vectors did not vary.
-    """
+    """Differences between current and fitted vectors after whitening; dimensionless, 0 without drift."""
 
     shift: float
+    """root mean square, over directions, of the change of the mean in standard deviations (Mahalanobis
+    distance / sqrt(rank))"""
     spread: float
+    """root mean square of the natural logarithm of the variance along the principal axes of the whitened
+    covariance: 0.1 is about 10 % more or less variance in every direction. It is the affine-invariant
+    distance of the two covariances (Foerstner & Moonen 1999) divided by sqrt(rank)"""
     outside: float
+    """proportion of the mean squared distance from the fitted mean that is along directions in which the
+    fitted vectors did not vary"""
 
     @property
     def distance(self) -> float:

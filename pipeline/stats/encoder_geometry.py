@@ -84,35 +84,32 @@ class NamedLayers(Settings):
 
 
 class GeometryReport(Settings):
-    """Results of `manta evaluate --geometry`.
-
-    Attributes:
-        sentences: number of sentences sampled by hash of their text.
-        source: where the sentences are from.
-        pairs: number of pairs with similarity scores.
-        pairs_source: where the pairs are from, or None.
-        seed: seed of all samples.
-        neighbours: k of hubness and of neighbour distances.
-        edit_unit: unit of edit distances.
-        mev: definition of the explained variance of words; see `explained_variance`.
-        gold_edits: correlation of the gold scores with edit distance, to compare with that of the cosines.
-        series: sentence spaces, one per candidate.
-        depths: layers, one entry per encoder.
-        missing: reasons why metrics could not be measured for any candidate, by metric.
-    """
+    """Results of `manta evaluate --geometry`."""
 
     sentences: int
+    """number of sentences sampled by hash of their text"""
     source: str
+    """where the sentences are from"""
     pairs: int
+    """number of pairs with similarity scores"""
     pairs_source: str | None
+    """where the pairs are from, or None"""
     seed: int
+    """seed of all samples"""
     neighbours: int
+    """k of hubness and of neighbour distances"""
     edit_unit: str
+    """unit of edit distances"""
     mev: Mev
+    """definition of the explained variance of words; see `explained_variance`"""
     gold_edits: Metric | None
+    """correlation of the gold scores with edit distance, to compare with that of the cosines"""
     series: tuple[NamedSpace, ...]
+    """sentence spaces, one per candidate"""
     depths: tuple[NamedLayers, ...]
+    """layers, one entry per encoder"""
     missing: dict[str, str]
+    """reasons why metrics could not be measured for any candidate, by metric"""
 
 
 def measure_layer(

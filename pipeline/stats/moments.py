@@ -23,17 +23,14 @@ _NO_ROWS = ("at least one row with a vector", "none", "check the corpus and its 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Moments of a sample of vectors, in float64. The population covariance is scatter / count.
-
-    Attributes:
-        count: number of rows.
-        mean: (d,).
-        scatter: (d, d) sum of (x - mean)(x - mean)^T, symmetric.
-    """
+    """Moments of a sample of vectors, in float64. The population covariance is scatter / count."""
 
     count: int
+    """number of rows"""
     mean: np.ndarray
+    """(d,)"""
     scatter: np.ndarray
+    """(d, d) sum of (x - mean)(x - mean)^T, symmetric"""
 
     @property
     def dim(self) -> int:

@@ -7,17 +7,14 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Tokenized:
-    """Tokens of n texts.
-
-    Attributes:
-        ids: (tokens,) token ids, text after text.
-        offsets: (n + 1,), text i has the tokens from offsets[i] to offsets[i + 1].
-        is_word: (tokens,) bool, False for special tokens, the tokens of a prompt, and punctuation.
-    """
+    """Tokens of n texts."""
 
     ids: np.ndarray
+    """(tokens,) token ids, text after text"""
     offsets: np.ndarray
+    """(n + 1,), text i has the tokens from offsets[i] to offsets[i + 1]"""
     is_word: np.ndarray
+    """(tokens,) bool, False for special tokens, the tokens of a prompt, and punctuation"""
 
     @property
     def owners(self) -> np.ndarray:
@@ -27,21 +24,18 @@ class Tokenized:
 
 @dataclass(frozen=True, eq=False)
 class Occurrences:
-    """Word occurrences to examine; `words`, `pairs` and `random` are indices into `token_indices`.
-
-    Attributes:
-        token_indices: (m,) indices of the occurrences among all tokens, ascending.
-        words: for each chosen word, one occurrence per text that has it, in random order.
-        pairs: (p, 2) random occurrences in different texts.
-        random: (r,) a random occurrence in each of r random texts.
-        compared: number of occurrences of each word, from the first, that are compared in pairs.
-    """
+    """Word occurrences to examine; `words`, `pairs` and `random` are indices into `token_indices`."""
 
     token_indices: np.ndarray
+    """(m,) indices of the occurrences among all tokens, ascending"""
     words: tuple[np.ndarray, ...]
+    """for each chosen word, one occurrence per text that has it, in random order"""
     pairs: np.ndarray
+    """(p, 2) random occurrences in different texts"""
     random: np.ndarray
+    """(r,) a random occurrence in each of r random texts"""
     compared: int
+    """number of occurrences of each word, from the first, that are compared in pairs"""
 
 
 def occurrences_for_pairs(pairs: int) -> int:

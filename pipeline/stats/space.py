@@ -29,13 +29,10 @@ _MAX_SIMILARITIES = 1 << 23  # per block: 64 MB of float64
 
 @dataclass(frozen=True, eq=False)
 class Hubness:
-    """k-occurrence of each vector: the number of other vectors that have it among their k nearest.
-
-    Attributes:
-        counts: (n,) k-occurrence of every vector; the mean is k.
-    """
+    """k-occurrence of each vector: the number of other vectors that have it among their k nearest."""
 
     counts: np.ndarray
+    """(n,) k-occurrence of every vector; the mean is k"""
 
     @property
     def skewness(self) -> float:
@@ -98,18 +95,16 @@ class EditBin(Settings):
 
     These are the ranks that a rank correlation uses: encoders whose cosines spread differently can be
     compared by them.
-
-    Attributes:
-        distance: median edit distance.
-        cosine_rank: mean rank of the cosines among all pairs, divided by their number: 1 for the highest.
-        gold_rank: mean rank of the gold scores, likewise.
-        pairs: number of pairs.
     """
 
     distance: float
+    """median edit distance"""
     cosine_rank: float = Field(alias="similarity")
+    """mean rank of the cosines among all pairs, divided by their number: 1 for the highest"""
     gold_rank: float = Field(alias="gold")
+    """mean rank of the gold scores, likewise"""
     pairs: int
+    """number of pairs"""
 
 
 class MeasuredMetrics(NamedTuple):
@@ -147,19 +142,16 @@ class Space(Settings):
 
 @dataclass(frozen=True, eq=False)
 class ScoredPairs:
-    """Pairs of sentences with similarity scores given by people, from 0 to 5.
-
-    Attributes:
-        left: n sentences.
-        right: n sentences.
-        gold: (n,) scores.
-        edits: (n,) edit distances.
-    """
+    """Pairs of sentences with similarity scores given by people, from 0 to 5."""
 
     left: tuple[str, ...]
+    """n sentences"""
     right: tuple[str, ...]
+    """n sentences"""
     gold: np.ndarray
+    """(n,) scores"""
     edits: np.ndarray
+    """(n,) edit distances"""
 
     @classmethod
     def of(cls, left: Sequence[str], right: Sequence[str], gold: np.ndarray, unit: EditUnit) -> "ScoredPairs":

@@ -15,15 +15,12 @@ RANK_TOLERANCE = 1e-10
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """Eigenvalues and eigenvectors of a symmetric matrix, in float64.
-
-    Attributes:
-        eigenvalues: (d,), largest first.
-        vectors: (d, d), one eigenvector per column, in the same order.
-    """
+    """Eigenvalues and eigenvectors of a symmetric matrix, in float64."""
 
     eigenvalues: np.ndarray
+    """(d,), largest first"""
     vectors: np.ndarray
+    """(d, d), one eigenvector per column, in the same order"""
 
     @property
     def rank(self) -> int:

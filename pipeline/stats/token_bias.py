@@ -48,27 +48,23 @@ class ShownToken(Settings):
 
 
 class TableBias(Stored):
-    """Bias of one table of token embeddings.
-
-    Attributes:
-        table: input, output, or tied if both are equal.
-        explained: proportions of the variance that the two components explain.
-        between: proportion of the variance in their plane that is between the groups of an attribute, by
-            attribute: 0 if the groups have equal means, 1 if all tokens of a group coincide.
-        groups: groups of tokens.
-        shown: sample of tokens, evenly over the frequency ranks.
-        correlations: Spearman x100 of cosines of averaged embeddings with human scores, by the tokens that
-            are left out.
-        points: Parquet file of all tokens: token, count, group of each attribute, x, y.
-    """
+    """Bias of one table of token embeddings."""
 
     table: str
+    """input, output, or tied if both are equal"""
     explained: tuple[float, float]
+    """proportions of the variance that the two components explain"""
     between: dict[str, float]
+    """proportion of the variance in their plane that is between the groups of an attribute, by attribute: 0
+    if the groups have equal means, 1 if all tokens of a group coincide"""
     groups: tuple[TokenGroup, ...]
+    """groups of tokens"""
     shown: tuple[ShownToken, ...]
+    """sample of tokens, evenly over the frequency ranks"""
     correlations: dict[str, float]
+    """Spearman x100 of cosines of averaged embeddings with human scores, by the tokens that are left out"""
     points: FileRef
+    """Parquet file of all tokens: token, count, group of each attribute, x, y"""
 
 
 class EncoderTokenBias(Stored):

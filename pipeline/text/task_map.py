@@ -45,16 +45,13 @@ def ignore_progress(rows: int, size: int) -> None:
 
 @dataclass(frozen=True)
 class TaskRunner:
-    """Functions that run the tasks of an ingestion and report its progress.
-
-    Attributes:
-        map_tasks: function that runs the tasks. The default runs them in this process, with temporary files
-            on this machine; others keep temporary files in the store, from which a killed run resumes.
-        on_progress: called with the rows and the input bytes read so far.
-    """
+    """Functions that run the tasks of an ingestion and report its progress."""
 
     map_tasks: TaskMap = map_here
+    """function that runs the tasks. The default runs them in this process, with temporary files on this
+    machine; others keep temporary files in the store, from which a killed run resumes"""
     on_progress: OnProgress = ignore_progress
+    """called with the rows and the input bytes read so far"""
 
 
 @dataclass(frozen=True)

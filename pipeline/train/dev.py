@@ -40,17 +40,14 @@ DIVERGED = "the weights have diverged; lower the learning rate, or use another p
 
 
 class DevMetrics(NamedTuple):
-    """Metrics of the trained model on a dev set.
-
-    Attributes:
-        score: value of `train.dev.measure`, times 100 unless it is log_likelihood.
-        geometry: if pairs have human scores, the "uniformity" of all sentences and the "alignment" of
-            positive pairs, which have more than four fifths of the highest score (Wang & Isola 2020);
-            without positive pairs, no alignment. Empty if pairs have labels.
-    """
+    """Metrics of the trained model on a dev set."""
 
     score: float
+    """value of `train.dev.measure`, times 100 unless it is log_likelihood"""
     geometry: Mapping[str, float] = {}
+    """if pairs have human scores, the "uniformity" of all sentences and the "alignment" of positive pairs,
+    which have more than four fifths of the highest score (Wang & Isola 2020); without positive pairs, no
+    alignment. Empty if pairs have labels"""
 
 
 class DevFile(Protocol):
@@ -62,21 +59,18 @@ class DevFile(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DevSet:
-    """Sentence pairs with human scores or labels, read once; can be pickled.
-
-    Attributes:
-        where: path or URI of the file, for error messages.
-        left: n sentences.
-        right: n sentences.
-        gold: (n,) scores on any scale, because only ranks count; or class numbers.
-        measure: metric of `score`, spearman or accuracy.
-    """
+    """Sentence pairs with human scores or labels, read once; can be pickled."""
 
     where: str
+    """path or URI of the file, for error messages"""
     left: tuple[str, ...]
+    """n sentences"""
     right: tuple[str, ...]
+    """n sentences"""
     gold: np.ndarray
+    """(n,) scores on any scale, because only ranks count; or class numbers"""
     measure: Measure = "spearman"
+    """metric of `score`, spearman or accuracy"""
 
     @classmethod
     def open(cls, settings: DevSettings, values: Values | None = None) -> "DevSet":
@@ -235,20 +229,17 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class BestScore:
-    """Best score on dev so far.
-
-    Attributes:
-        patience: number of consecutive measurements without improvement that end the training; None for no
-            limit. An equal score is no improvement.
-        score: best score; None before the first measurement.
-        step: step of the best score.
-        since: number of measurements since the best one; none of them improved it.
-    """
+    """Best score on dev so far."""
 
     patience: int | None = None
+    """number of consecutive measurements without improvement that end the training; None for no limit. An
+    equal score is no improvement"""
     score: float | None = None
+    """best score; None before the first measurement"""
     step: int | None = None
+    """step of the best score"""
     since: int = 0
+    """number of measurements since the best one; none of them improved it"""
 
     def observe(self, step: int, score: float) -> "BestScore":
         """Return the best score after another measurement."""

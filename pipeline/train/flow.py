@@ -26,17 +26,14 @@ class Diverged(DataError):
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Data to evaluate a flow on during its training.
-
-    Attributes:
-        rows: (n, d) inputs of the flow that are not trained on.
-        dev: task that the flow is scored on, or None.
-        prepare: transforms the encoder's vectors into inputs of the flow.
-    """
+    """Data to evaluate a flow on during its training."""
 
     rows: np.ndarray
+    """(n, d) inputs of the flow that are not trained on"""
     dev: DevTask | None = None
+    """task that the flow is scored on, or None"""
     prepare: Map = lambda raw: raw
+    """transforms the encoder's vectors into inputs of the flow"""
 
 
 class FlowTrainer:

@@ -21,15 +21,12 @@ _MAX_DIFFERENCE = 0.02
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """One forward pass of an encoder, for one or several views of the same rows.
-
-    Attributes:
-        indices: positions of these views among those of the objective.
-        joined: a single view with the texts of all of them, one view after the other.
-    """
+    """One forward pass of an encoder, for one or several views of the same rows."""
 
     indices: tuple[int, ...]
+    """positions of these views among those of the objective"""
     joined: View
+    """a single view with the texts of all of them, one view after the other"""
 
     def encode(self) -> tuple[Tensor, ...]:
         """Encode the rows, and return (rows, dim) vectors for each view."""
@@ -162,17 +159,14 @@ def _join(indices: tuple[int, ...], views: list[View]) -> Pass:
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """Loss and vectors of one step, without a graph.
-
-    Attributes:
-        loss: mean over ranks; the same on all ranks.
-        reps: (n, dim) vectors of each view, of this rank's rows.
-        tokens: number of tokens of all views on all ranks, and of those that the objective reads beside them.
-    """
+    """Loss and vectors of one step, without a graph."""
 
     loss: Loss
+    """mean over ranks; the same on all ranks"""
     reps: tuple[Tensor, ...]
+    """(n, dim) vectors of each view, of this rank's rows"""
     tokens: int
+    """number of tokens of all views on all ranks, and of those that the objective reads beside them"""
 
 
 def loss_and_backward(

@@ -41,34 +41,30 @@ from pipeline.train.schedule import Schedule
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Result of one step, without a graph.
-
-    Attributes:
-        number: number of the step, from 1.
-        loss: mean over ranks.
-        gradient_norm: norm of the gradient before clipping.
-        learning_rate: learning rate of this step.
-        rows: number of rows on all ranks.
-        tokens: number of tokens of all views on all ranks.
-        seconds: wall time on this rank, including `waited_s`.
-        waited_s: seconds spent waiting for the batch.
-        counts: counts of the batch; in float16 also "overflows", the number of times that the loss scale was
-            halved.
-        reps: (n, dim) vectors of each view, of this rank's rows, computed with the weights before the step.
-        batch: this rank's rows.
-    """
+    """Result of one step, without a graph."""
 
     number: int
+    """number of the step, from 1"""
     loss: Loss
+    """mean over ranks"""
     gradient_norm: float
+    """norm of the gradient before clipping"""
     learning_rate: float
+    """learning rate of this step"""
     rows: int
+    """number of rows on all ranks"""
     tokens: int
+    """number of tokens of all views on all ranks"""
     seconds: float
+    """wall time on this rank, including `waited_s`"""
     waited_s: float
+    """seconds spent waiting for the batch"""
     counts: Mapping[str, int]
+    """counts of the batch; in float16 also "overflows", the number of times that the loss scale was halved"""
     reps: tuple[Tensor, ...]
+    """(n, dim) vectors of each view, of this rank's rows, computed with the weights before the step"""
     batch: Batch
+    """this rank's rows"""
 
 
 class Training:

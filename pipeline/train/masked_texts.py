@@ -20,15 +20,12 @@ _SEED = 0  # of the masked words, which are the same in every measurement
 
 @dataclass(frozen=True, eq=False)
 class MaskedTexts:
-    """Texts, read once, whose masked words the first objective predicts; can be pickled.
-
-    Attributes:
-        where: path or URI of the file, for error messages.
-        texts: the texts.
-    """
+    """Texts, read once, whose masked words the first objective predicts; can be pickled."""
 
     where: str
+    """path or URI of the file, for error messages"""
     texts: tuple[str, ...]
+    """the texts"""
 
     @classmethod
     def open(cls, settings: TrainSettings) -> "MaskedTexts":

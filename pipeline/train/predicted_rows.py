@@ -30,21 +30,18 @@ _METRICS: Mapping[Measure, Callable[[np.ndarray, np.ndarray], float]] = {
 
 @dataclass(frozen=True, eq=False)
 class PredictedRows:
-    """Rows with labels or scores, read once, which the first objective predicts; can be pickled.
-
-    Attributes:
-        where: path or URI of the file, for error messages.
-        columns: n values of each role that the objective reads, labels and scores included.
-        target: role of the labels or scores.
-        measure: metric of `score`, one of `measures`.
-        measures: metrics of `scores`: those of the objective that the labels allow.
-    """
+    """Rows with labels or scores, read once, which the first objective predicts; can be pickled."""
 
     where: str
+    """path or URI of the file, for error messages"""
     columns: Mapping[str, Column]
+    """n values of each role that the objective reads, labels and scores included"""
     target: str
+    """role of the labels or scores"""
     measure: Measure
+    """metric of `score`, one of `measures`"""
     measures: tuple[Measure, ...]
+    """metrics of `scores`: those of the objective that the labels allow"""
 
     @classmethod
     def open(cls, settings: TrainSettings, file: DevSettings | TestSetSettings) -> "PredictedRows":

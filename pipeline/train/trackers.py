@@ -44,19 +44,16 @@ class Tracker(abc.ABC):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """Identity of a training for trackers.
-
-    Attributes:
-        name: displayed name.
-        store: store of the training's folder.
-        settings: definition of the training, for display.
-        step: last completed step.
-    """
+    """Identity of a training for trackers."""
 
     name: str
+    """displayed name"""
     store: Store
+    """store of the training's folder"""
     settings: Mapping[str, Any]
+    """definition of the training, for display"""
     step: int = 0
+    """last completed step"""
 
     @property
     def key(self) -> str:

@@ -19,15 +19,12 @@ from pipeline.stats.tensors import unpack
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """Affine map y = x @ matrix.T + bias, which a faiss index can apply to vectors and queries.
-
-    Attributes:
-        matrix: (k, d) float32.
-        bias: (k,) float32.
-    """
+    """Affine map y = x @ matrix.T + bias, which a faiss index can apply to vectors and queries."""
 
     matrix: np.ndarray
+    """(k, d) float32"""
     bias: np.ndarray
+    """(k,) float32"""
 
 
 class Transform(Protocol):

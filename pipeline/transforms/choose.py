@@ -23,23 +23,20 @@ _REMOVE_VALUES = (0, 1, 2, 3, 4, 6, 8, 10, 15, 20)
 
 @dataclass(frozen=True)
 class Curve:
-    """Scores of several values of a setting (k or remove); larger is better.
-
-    Attributes:
-        setting: "k" or "remove".
-        metric: name of the score.
-        count: number of texts, pairs or rows that each score is computed from.
-        unit: name of the items counted: "texts", "pairs" or "rows held out".
-        points: pairs of a value and its score, in ascending order of the values.
-        chosen: the value with the best score; of values with equal scores, the smallest.
-    """
+    """Scores of several values of a setting (k or remove); larger is better."""
 
     setting: str
+    """"k" or "remove"."""
     metric: str
+    """name of the score"""
     count: int
+    """number of texts, pairs or rows that each score is computed from"""
     unit: str
+    """name of the items counted: "texts", "pairs" or "rows held out"."""
     points: tuple[tuple[int, float], ...]
+    """pairs of a value and its score, in ascending order of the values"""
     chosen: int
+    """the value with the best score; of values with equal scores, the smallest"""
 
     def numbers(self) -> dict[str, float | int | None]:
         """Return the chosen value and all scores, by name, for reports."""

@@ -20,23 +20,20 @@ _QUERY_ROWS = 1_024  # queries per block of similarities
 
 @dataclass(frozen=True)
 class Comparison:
-    """Scores of raw and transformed vectors on one task; larger is better.
-
-    Attributes:
-        task: description of the task.
-        metric: name of the score.
-        count: number of texts or pairs.
-        raw: score of the raw vectors.
-        whitened: score of the transformed vectors.
-        transform: name of the transform.
-    """
+    """Scores of raw and transformed vectors on one task; larger is better."""
 
     task: str
+    """description of the task"""
     metric: str
+    """name of the score"""
     count: int
+    """number of texts or pairs"""
     raw: float
+    """score of the raw vectors"""
     whitened: float
+    """score of the transformed vectors"""
     transform: str = "whitening"
+    """name of the transform"""
 
     @property
     def uses_whitening(self) -> bool:
@@ -71,18 +68,15 @@ def subject(transform: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Halves:
-    """Split-half retrieval: the first half of each text should find its second half.
-
-    Attributes:
-        first: (n, d) vectors of the first halves.
-        second: (n, d) vectors of the second halves.
-    """
+    """Split-half retrieval: the first half of each text should find its second half."""
 
     metric: ClassVar[str] = "MRR"
     unit: ClassVar[str] = "texts"
     task: ClassVar[str] = "First half of a text finds its second half among those of the other sampled texts"
     first: np.ndarray
+    """(n, d) vectors of the first halves"""
     second: np.ndarray
+    """(n, d) vectors of the second halves"""
 
     @property
     def count(self) -> int:
@@ -96,21 +90,18 @@ class Halves:
 
 @dataclass(frozen=True, eq=False)
 class DevPairs:
-    """Semantic textual similarity of pairs of vectors.
-
-    Attributes:
-        left: (n, d) vectors.
-        right: (n, d) vectors.
-        gold: (n,) similarity scores given by people.
-        name: name of the data, for reports.
-    """
+    """Semantic textual similarity of pairs of vectors."""
 
     metric: ClassVar[str] = "Spearman"
     unit: ClassVar[str] = "pairs"
     left: np.ndarray
+    """(n, d) vectors"""
     right: np.ndarray
+    """(n, d) vectors"""
     gold: np.ndarray
+    """(n,) similarity scores given by people"""
     name: str = "the dev pairs"
+    """name of the data, for reports"""
 
     @property
     def task(self) -> str:

@@ -23,26 +23,23 @@ _ROWS_PER_DIRECTION = 5  # as for whitening: with fewer, a direction depends on 
 @TRANSFORMS.register("components")
 @dataclass(frozen=True, eq=False)
 class Components(TensorFile):
-    """y = c - sum_i u_i u_i^T c with c = x - mean; see `fit_components`.
-
-    Attributes:
-        mean: (d,) float64; zero if not `centred`.
-        directions: (n, d) float64, orthonormal u_i.
-        centred: True if the mean is subtracted.
-        share: proportion of the variance (of the mean square norm, if not centred) that is removed.
-        fitted_rows: number of rows that the transform was fitted on.
-        space_id: id of the space of these rows.
-    """
+    """y = c - sum_i u_i u_i^T c with c = x - mean; see `fit_components`."""
 
     kind: ClassVar[str] = "components"
     tensor_fields: ClassVar[tuple[str, ...]] = ("mean", "directions")
     header_fields: ClassVar[tuple[str, ...]] = ("centred", "share", "fitted_rows", "space_id")
     mean: np.ndarray
+    """(d,) float64; zero if not `centred`"""
     directions: np.ndarray
+    """(n, d) float64, orthonormal u_i"""
     centred: bool
+    """True if the mean is subtracted"""
     share: float
+    """proportion of the variance (of the mean square norm, if not centred) that is removed"""
     fitted_rows: int
+    """number of rows that the transform was fitted on"""
     space_id: str
+    """id of the space of these rows"""
 
     @property
     def k(self) -> int:

@@ -31,46 +31,40 @@ _HEADER_FIELDS = ("settings", "fitted_rows", "heldout_rows", "unit_length", "cur
 
 @dataclass(frozen=True)
 class FlowPoint:
-    """Progress of a training after some steps.
-
-    Attributes:
-        step: number of steps.
-        train: mean bits per dimension of the rows trained on since the previous point; None at the start.
-        heldout: bits per dimension of held-out rows.
-        dev: score on the dev task; None without one.
-    """
+    """Progress of a training after some steps."""
 
     step: int
+    """number of steps"""
     train: float | None
+    """mean bits per dimension of the rows trained on since the previous point; None at the start"""
     heldout: float
+    """bits per dimension of held-out rows"""
     dev: float | None = None
+    """score on the dev task; None without one"""
 
 
 @TRANSFORMS.register("flow")
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """Invertible map z = f(x) of a trained `models.glow.Glow`; not affine, so that no index can hold it.
-
-    Attributes:
-        settings: settings of the network and the training.
-        tensors: state dict of the network: all weights, and which actnorms are initialized.
-        fitted_rows: number of distinct rows of the training.
-        heldout_rows: number of held-out rows.
-        unit_length: True if the rows had length 1.
-        curve: progress of the training.
-        metric: name of the score on the dev task; None without one.
-        space_id: id of the space of the rows.
-    """
+    """Invertible map z = f(x) of a trained `models.glow.Glow`; not affine, so that no index can hold it."""
 
     kind: ClassVar[str] = "flow"
     settings: FlowSettings
+    """settings of the network and the training"""
     tensors: dict[str, np.ndarray]
+    """state dict of the network: all weights, and which actnorms are initialized"""
     fitted_rows: int
+    """number of distinct rows of the training"""
     heldout_rows: int
+    """number of held-out rows"""
     unit_length: bool
+    """True if the rows had length 1"""
     curve: tuple[FlowPoint, ...]
+    """progress of the training"""
     metric: str | None
+    """name of the score on the dev task; None without one"""
     space_id: str
+    """id of the space of the rows"""
 
     @property
     def k(self) -> int:

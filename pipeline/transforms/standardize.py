@@ -21,22 +21,19 @@ MAX_LISTED = 12  # constant dimensions that a note lists
 @TRANSFORMS.register("standardize")
 @dataclass(frozen=True, eq=False)
 class Standardize(TensorFile):
-    """y = (x - mean) / max(std, 1e-8) per dimension, with the population std; a constant dimension becomes 0.
-
-    Attributes:
-        mean: (d,) float64.
-        std: (d,) float64.
-        fitted_rows: number of rows that the transform was fitted on.
-        space_id: id of the space of these rows.
-    """
+    """y = (x - mean) / max(std, 1e-8) per dimension (population std); a constant dimension becomes 0."""
 
     kind: ClassVar[str] = "standardize"
     tensor_fields: ClassVar[tuple[str, ...]] = ("mean", "std")
     header_fields: ClassVar[tuple[str, ...]] = ("fitted_rows", "space_id")
     mean: np.ndarray
+    """(d,) float64"""
     std: np.ndarray
+    """(d,) float64"""
     fitted_rows: int
+    """number of rows that the transform was fitted on"""
     space_id: str
+    """id of the space of these rows"""
 
     @property
     def k(self) -> int:

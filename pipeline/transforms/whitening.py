@@ -24,22 +24,7 @@ ROWS_PER_COMPONENT = 5
 @TRANSFORMS.register("whitening")
 @dataclass(frozen=True, eq=False)
 class Whitening(TensorFile):
-    """y = x @ matrix.T + bias, as a faiss LinearTransform computes it; see `fit_whitening`.
-
-    Attributes:
-        matrix: (k, d) float32.
-        bias: (k,) float32.
-        eigenvalues: (d,) float64, of the covariance, largest first.
-        rank: number of directions with variance.
-        condition: condition number of the covariance; see `stats.spectrum.Spectrum`.
-        effective_rank: participation ratio of the eigenvalues; see `stats.spectrum.Spectrum`.
-        fitted_rows: number of rows that the transform was fitted on.
-        requested: whiten.k as a number; None if it was not set.
-        space_id: id of the space of these rows.
-        kept: for zca, whose matrix is (d, d), the number of components; None for pca.
-        shrinkage: shrinkage of the covariance that was applied.
-        ridge: ridge that was applied, as a proportion of the mean eigenvalue.
-    """
+    """y = x @ matrix.T + bias, as a faiss LinearTransform computes it; see `fit_whitening`."""
 
     kind: ClassVar[str] = "whitening"
     tensor_fields: ClassVar[tuple[str, ...]] = ("matrix", "bias", "eigenvalues")
@@ -53,17 +38,29 @@ class Whitening(TensorFile):
     )
     optional_fields: ClassVar[Mapping[str, object]] = {"kept": None, "shrinkage": 0.0, "ridge": 0.0}
     matrix: np.ndarray
+    """(k, d) float32"""
     bias: np.ndarray
+    """(k,) float32"""
     eigenvalues: np.ndarray
+    """(d,) float64, of the covariance, largest first"""
     rank: int
+    """number of directions with variance"""
     condition: float
+    """condition number of the covariance; see `stats.spectrum.Spectrum`"""
     effective_rank: float
+    """participation ratio of the eigenvalues; see `stats.spectrum.Spectrum`"""
     fitted_rows: int
+    """number of rows that the transform was fitted on"""
     requested: int | None
+    """whiten.k as a number; None if it was not set"""
     space_id: str
+    """id of the space of these rows"""
     kept: int | None = None
+    """for zca, whose matrix is (d, d), the number of components; None for pca"""
     shrinkage: float = 0.0
+    """shrinkage of the covariance that was applied"""
     ridge: float = 0.0
+    """ridge that was applied, as a proportion of the mean eigenvalue"""
 
     @property
     def k(self) -> int:

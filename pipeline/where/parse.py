@@ -46,18 +46,15 @@ _PATTERN = re.compile(
 
 
 class Token(NamedTuple):
-    """A token of a filter.
-
-    Attributes:
-        text: the token as it is written.
-        value: keyword in lower case, name of a column, content of a string, or the token as it is written.
-        position: position of its first character, from 1.
-    """
+    """A token of a filter."""
 
     kind: Kind
     text: str
+    """the token as it is written"""
     value: str
+    """keyword in lower case, name of a column, content of a string, or the token as it is written"""
     position: int
+    """position of its first character, from 1"""
 
 
 def where_error(token: Token, expected: str, found: str = "", remedy: str = "") -> ConfigError:

@@ -9,17 +9,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class LinearClassifiers:
-    """Fitted linear classifiers, one for each of F training parts and S strengths of the penalty.
-
-    Attributes:
-        weights: (F, S, K, d) float64; K is the number of classes, but may be 1 if there are two classes.
-        bias: (F, S, K) float64.
-        converged: False if the solver stopped before its criterion was met.
-    """
+    """Fitted linear classifiers, one for each of F training parts and S strengths of the penalty."""
 
     weights: np.ndarray
+    """(F, S, K, d) float64; K is the number of classes, but may be 1 if there are two classes"""
     bias: np.ndarray
+    """(F, S, K) float64"""
     converged: bool = True
+    """False if the solver stopped before its criterion was met"""
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Predict the classes of x (n, d): (F, S, n)."""

@@ -15,15 +15,12 @@ MAX_ITERATIONS = 2_000
 
 @dataclass(frozen=True)
 class ScalePredictions:
-    """Predicted scores of m rows by S regressions, one for each strength of the penalty.
-
-    Attributes:
-        values: (S, m).
-        converged: False if a fit stopped before the optimum.
-    """
+    """Predicted scores of m rows by S regressions, one for each strength of the penalty."""
 
     values: np.ndarray
+    """(S, m)"""
     converged: bool
+    """False if a fit stopped before the optimum"""
 
 
 def predict_on_scale(

@@ -20,17 +20,14 @@ ROUNDING = 1e-6  # the cosine of a float32 vector with itself may be this much b
 
 @dataclass(frozen=True)
 class DuplicateSearch:
-    """A search for near-duplicates.
-
-    Attributes:
-        store: store of the release.
-        manifest: the searched release.
-        threshold: least cosine of a pair, as a search of the release scores it.
-    """
+    """A search for near-duplicates."""
 
     store: Store
+    """store of the release"""
     manifest: ReleaseManifest
+    """the searched release"""
     threshold: float
+    """least cosine of a pair, as a search of the release scores it"""
 
     @property
     def folder(self) -> str:
@@ -40,21 +37,18 @@ class DuplicateSearch:
 
 
 class ComparedRows(NamedTuple):
-    """Rows with near-duplicates.
-
-    Attributes:
-        addresses: (n,) int64 of all compared rows, ascending.
-        pairs: addresses of the pairs whose cosine is at least the threshold, but for its rounding.
-        cosines: (p,) float32, of the pairs.
-        groups: numbers of rows, as positions in `addresses`.
-        to_first: (m,) float32, cosine of each row of `groups` with the first row of its group.
-    """
+    """Rows with near-duplicates."""
 
     addresses: np.ndarray
+    """(n,) int64 of all compared rows, ascending"""
     pairs: Pairs
+    """addresses of the pairs whose cosine is at least the threshold, but for its rounding"""
     cosines: np.ndarray
+    """(p,) float32, of the pairs"""
     groups: DuplicateGroups
+    """numbers of rows, as positions in `addresses`"""
     to_first: np.ndarray
+    """(m,) float32, cosine of each row of `groups` with the first row of its group"""
 
 
 def compare(search: DuplicateSearch, parts: Parts, candidates: Pairs) -> ComparedRows:

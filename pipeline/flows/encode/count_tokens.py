@@ -65,17 +65,14 @@ def count_tokens(run: Run, corpus: Corpus) -> tuple[str, pa.Table]:
 
 @dataclass(frozen=True)
 class CountTokens:
-    """Count the tokens of the live rows of corpus units: (vocabulary,) int64 for each.
-
-    Attributes:
-        encoder: has the tokenizer.
-        store: store of the units.
-        dead: file of the dead rows.
-    """
+    """Count the tokens of the live rows of corpus units: (vocabulary,) int64 for each."""
 
     encoder: EncoderSettings
+    """has the tokenizer"""
     store: Store
+    """store of the units"""
     dead: FileRef | None = None
+    """file of the dead rows"""
 
     def start(self) -> Callable[[CorpusUnit], np.ndarray]:
         """Load the tokenizer."""

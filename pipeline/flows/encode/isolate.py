@@ -53,23 +53,20 @@ class Rejection(NamedTuple):
 
 @dataclass
 class IsolatedEncoder:
-    """Encoder that runs in a child process.
-
-    Attributes:
-        encoder: settings of the encoder.
-        encode: settings of the encoding.
-        device: device of the encoder.
-        scratch: an empty directory.
-        patience_s: seconds without progress of the child before it is killed.
-        rejected: rejected texts by row, filled as batches are yielded.
-    """
+    """Encoder that runs in a child process."""
 
     encoder: EncoderSettings
+    """settings of the encoder"""
     encode: EncodeSettings
+    """settings of the encoding"""
     device: str
+    """device of the encoder"""
     scratch: Path
+    """an empty directory"""
     patience_s: float = ClusterSettings().patience_s
+    """seconds without progress of the child before it is killed"""
     rejected: dict[int, Rejection] = field(default_factory=dict)
+    """rejected texts by row, filled as batches are yielded"""
 
     def encode_stream(
         self, batches: Iterable[pa.Array], on_rows: Callable[[int], None] = lambda rows: None

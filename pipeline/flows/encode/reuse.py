@@ -29,17 +29,14 @@ _TEXTS_PER_S = {"cpu": 300.0, "cuda": 30_000.0}
 
 @dataclass(frozen=True, eq=False)
 class KnownVectors:
-    """Vectors of some rows of a unit, which need not be encoded.
-
-    Attributes:
-        rows: (n,) int64, ascending.
-        vectors: (n, d) float32.
-        numerics: number of vectors by numerics_id, "" if it is unknown.
-    """
+    """Vectors of some rows of a unit, which need not be encoded."""
 
     rows: np.ndarray
+    """(n,) int64, ascending"""
     vectors: np.ndarray
+    """(n, d) float32"""
     numerics: Mapping[str, int]
+    """number of vectors by numerics_id, "" if it is unknown"""
 
     def within(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows in [start, stop), counted from `start`, and their vectors."""

@@ -76,19 +76,16 @@ def sample_texts(
 
 @dataclass(frozen=True)
 class SampleTexts(PlainTask[tuple[CorpusUnit, ...], pa.Table]):
-    """Find the rows of corpus units that a sample of texts may need: columns text and text_key.
-
-    Attributes:
-        store: store of the units.
-        count: number of texts in the sample; fewer if the units have fewer.
-        min_characters: least length of a text.
-        dead: file of the dead rows.
-    """
+    """Find the rows of corpus units that a sample of texts may need: columns text and text_key."""
 
     store: Store
+    """store of the units"""
     count: int
+    """number of texts in the sample; fewer if the units have fewer"""
     min_characters: int = 1
+    """least length of a text"""
     dead: FileRef | None = None
+    """file of the dead rows"""
 
     def texts(self, tables: Sequence[pa.Table]) -> tuple[str, ...]:
         """Return the sampled texts, in the order of their keys, from the results for all groups of units."""

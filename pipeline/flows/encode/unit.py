@@ -55,17 +55,14 @@ MAX_ATTEMPTS = 3  # unfinished attempts of one run; the next one encodes in a ch
 
 @dataclass(frozen=True)
 class Attempts:
-    """The attempts to encode one unit, as one file each beside the unit's record.
-
-    Attributes:
-        store: store of the unit.
-        record: path of the unit's record.
-        run: id of the driver's run. Attempts of other runs do not count: users may have stopped those runs.
-    """
+    """The attempts to encode one unit, as one file each beside the unit's record."""
 
     store: Store
+    """store of the unit"""
     record: str
+    """path of the unit's record"""
     run: str
+    """id of the driver's run. Attempts of other runs do not count: users may have stopped those runs"""
 
     def begin(self) -> int:
         """Record an attempt. Returns the number of earlier attempts of this run that did not end."""
@@ -93,27 +90,24 @@ _READ_ROWS = 2_048  # so few that the first vectors are computed while other tex
 
 @dataclass(frozen=True)
 class EncodeUnit:
-    """Encode one corpus unit. A complete unit that has a record is returned as it is.
-
-    Attributes:
-        store: store of the units.
-        encoder: settings of the encoder, with a path that the worker can read.
-        encode: settings of the encoding.
-        space_id: space of the encoder on the driver.
-        id_name: column of the ids in the units of vectors.
-        sources: units of the previous release in this space; vectors of equal texts are copied from them.
-        patience_s: seconds without progress of a child process before it is killed.
-        run: id of the driver's run.
-    """
+    """Encode one corpus unit. A complete unit that has a record is returned as it is."""
 
     store: Store
+    """store of the units"""
     encoder: EncoderSettings
+    """settings of the encoder, with a path that the worker can read"""
     encode: EncodeSettings
+    """settings of the encoding"""
     space_id: str
+    """space of the encoder on the driver"""
     id_name: str
+    """column of the ids in the units of vectors"""
     sources: tuple[PlacedUnit, ...] = ()
+    """units of the previous release in this space; vectors of equal texts are copied from them"""
     patience_s: float = ClusterSettings().patience_s
+    """seconds without progress of a child process before it is killed"""
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    """id of the driver's run"""
 
     def start(self) -> Callable[[CorpusUnit], tuple[UnitRecord, WorkerStats]]:
         """Load the encoder. The returned function encodes a unit and returns its record and stats.

@@ -108,43 +108,40 @@ _PACKAGES = (*PACKAGES, "scikit-learn", "scipy")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation.
-
-    Attributes:
-        id: digest of candidates, tasks and their settings, equal for equal evaluations.
-        root: URI of the folder that holds all evaluations.
-        candidates: the candidates.
-        measured: the tasks, with the results of all candidates.
-        missing: requested tasks whose files are missing.
-        numerics: for each candidate, the number of its sentence vectors by numerics_id.
-        encoded: number of sentences encoded in this run.
-        resamples: number of bootstrap resamples.
-        settings: settings of the job, as YAML.
-        packages: versions of packages.
-        speeds: for each candidate, sentences per second of one worker; None if it was never measured.
-        disagreements: pairs on which candidates differ most.
-        retrieved: examples of what candidates retrieve.
-        geometry: metrics of the vector spaces; None if not requested.
-        mask_words: words at the masks of templates; None if not requested.
-        token_bias: bias of the tables of token embeddings; empty if not requested.
-    """
+    """The result of an evaluation."""
 
     id: str
+    """digest of candidates, tasks and their settings, equal for equal evaluations"""
     root: str
+    """URI of the folder that holds all evaluations"""
     candidates: tuple[ResolvedCandidate, ...]
+    """the candidates"""
     measured: tuple[MeasuredTask, ...]
+    """the tasks, with the results of all candidates"""
     missing: tuple[MissingTask, ...]
+    """requested tasks whose files are missing"""
     numerics: tuple[dict[str, int], ...]
+    """for each candidate, the number of its sentence vectors by numerics_id"""
     encoded: int
+    """number of sentences encoded in this run"""
     resamples: int
+    """number of bootstrap resamples"""
     settings: str
+    """settings of the job, as YAML"""
     packages: dict[str, str]
+    """versions of packages"""
     speeds: tuple[float | None, ...]
+    """for each candidate, sentences per second of one worker; None if it was never measured"""
     disagreements: tuple[Disagreement, ...]
+    """pairs on which candidates differ most"""
     retrieved: tuple[RetrievalExample, ...]
+    """examples of what candidates retrieve"""
     geometry: GeometryReport | None
+    """metrics of the vector spaces; None if not requested"""
     mask_words: MaskWordsReport | None
+    """words at the masks of templates; None if not requested"""
     token_bias: tuple[NamedTokenBias, ...]
+    """bias of the tables of token embeddings; empty if not requested"""
 
 
 def compares_candidates(job: Job, *, analyses: bool = False) -> bool:

@@ -54,15 +54,12 @@ class FittedTransform(Stored):
 
 @dataclass(frozen=True)
 class TaskFit:
-    """A transform to fit for one task.
-
-    Attributes:
-        settings: the transform, and the sentences that it is fitted on.
-        sentences: digest of these sentences.
-    """
+    """A transform to fit for one task."""
 
     settings: FitSettings
+    """the transform, and the sentences that it is fitted on"""
     sentences: str
+    """digest of these sentences"""
 
     @property
     def id(self) -> str:
@@ -102,15 +99,12 @@ class TaskFit:
 
 @dataclass(frozen=True)
 class PlannedFits:
-    """The fits of an evaluation.
-
-    Attributes:
-        by_task: the fit of a candidate, by its id, for a task, by its name.
-        texts: sentences of these fits, by the space in which their vectors are needed.
-    """
+    """The fits of an evaluation."""
 
     by_task: dict[tuple[tuple[str, str | None], str], TaskFit]
+    """the fit of a candidate, by its id, for a task, by its name"""
     texts: dict[str, list[str]]
+    """sentences of these fits, by the space in which their vectors are needed"""
 
 
 def plan_fits(candidates: Iterable[ResolvedCandidate], tasks: Sequence[EvaluationTask]) -> PlannedFits:

@@ -36,19 +36,16 @@ pairs (BERT-flow, whitening)"""
 
 @dataclass(frozen=True)
 class AggregatedScore:
-    """Score of a candidate on a task, or its average over tasks, by one aggregation.
-
-    Attributes:
-        task: name of the task, or label of the average.
-        candidate: name of the candidate.
-        aggregation: one of `PUBLISHED_AGGREGATIONS`.
-        value: Spearman x100; None if undefined.
-    """
+    """Score of a candidate on a task, or its average over tasks, by one aggregation."""
 
     task: str
+    """name of the task, or label of the average"""
     candidate: str
+    """name of the candidate"""
     aggregation: str
+    """one of `PUBLISHED_AGGREGATIONS`"""
     value: float | None
+    """Spearman x100; None if undefined"""
 
 
 def aggregated_scores(measured: Sequence[MeasuredTask], names: Sequence[str]) -> list[AggregatedScore]:

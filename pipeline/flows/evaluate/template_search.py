@@ -40,48 +40,42 @@ _VERSION = 1  # of the measurement; raise it to measure again
 
 @dataclass(frozen=True)
 class TemplateSearch:
-    """The result of a search.
-
-    Attributes:
-        id: digest of encoder, pairs and settings of the search, equal for equal searches.
-        store: store of the evaluations.
-        encoder: path of the encoder.
-        pairs: number of pairs with human scores.
-        source: name of the pairs.
-        steps: the steps with their templates.
-        best: the best template of all steps.
-        settings: settings of the job, as YAML.
-        packages: versions of packages.
-    """
+    """The result of a search."""
 
     id: str
+    """digest of encoder, pairs and settings of the search, equal for equal searches"""
     store: Store
+    """store of the evaluations"""
     encoder: str
+    """path of the encoder"""
     pairs: int
+    """number of pairs with human scores"""
     source: str
+    """name of the pairs"""
     steps: tuple[SearchStep, ...]
+    """the steps with their templates"""
     best: TemplateScore
+    """the best template of all steps"""
     settings: str
+    """settings of the job, as YAML"""
     packages: dict[str, str]
+    """versions of packages"""
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreTemplate(PlainTask[str, TemplateScore]):
-    """Score a template by Spearman's correlation of its vectors' cosines with human scores.
-
-    Attributes:
-        store: store of the scores.
-        encoder: settings of the encoder, without a template.
-        encode: numerical settings.
-        pairs: the pairs.
-        digest: digest of the encoder and the pairs, which with the template determine the score.
-    """
+    """Score a template by Spearman's correlation of its vectors' cosines with human scores."""
 
     store: Store
+    """store of the scores"""
     encoder: EncoderSettings
+    """settings of the encoder, without a template"""
     encode: EncodeSettings
+    """numerical settings"""
     pairs: ScoredPairs
+    """the pairs"""
     digest: str
+    """digest of the encoder and the pairs, which with the template determine the score"""
 
     def work(self, template: str) -> TemplateScore:
         path = f"templates/{self.digest[:16]}/{digest_of([template])[:32]}.json"
@@ -98,21 +92,18 @@ class ScoreTemplate(PlainTask[str, TemplateScore]):
 
 @dataclass(frozen=True, eq=False)
 class GenerateTemplates(PlainTask[int, GeneratedTemplates]):
-    """Let a T5 propose templates for definitions of words.
-
-    Attributes:
-        store: store of the result.
-        path: path of the result.
-        generator: settings of the generator.
-        definitions: the definitions.
-        encode: device and threads.
-    """
+    """Let a T5 propose templates for definitions of words."""
 
     store: Store
+    """store of the result"""
     path: str
+    """path of the result"""
     generator: GeneratorSettings
+    """settings of the generator"""
     definitions: tuple[Definition, ...]
+    """the definitions"""
     encode: EncodeSettings
+    """device and threads"""
 
     def work(self, _: int) -> GeneratedTemplates:
         return load_or_make(self.store, self.path, GeneratedTemplates, self._generate)

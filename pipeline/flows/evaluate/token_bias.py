@@ -76,21 +76,18 @@ class MeasureTokenBias(PlainTask[EncoderSettings, EncoderTokenBias]):
 
 @dataclass(frozen=True, eq=False)
 class _Measurement:
-    """The measurement of the tables of one encoder.
-
-    Attributes:
-        task: store and pairs.
-        encoder: settings of the encoder.
-        tokenizer: its tokenizer.
-        tokens: the tokens of the pairs' distinct sentences.
-        counts: (vocabulary,) occurrences of each token.
-    """
+    """The measurement of the tables of one encoder."""
 
     task: MeasureTokenBias
+    """store and pairs"""
     encoder: EncoderSettings
+    """settings of the encoder"""
     tokenizer: Tokenizer
+    """its tokenizer"""
     tokens: Tokens
+    """the tokens of the pairs' distinct sentences"""
     counts: np.ndarray
+    """(vocabulary,) occurrences of each token"""
 
     def measure(self, name: str, table: np.ndarray) -> TableBias:
         """Measure one table, (rows, d). Rows after the last token of the vocabulary are left out."""

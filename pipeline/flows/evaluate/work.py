@@ -31,27 +31,24 @@ _QUICK_ROWS = 2_000_000  # sentences times resamples that one process scores in 
 
 @dataclass(frozen=True)
 class EvaluationWork:
-    """The work of one evaluation: sentences to encode, and candidates to score on tasks.
-
-    Attributes:
-        job: settings of the job.
-        store: store of the evaluations.
-        tasks: the tasks.
-        candidates: the candidates.
-        sizes: number of sentences of each task, by its name.
-        vectors: sentence vectors of each space, by space_id; `encode` adds the new ones.
-        new: by space_id, the sentences that no earlier evaluation has encoded.
-        fits: transforms to fit for single tasks.
-    """
+    """The work of one evaluation: sentences to encode, and candidates to score on tasks."""
 
     job: Job
+    """settings of the job"""
     store: Store
+    """store of the evaluations"""
     tasks: Sequence[EvaluationTask]
+    """the tasks"""
     candidates: Sequence[ResolvedCandidate]
+    """the candidates"""
     sizes: dict[str, int]
+    """number of sentences of each task, by its name"""
     vectors: dict[str, SpaceVectors | SparseVectors]
+    """sentence vectors of each space, by space_id; `encode` adds the new ones"""
     new: dict[str, Sentences]
+    """by space_id, the sentences that no earlier evaluation has encoded"""
     fits: PlannedFits
+    """transforms to fit for single tasks"""
 
     @classmethod
     def read(

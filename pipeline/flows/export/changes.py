@@ -34,19 +34,16 @@ class UnitUpserts(NamedTuple):
 
 @dataclass(frozen=True)
 class RowChanges:
-    """Changes that make a table equal to a release.
-
-    Attributes:
-        store: store of all releases.
-        before: releases that rows of the table may be of; each row is of one of them, or missing.
-        is_partial: whether rows of the releases `before` may be missing in the table.
-        after: the release.
-    """
+    """Changes that make a table equal to a release."""
 
     store: Store
+    """store of all releases"""
     before: tuple[ReleaseManifest, ...]
+    """releases that rows of the table may be of; each row is of one of them, or missing"""
     is_partial: bool
+    """whether rows of the releases `before` may be missing in the table"""
     after: ReleaseManifest
+    """the release"""
 
     @cached_property
     def units(self) -> list[UnitUpserts]:

@@ -85,21 +85,18 @@ _REPLACE = "write the whole release with --replace, which first deletes all rows
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of an export.
-
-    Attributes:
-        before: numbers of the releases that rows of the target were of; 0 stands for no rows.
-        written: number of rows that this run inserted or replaced.
-        deleted: number of ids that this run deleted.
-        rows: number of rows of the release.
-    """
+    """The result of an export."""
 
     status: str
     release: int
     before: tuple[int, ...]
+    """numbers of the releases that rows of the target were of; 0 stands for no rows"""
     written: int
+    """number of rows that this run inserted or replaced"""
     deleted: int
+    """number of ids that this run deleted"""
     rows: int
+    """number of rows of the release"""
 
 
 def export(

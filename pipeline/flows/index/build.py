@@ -39,21 +39,18 @@ _SHARD_VALUES = 1 << 24  # least number of vector components in a shard
 
 @dataclass(frozen=True)
 class IndexInput:
-    """Vectors to index.
-
-    Attributes:
-        units: units of vectors, in any order.
-        dead: file of the dead rows, which are left out; None if there are none.
-        transform: transform that the index applies to every vector and query; None for raw vectors.
-        dim: dimension of the stored vectors.
-        previous_queries: queries of the previous release, if this index replaces that of a release.
-    """
+    """Vectors to index."""
 
     units: tuple[PlacedUnit, ...]
+    """units of vectors, in any order"""
     dead: FileRef | None
+    """file of the dead rows, which are left out; None if there are none"""
     transform: Transform | None
+    """transform that the index applies to every vector and query; None for raw vectors"""
     dim: int
+    """dimension of the stored vectors"""
     previous_queries: FileRef | None = None
+    """queries of the previous release, if this index replaces that of a release"""
 
     @property
     def indexed_dim(self) -> int:

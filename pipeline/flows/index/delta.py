@@ -52,17 +52,14 @@ class SurveyResult(Stored):
 
 @dataclass(frozen=True)
 class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
-    """Compare the previous release with tonight's live rows.
-
-    Attributes:
-        source: tonight's live rows.
-        previous: the previous release.
-        folder: directory of the result's files.
-    """
+    """Compare the previous release with tonight's live rows."""
 
     source: LiveRows
+    """tonight's live rows"""
     previous: ReleaseManifest
+    """the previous release"""
     folder: str
+    """directory of the result's files"""
 
     def work(self, units: tuple[PlacedUnit, ...]) -> SurveyResult:
         store, base_ordinals = self.source.store, self.previous.index.base_ordinals

@@ -35,16 +35,13 @@ _READERS = 16  # shards whose files are read together
 
 @dataclass(frozen=True)
 class MergeShards(PlainTask[FilledPart, IndexPart]):
-    """Merge the shards of one part, in order, and store it.
-
-    Attributes:
-        on_disk: the inverted lists become a file of their own.
-        effort: search effort that the file stores; None: that of an index without rows.
-    """
+    """Merge the shards of one part, in order, and store it."""
 
     build: Build
     on_disk: bool = False
+    """the inverted lists become a file of their own"""
     effort: int | None = None
+    """search effort that the file stores; None: that of an index without rows"""
 
     def work(self, part: FilledPart) -> IndexPart:
         path = f"{self.build.work}/part-{part.number:05d}.json"

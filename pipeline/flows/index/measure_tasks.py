@@ -43,32 +43,26 @@ class Measurement(Stored):
 
 
 class ScannedRows(NamedTuple):
-    """Result of a scan of live rows.
-
-    Attributes:
-        truth: file of the queries' exact neighbours among the rows.
-        unusable: number of rows whose vector is zero or not finite.
-    """
+    """Result of a scan of live rows."""
 
     truth: FileRef
+    """file of the queries' exact neighbours among the rows"""
     unusable: int
+    """number of rows whose vector is zero or not finite"""
 
 
 @dataclass(frozen=True)
 class ScanTruth(PlainTask[tuple[PlacedUnit, ...], ScannedRows]):
-    """Find the queries' exact neighbours among the live rows of units.
-
-    Attributes:
-        source: live rows.
-        transform: affine map that the index applies to vectors and queries.
-        queries: file of the queries.
-        on_gpu: compare on the worker's GPUs.
-    """
+    """Find the queries' exact neighbours among the live rows of units."""
 
     source: LiveRows
+    """live rows"""
     transform: Affine | None
+    """affine map that the index applies to vectors and queries"""
     queries: FileRef
+    """file of the queries"""
     on_gpu: bool = False
+    """compare on the worker's GPUs"""
 
     def work(self, units: tuple[PlacedUnit, ...]) -> ScannedRows:
         from pipeline.index.gpu import check_gpus

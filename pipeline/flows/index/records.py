@@ -35,20 +35,17 @@ class TrainedIndex(Stored):
 
 
 class ShardRecord(Stored):
-    """The index that one shard fills.
-
-    Attributes:
-        index: its file.
-        truth: exact neighbours of the queries among its rows, and a few of its rows that are searched for
-            after the merge, to check it.
-        ids: table of the ids of its rows, by address.
-        rows: number of its rows.
-    """
+    """The index that one shard fills."""
 
     index: FileRef
+    """its file"""
     truth: FileRef
+    """exact neighbours of the queries among its rows, and a few of its rows that are searched for after the
+    merge, to check it"""
     ids: FileRef
+    """table of the ids of its rows, by address"""
     rows: int
+    """number of its rows"""
     space_id: str
 
 

@@ -28,16 +28,13 @@ _NO_ROWS = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class StoredTruth:
-    """Queries in a file, and their exact neighbours in other files, one for each part of the rows.
-
-    Attributes:
-        unusable: number of rows whose vector is zero or not finite.
-    """
+    """Queries in a file, and their exact neighbours in other files, one for each part of the rows."""
 
     store: Store
     queries: FileRef
     files: tuple[FileRef, ...]
     unusable: int = 0
+    """number of rows whose vector is zero or not finite"""
 
     def load(self) -> "tuple[Queries, Neighbours]":
         """Load the queries, and their neighbours among all rows."""

@@ -41,33 +41,27 @@ class PartAnswers(NamedTuple):
 
 
 class PartFacts(NamedTuple):
-    """Properties of one part.
-
-    Attributes:
-        rows: number of its live rows.
-        list_sizes: (nlist,) rows of each list.
-        duplicates: number of addresses that occur more than once.
-        held: addresses among those that were asked for that are in the part, dead rows included.
-        fingerprint: sha256 of its training.
-    """
+    """Properties of one part."""
 
     rows: int
+    """number of its live rows"""
     list_sizes: np.ndarray
+    """(nlist,) rows of each list"""
     duplicates: int
+    """number of addresses that occur more than once"""
     held: np.ndarray
+    """addresses among those that were asked for that are in the part, dead rows included"""
     fingerprint: str
+    """sha256 of its training"""
 
 
 @dataclass(frozen=True)
 class PartFiles:
-    """Reader of the parts of an index.
-
-    Attributes:
-        tombstones: addresses of dead rows that the parts hold; None if there are none.
-    """
+    """Reader of the parts of an index."""
 
     store: Store
     tombstones: FileRef | None = None
+    """addresses of dead rows that the parts hold; None if there are none"""
 
     def open(self, item: NumberedPart) -> Parts:
         """Open one part, without its dead rows. Raises DataError if a file is missing or damaged."""
@@ -118,14 +112,11 @@ class TimePart(PlainTask[NumberedPart, np.ndarray]):
 
 @dataclass(frozen=True, eq=False)
 class DescribePart(PlainTask[NumberedPart, PartFacts]):
-    """Count and check the rows of one part.
-
-    Attributes:
-        addresses: rows that are looked up in the part.
-    """
+    """Count and check the rows of one part."""
 
     files: PartFiles
     addresses: np.ndarray
+    """rows that are looked up in the part"""
 
     def work(self, item: NumberedPart) -> PartFacts:
         parts = self.files.open(item)

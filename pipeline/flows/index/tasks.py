@@ -153,15 +153,12 @@ def _sample_dead_queries(
 
 @dataclass(frozen=True)
 class FillShard(PlainTask[Shard, ShardRecord]):
-    """Fill one shard, find the queries' exact neighbours in it, and store the ids of its rows.
-
-    Attributes:
-        on_gpu: find the lists of rows, and the neighbours, on the worker's GPUs.
-    """
+    """Fill one shard, find the queries' exact neighbours in it, and store the ids of its rows."""
 
     build: Build
     trained: TrainedIndex
     on_gpu: bool = False
+    """find the lists of rows, and the neighbours, on the worker's GPUs"""
 
     def work(self, shard: Shard) -> ShardRecord:
         stem = f"{self.build.work}/shard-{shard.number:05d}"

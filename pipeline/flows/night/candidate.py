@@ -54,21 +54,18 @@ _CORPUS_COUNTS = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """A release that is built but not published, with further values for its report.
-
-    Attributes:
-        vectors: the units of vectors, in the order of the corpus.
-        decision: decision about the transform.
-        folder: folder of the encoder.
-    """
+    """A release that is built but not published, with further values for its report."""
 
     manifest: ReleaseManifest
     corpus: Corpus
     vectors: StageRecord
+    """the units of vectors, in the order of the corpus"""
     encode_stats: WorkerStats
     decision: Decision
+    """decision about the transform"""
     built: BuiltIndex
     folder: EncoderFolder
+    """folder of the encoder"""
 
 
 @dataclass(frozen=True)

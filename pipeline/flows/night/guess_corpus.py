@@ -55,29 +55,26 @@ Values = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class CorpusGuess:
-    """A guess at the contents of a corpus.
-
-    Attributes:
-        files: number of files.
-        rows: number of rows that were read.
-        language: ISO 639 code; None if texts differ, are few, or py3langid is not installed.
-        cut: proportion of the texts that the default encoder would truncate; None if it is not installed.
-        doubts: sentences about ids that may change from night to night, and about the files.
-        unusable_ids: number of rows without an id, or with the id of an earlier row.
-        script: script of most texts, such as latin or chinese; None if texts differ.
-    """
+    """A guess at the contents of a corpus."""
 
     files: int
+    """number of files"""
     rows: int
+    """number of rows that were read"""
     columns: tuple[str, ...]
     id: str
     text: str
     keep: tuple[str, ...]
     language: str | None
+    """ISO 639 code; None if texts differ, are few, or py3langid is not installed"""
     script: str | None
+    """script of most texts, such as latin or chinese; None if texts differ"""
     unusable_ids: int
+    """number of rows without an id, or with the id of an earlier row"""
     cut: float | None
+    """proportion of the texts that the default encoder would truncate; None if it is not installed"""
     doubts: tuple[str, ...]
+    """sentences about ids that may change from night to night, and about the files"""
 
 
 def guess_corpus(

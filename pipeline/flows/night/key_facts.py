@@ -22,15 +22,12 @@ DISTINCT_TEXTS = "distinct_texts"
 
 
 class KeyFacts(NamedTuple):
-    """Facts about live rows.
-
-    Attributes:
-        repeated_ids: rows whose id another row has.
-        texts: `smallest_distinct` of the hashes of their texts.
-    """
+    """Facts about live rows."""
 
     repeated_ids: int
+    """rows whose id another row has"""
     texts: np.ndarray
+    """`smallest_distinct` of the hashes of their texts"""
 
     @classmethod
     def of_all(cls, parts: Iterable["KeyFacts"]) -> "KeyFacts":

@@ -30,13 +30,7 @@ _TRIED_TEXT = "A sentence."
 
 @dataclass
 class NightWorkers:
-    """Connections to workers that stay open until the end of the night.
-
-    Attributes:
-        local: local workers, which load the encoder while the corpus is read; None if tonight's work cannot
-            be small.
-        connections: open connections; closed in reverse order.
-    """
+    """Connections to workers that stay open until the end of the night."""
 
     job: Job
     store: Store
@@ -44,7 +38,10 @@ class NightWorkers:
     stages: Stages
     verbose: bool
     local: LocalWorkers | None
+    """local workers, which load the encoder while the corpus is read; None if tonight's work cannot be
+    small"""
     connections: ExitStack
+    """open connections; closed in reverse order"""
 
     def for_ingest(self) -> TaskMap:
         """Return the function that runs the tasks of the ingestion.

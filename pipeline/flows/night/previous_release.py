@@ -23,17 +23,14 @@ from pipeline.text.sources.sources import SourceFile, list_corpus
 
 @dataclass(frozen=True)
 class PreviousRelease:
-    """The current release, from which the night starts, with its corpus; both None before the first night.
-
-    Attributes:
-        corpus_problem: why the corpus cannot be read; None if it was read, or before the first night.
-        next_ordinal: first ordinal of a unit that no release has used.
-    """
+    """The current release, from which the night starts, with its corpus; both None before the first night."""
 
     release: ReleaseManifest | None = None
     corpus: Corpus | None = None
     corpus_problem: str | None = None
+    """why the corpus cannot be read; None if it was read, or before the first night"""
     next_ordinal: int = 0
+    """first ordinal of a unit that no release has used"""
 
     def has_space(self, space_id: str) -> bool:
         """Return whether the current release has vectors of this space."""

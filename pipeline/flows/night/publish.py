@@ -38,21 +38,18 @@ NightStatus = Literal["published", "unchanged", "overtaken", "held"]
 
 @dataclass(frozen=True)
 class NightOutcome:
-    """The end of a night.
-
-    Attributes:
-        release: number of the release that is current now.
-        report: URI of the report.
-        rows: live rows of the release.
-        facts: the outcome as a JSON object.
-    """
+    """The end of a night."""
 
     status: NightStatus
     release: int
+    """number of the release that is current now"""
     root: str
     report: str
+    """URI of the report"""
     rows: int
+    """live rows of the release"""
     facts: dict[str, Any]
+    """the outcome as a JSON object"""
 
 
 def publish_or_refuse(

@@ -31,16 +31,13 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class RowDifferences:
-    """Differences between the live rows of two releases, which are matched by id.
-
-    Attributes:
-        counts: number of rows that are new, changed (the text differs), kept (only a value in a column of
-            corpus.keep differs), deleted, and unchanged.
-        examples: the first rows of each kind, except unchanged rows.
-    """
+    """Differences between the live rows of two releases, which are matched by id."""
 
     counts: dict[str, int]
+    """number of rows that are new, changed (the text differs), kept (only a value in a column of corpus.keep
+    differs), deleted, and unchanged"""
     examples: dict[str, tuple[Example, ...]]
+    """the first rows of each kind, except unchanged rows"""
 
 
 class ComparedAnswers(NamedTuple):
@@ -58,22 +55,19 @@ class ComparedAnswers(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between two releases.
-
-    Attributes:
-        drift: drift of the vectors; None if the spaces differ, moments are missing, or there are no more rows
-            than dimensions.
-        settings: (earlier, later) values of the settings that differ, by their full names.
-        gates: (earlier, later) values of all gates, by name.
-    """
+    """The difference between two releases."""
 
     before: ReleaseManifest
     after: ReleaseManifest
     rows: RowDifferences
     drift: Drift | None
+    """drift of the vectors; None if the spaces differ, moments are missing, or there are no more rows than
+    dimensions"""
     answers: tuple[ComparedAnswers, ...]
     settings: dict[str, tuple[Any, Any]]
+    """(earlier, later) values of the settings that differ, by their full names"""
     gates: dict[str, tuple[Any, Any]]
+    """(earlier, later) values of all gates, by name"""
 
 
 def difference(

@@ -34,17 +34,14 @@ _REPEATS = pa.schema([("address", pa.int64())])
 
 
 class EqualTexts(Stored):
-    """Equal texts among training pairs.
-
-    Attributes:
-        repeats: addresses of positives that equal an earlier one; None if there are none.
-        known: files of `KNOWN_SCHEMA`: the key of an anchor, and the address of a text that cannot be its
-            negative. These texts are all positives of equal anchors, and the anchor's own text. Partition n
-            of each file is for the anchors of unit n.
-    """
+    """Equal texts among training pairs."""
 
     repeats: FileRef | None
+    """addresses of positives that equal an earlier one; None if there are none"""
     known: tuple[FileRef, ...]
+    """files of `KNOWN_SCHEMA`: the key of an anchor, and the address of a text that cannot be its negative.
+    These texts are all positives of equal anchors, and the anchor's own text. Partition n of each file is for
+    the anchors of unit n"""
 
 
 def find_equal_texts(run: Run, units: Sequence[tuple[CorpusUnit, CorpusUnit]], folder: str) -> EqualTexts:
@@ -74,18 +71,15 @@ def remove_equal_texts(store: Store, folder: str) -> None:
 
 @dataclass(frozen=True)
 class _Division:
-    """The division of the work.
-
-    Attributes:
-        folder: folder of the files.
-        parts: number of parts of the keys, a power of two.
-        units: number of units.
-    """
+    """The division of the work."""
 
     store: Store
     folder: str
+    """folder of the files"""
     parts: int
+    """number of parts of the keys, a power of two"""
     units: int
+    """number of units"""
 
     def part_of(self, keys: pa.Array) -> np.ndarray:
         """Return the part (n,) of each key."""

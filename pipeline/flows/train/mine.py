@@ -37,16 +37,13 @@ _KEPT_TEXT = pa.field("text", pa.large_string(), nullable=False)
 
 
 class MiningResult(Stored):
-    """Result of mining one source.
-
-    Attributes:
-        files: files with rows of anchor, positive and negative, in the order of the pairs.
-        counts: numbers by name: pairs; rows in the files; mined, pairs with a negative; unusable, pairs with
-            a text that has no vector.
-    """
+    """Result of mining one source."""
 
     files: tuple[FileRef, ...]
+    """files with rows of anchor, positive and negative, in the order of the pairs"""
     counts: dict[str, int]
+    """numbers by name: pairs; rows in the files; mined, pairs with a negative; unusable, pairs with a text
+    that has no vector"""
 
     def sentence(self, name: str) -> str:
         """Return the result as a log line about the source `name`."""

@@ -51,24 +51,22 @@ class MineUnit:
 
     The rows of anchor, positive and negative are stored in a file below `folder`. A unit that has a record is
     done already, and is not repeated.
-
-    Attributes:
-        source: reads the vectors of the texts.
-        built: index of the distinct positives.
-        known: texts that cannot be negatives; see `EqualTexts.known`.
-        settings: settings of the mining.
-        seed: seed of the choice among candidates.
-        threads: number of threads of a search.
-        folder: folder of the results in the store.
     """
 
     source: LiveRows
+    """reads the vectors of the texts"""
     built: BuiltIndex
+    """index of the distinct positives"""
     known: tuple[FileRef, ...]
+    """texts that cannot be negatives; see `EqualTexts.known`"""
     settings: MineSettings
+    """settings of the mining"""
     seed: int
+    """seed of the choice among candidates"""
     threads: int
+    """number of threads of a search"""
     folder: str
+    """folder of the results in the store"""
 
     def start(self) -> Callable[[PairUnits], UnitRecord]:
         """Open the index, and return the function that mines the pairs of a unit."""

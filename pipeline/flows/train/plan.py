@@ -82,21 +82,18 @@ def _words(texts: pa.ChunkedArray) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Plan:
-    """Rows of a training in their order, and its steps. Can be pickled.
-
-    Attributes:
-        order: order of the rows, which yields the batches.
-        steps: number of steps of the training.
-        counts: counts of each source: "rows" in the files, and rows that were left out, by reason.
-        overlaps: mean lexical overlap of anchors with positives and negatives, by role, of each source.
-        sources: URIs of the rows; local paths are absolute, because workers have another working directory.
-    """
+    """Rows of a training in their order, and its steps. Can be pickled."""
 
     order: Order
+    """order of the rows, which yields the batches"""
     steps: int
+    """number of steps of the training"""
     counts: tuple[Mapping[str, int], ...]
+    """counts of each source: "rows" in the files, and rows that were left out, by reason"""
     overlaps: tuple[Mapping[str, Metric], ...]
+    """mean lexical overlap of anchors with positives and negatives, by role, of each source"""
     sources: tuple[str, ...]
+    """URIs of the rows; local paths are absolute, because workers have another working directory"""
 
 
 def check_settings(settings: TrainSettings) -> None:

@@ -29,23 +29,20 @@ _COMPLETING_FILES = ("modules.json", "config.json")
 
 @dataclass(frozen=True)
 class Outcome:
-    """State of a training at its end, for the report.
-
-    Attributes:
-        steps: number of steps taken.
-        best: best score on dev; `best.score` is None if nothing was measured.
-        workers: number of ranks.
-        device: device of the first rank.
-        warnings: the objective's warnings about its settings.
-        scores: metrics of the trained model's predictions, times 100, by file (dev, test) and name.
-    """
+    """State of a training at its end, for the report."""
 
     steps: int
+    """number of steps taken"""
     best: "BestScore"
+    """best score on dev; `best.score` is None if nothing was measured"""
     workers: int
+    """number of ranks"""
     device: str
+    """device of the first rank"""
     warnings: tuple[str, ...] = ()
+    """the objective's warnings about its settings"""
     scores: Mapping[str, Mapping[Measure, float]] = field(default_factory=dict)
+    """metrics of the trained model's predictions, times 100, by file (dev, test) and name"""
 
 
 def publish(

@@ -150,29 +150,26 @@ Reporter = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class TrainRank:
-    """Work of one rank: train the encoder; the first rank also stores the results.
-
-    Attributes:
-        run: folder of the training.
-        encoder: encoder that training starts from, with a path that workers can read.
-        settings: settings of the training.
-        plan: rows and steps.
-        dev: dev set, if any.
-        done_steps: number of steps done before this command.
-        expansion: word vectors of `ExpandSettings`, if any, with a path that workers can read.
-        test: test set, if any.
-        lease: file of the driver's lease in the folder, by which a rank knows that it sees the same folder.
-    """
+    """Work of one rank: train the encoder; the first rank also stores the results."""
 
     run: RunFolder
+    """folder of the training"""
     encoder: EncoderSettings
+    """encoder that training starts from, with a path that workers can read"""
     settings: TrainSettings
+    """settings of the training"""
     plan: Plan
+    """rows and steps"""
     dev: "DevFile | None" = None
+    """dev set, if any"""
     done_steps: int = 0
+    """number of steps done before this command"""
     expansion: EncoderSettings | None = None
+    """word vectors of `ExpandSettings`, if any, with a path that workers can read"""
     test: "PredictedRows | None" = None
+    """test set, if any"""
     lease: str | None = None
+    """file of the driver's lease in the folder, by which a rank knows that it sees the same folder"""
 
     def __call__(self, rank_slice: RankSlice, device: str, report: Reporter) -> None:
         """Train to the end; on the first rank, publish the trained model.

@@ -126,15 +126,12 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Workers that train together.
-
-    Attributes:
-        train: number of ranks, threads of each, and number of restarts before the training is given up.
-        cluster: CPUs and GPUs of each rank, and the time within which the cluster must have room for all.
-    """
+    """Workers that train together."""
 
     train: TrainSettings
+    """number of ranks, threads of each, and number of restarts before the training is given up"""
     cluster: ClusterSettings
+    """CPUs and GPUs of each rank, and the time within which the cluster must have room for all"""
 
     def __post_init__(self) -> None:
         gpus = self.cluster.gpus_per_worker

@@ -94,17 +94,14 @@ class ResultRecord(Stored):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one training below train.root.
-
-    Attributes:
-        name: name of the folder.
-        store: store whose root is the folder.
-        definition: everything that the result of the training depends on.
-    """
+    """The folder of one training below train.root."""
 
     name: str
+    """name of the folder"""
     store: Store
+    """store whose root is the folder"""
     definition: dict[str, Any]
+    """everything that the result of the training depends on"""
 
     @property
     def digest(self) -> str:

@@ -13,17 +13,14 @@ _DEV, _FILES = "dev", ("dev", "test")
 
 @dataclass(frozen=True)
 class ScoreOverSeeds:
-    """One score of trainings that differ by their seed.
-
-    Attributes:
-        median: median over the seeds.
-        best: score of the seed that is best on dev, so that no test file chooses it; None without dev.
-        by_seed: score of each seed.
-    """
+    """One score of trainings that differ by their seed."""
 
     median: float
+    """median over the seeds"""
     best: float | None
+    """score of the seed that is best on dev, so that no test file chooses it; None without dev"""
     by_seed: Mapping[int, float]
+    """score of each seed"""
 
 
 @dataclass(frozen=True)

@@ -127,33 +127,30 @@ def _dev_columns(uri: str) -> tuple[pa.ChunkedArray, ...]:
 
 @dataclass(frozen=True)
 class Decision:
-    """The fitted transform, whether the index uses it, and why.
-
-    Attributes:
-        moments: moments of the live rows.
-        moments_ref: file of the moments.
-        sentence: the decision with its reason.
-        fitted: the transform; None if nothing could be fitted.
-        used: whether the index applies the transform.
-        comparison: comparison with raw vectors; None if tonight made none.
-        ref: file of the transform.
-        curves: scores by which k and remove were chosen tonight.
-        earlier: decision of an earlier night that is kept; None for a decision of tonight.
-        numbers: measurements that the decision depends on.
-        unit_moments: by unit, the file of the moments without its dead rows; None if there is none.
-    """
+    """The fitted transform, whether the index uses it, and why."""
 
     moments: Moments
+    """moments of the live rows"""
     moments_ref: FileRef
+    """file of the moments"""
     sentence: str = ""
+    """the decision with its reason"""
     fitted: Transform | None = None
+    """the transform; None if nothing could be fitted"""
     used: bool = False
+    """whether the index applies the transform"""
     comparison: Comparison | None = None
+    """comparison with raw vectors; None if tonight made none"""
     ref: FileRef | None = None
+    """file of the transform"""
     curves: tuple[Curve, ...] = ()
+    """scores by which k and remove were chosen tonight"""
     earlier: Whitened | None = None
+    """decision of an earlier night that is kept; None for a decision of tonight"""
     numbers: dict[str, float | int | None] = field(default_factory=dict)
+    """measurements that the decision depends on"""
     unit_moments: tuple[FileRef | None, ...] = ()
+    """by unit, the file of the moments without its dead rows; None if there is none"""
 
     @property
     def transform(self) -> Transform | None:
@@ -238,19 +235,16 @@ def _relevant_settings(settings: dict[str, object]) -> WhitenSettings | None:
 
 @dataclass(frozen=True)
 class _Decider:
-    """Inputs of a decision.
-
-    Attributes:
-        raw: decision not to use a transform, which lacks only the reason.
-        bar: progress bar of the stage.
-    """
+    """Inputs of a decision."""
 
     run: Run
     source: LiveRows
     corpus: Corpus
     units: tuple[PlacedUnit, ...]
     raw: Decision
+    """decision not to use a transform, which lacks only the reason"""
     bar: RunningStage
+    """progress bar of the stage"""
 
     @property
     def settings(self) -> WhitenSettings:

@@ -122,21 +122,18 @@ _CURVE_POINTS = 20  # the most points of the training curve, beside the start
 
 @dataclass(frozen=True)
 class FlowTraining:
-    """The definition of a training.
-
-    Attributes:
-        source: reader of the live rows.
-        units: units of the live rows.
-        settings: settings of the flow.
-        before: fitted transform that is applied to the vectors before the flow; None if there is none.
-        dev: task with raw vectors, whose score the training curve shows.
-    """
+    """The definition of a training."""
 
     source: LiveRows
+    """reader of the live rows"""
     units: tuple[PlacedUnit, ...]
+    """units of the live rows"""
     settings: FlowSettings
+    """settings of the flow"""
     before: Transform | None = None
+    """fitted transform that is applied to the vectors before the flow; None if there is none"""
     dev: DevTask | None = None
+    """task with raw vectors, whose score the training curve shows"""
 
     @property
     def id(self) -> str:

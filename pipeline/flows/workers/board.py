@@ -134,72 +134,60 @@ class Board:
 
 @dataclass
 class _CallState:
-    """The board's state of one call.
-
-    Attributes:
-        last_request: time of the driver's last request, by the clock of the board.
-        last_heartbeat: time of the last heartbeat of any worker.
-        durations_s: seconds that each finished item took.
-        attempted_twice: items that have a second attempt.
-    """
+    """The board's state of one call."""
 
     last_request: float
+    """time of the driver's last request, by the clock of the board"""
     last_heartbeat: float | None = None
+    """time of the last heartbeat of any worker"""
     rows: dict[int, int] = field(default_factory=dict)
     running_items: dict[int, _Item] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
     durations_s: dict[int, float] = field(default_factory=dict)
+    """seconds that each finished item took"""
     attempted_twice: set[int] = field(default_factory=set)
+    """items that have a second attempt"""
     note: str = ""
     messages: list[str] = field(default_factory=list)
 
 
 class RunningItem(NamedTuple):
-    """An item that a worker has begun.
-
-    Attributes:
-        item: its number.
-        worker: the process.
-        stalled_s: seconds without progress.
-        silent_s: seconds without a heartbeat; a long silence means that the worker is stopped or dead.
-    """
+    """An item that a worker has begun."""
 
     item: int
+    """its number"""
     worker: WorkerProcess
+    """the process"""
     stalled_s: float
+    """seconds without progress"""
     silent_s: float
+    """seconds without a heartbeat; a long silence means that the worker is stopped or dead"""
 
 
 class SlowItem(NamedTuple):
-    """An item that takes much longer than its peers.
-
-    Attributes:
-        item: its number; None if no item is slow.
-        all_begun: whether workers have begun all items.
-        all_done: whether all items are done.
-    """
+    """An item that takes much longer than its peers."""
 
     item: int | None
+    """its number; None if no item is slow"""
     all_begun: bool = True
+    """whether workers have begun all items"""
     all_done: bool = False
+    """whether all items are done"""
 
 
 @dataclass(frozen=True)
 class CallStatus:
-    """The status of a call.
-
-    Attributes:
-        rows: number of rows done so far.
-        silent_s: seconds since a worker sent a heartbeat; None if there was none since the board started.
-        running_items: items that workers have begun and not finished.
-        slowest_s: seconds that the slowest finished item took.
-        note: the last note.
-        messages: sentences since the previous request.
-    """
+    """The status of a call."""
 
     rows: int
+    """number of rows done so far"""
     silent_s: float | None
+    """seconds since a worker sent a heartbeat; None if there was none since the board started"""
     running_items: tuple[RunningItem, ...] = ()
+    """items that workers have begun and not finished"""
     slowest_s: float = 0.0
+    """seconds that the slowest finished item took"""
     note: str = ""
+    """the last note"""
     messages: tuple[str, ...] = ()
+    """sentences since the previous request"""

@@ -11,17 +11,14 @@ from pipeline.settings import ClusterSettings, EncodeSettings
 
 
 class Workers(abc.ABC):
-    """Runs tasks. `connect` yields an implementation, which callers use by this interface only.
-
-    Attributes:
-        nodes: nodes of the cluster when the connection was made.
-        grows: whether nodes may be added.
-        shares_disk: whether every worker can read the disk of this machine.
-    """
+    """Runs tasks. `connect` yields an implementation, which callers use by this interface only."""
 
     nodes: tuple[Node, ...]
+    """nodes of the cluster when the connection was made"""
     grows: bool
+    """whether nodes may be added"""
     shares_disk: ClassVar[bool]
+    """whether every worker can read the disk of this machine"""
 
     @property
     def cpus(self) -> int:

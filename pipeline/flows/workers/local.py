@@ -183,19 +183,16 @@ class LocalWorkers(Workers):
 
 @dataclass(frozen=True)
 class _CurrentItem:
-    """The child's current item.
-
-    Attributes:
-        name: description for messages.
-        finished_rows: number of rows of the items before it.
-        stall_limit_s: seconds without progress after which the child is killed.
-        bar: progress bar.
-    """
+    """The child's current item."""
 
     name: str
+    """description for messages"""
     finished_rows: int
+    """number of rows of the items before it"""
     stall_limit_s: float
+    """seconds without progress after which the child is killed"""
     bar: RunningStage | None
+    """progress bar"""
 
 
 def _report(rows: int, more: bool) -> None:

@@ -19,14 +19,11 @@ from pipeline.store.releases.manifest import Choice, Gate
 
 @dataclass(frozen=True)
 class MetricSeries:
-    """A metric with its labels, under one name in Prometheus.
-
-    Attributes:
-        name: name without the prefix and suffix that Ray adds.
-    """
+    """A metric with its labels, under one name in Prometheus."""
 
     kind: Literal["Counter", "Gauge"]
     name: str
+    """name without the prefix and suffix that Ray adds"""
     description: str
     labels: tuple[str, ...] = ()
 

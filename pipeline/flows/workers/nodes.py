@@ -18,15 +18,12 @@ REMEDY_SMALLER = (
 
 @dataclass(frozen=True)
 class Node:
-    """Resources that one node offers to Ray.
-
-    Attributes:
-        memory: bytes for workers, which Ray takes to be about half of the machine's or pod's memory.
-    """
+    """Resources that one node offers to Ray."""
 
     cpus: float
     gpus: float = 0.0
     memory: float = math.inf
+    """bytes for workers, which Ray takes to be about half of the machine's or pod's memory"""
 
     @classmethod
     def of(cls, resources: Mapping[str, float]) -> "Node":
@@ -52,19 +49,16 @@ class Node:
 
 @dataclass(frozen=True)
 class ResourceDemand:
-    """Resources of each worker, and the number of workers that must fit before work begins.
-
-    Attributes:
-        cpus: CPUs of each worker.
-        gpus: GPUs of each worker; may be a fraction.
-        workers: number of workers that must fit.
-        memory: bytes of each worker; 0 if they need not be reserved.
-    """
+    """Resources of each worker, and the number of workers that must fit before work begins."""
 
     cpus: float
+    """CPUs of each worker"""
     gpus: float
+    """GPUs of each worker; may be a fraction"""
     workers: int = 1
+    """number of workers that must fit"""
     memory: float = 0.0
+    """bytes of each worker; 0 if they need not be reserved"""
 
     def __str__(self) -> str:
         return describe_resources(self.cpus, self.gpus, self.memory)

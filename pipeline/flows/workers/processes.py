@@ -14,18 +14,15 @@ from pipeline.log import end_process
 
 @dataclass(frozen=True)
 class WorkerProcess:
-    """A process of a worker, which works on an item or waits for one.
-
-    Attributes:
-        node: id of its node; empty for this machine.
-        pid: its process id.
-        start_ticks: its start in clock ticks since the boot of the node. It identifies the process, since
-            process ids are reused.
-    """
+    """A process of a worker, which works on an item or waits for one."""
 
     node: str
+    """id of its node; empty for this machine"""
     pid: int
+    """its process id"""
     start_ticks: int
+    """its start in clock ticks since the boot of the node. It identifies the process, since process ids are
+    reused"""
 
     @classmethod
     def current(cls, node: str = "") -> "WorkerProcess":

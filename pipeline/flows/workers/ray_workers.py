@@ -21,19 +21,16 @@ _REMEDY_SET_MAX = "set cluster.workers.max, and the cluster's autoscaler adds no
 
 @dataclass(frozen=True)
 class RayWorkers(Workers):
-    """Run tasks on Ray actors.
-
-    Attributes:
-        nodes: nodes of the cluster when the connection was made.
-        grows: whether an autoscaler can add nodes.
-        idle: whether no CPU was in use when the connection was made.
-        board: the handle that keeps the board alive as long as the connection.
-    """
+    """Run tasks on Ray actors."""
 
     nodes: tuple[Node, ...]
+    """nodes of the cluster when the connection was made"""
     grows: bool = False
+    """whether an autoscaler can add nodes"""
     idle: bool = False
+    """whether no CPU was in use when the connection was made"""
     board: Any = field(default=None, repr=False, compare=False)
+    """the handle that keeps the board alive as long as the connection"""
     shares_disk = False  # nodes of a cluster have disks of their own
 
     def map_units(

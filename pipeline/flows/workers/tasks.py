@@ -46,28 +46,26 @@ class Pool:
     """A number of workers of one kind.
 
     Lost workers are replaced and their items repeated; finished items are kept.
-
-    Attributes:
-        size: greatest number of workers.
-        cpus: CPUs of each worker.
-        gpus: GPUs of each worker; may be a fraction.
-        least: least number of workers (default: `size`).
-        initial: workers to begin with (default: `size`); more come while there is work and room for them.
-        required: number of workers that must find room within cluster.wait_s.
-        max_deaths: number of processes that may die at one item before the run is given up.
-        memory: bytes that Ray reserves for each worker; 0 for workers that take less than others leave free.
-        widening: `cpus` as a multiple of cluster.cpus_per_worker; above 1 if cores would be idle otherwise.
     """
 
     size: int
+    """greatest number of workers"""
     cpus: float = 1.0
+    """CPUs of each worker"""
     gpus: float = 0.0
+    """GPUs of each worker; may be a fraction"""
     least: int | None = None
+    """least number of workers (default: `size`)"""
     initial: int | None = None
+    """workers to begin with (default: `size`); more come while there is work and room for them"""
     required: int = 1
+    """number of workers that must find room within cluster.wait_s"""
     max_deaths: int = _MAX_DEATHS
+    """number of processes that may die at one item before the run is given up"""
     memory: float = 0.0
+    """bytes that Ray reserves for each worker; 0 for workers that take less than others leave free"""
     widening: int = 1
+    """`cpus` as a multiple of cluster.cpus_per_worker; above 1 if cores would be idle otherwise"""
 
     @classmethod
     def of_one(cls, settings: ClusterSettings) -> "Pool":

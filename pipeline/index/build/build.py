@@ -106,19 +106,16 @@ _MAX_PROBES = 32  # rows of a part that are searched for after a merge, to see t
 
 @dataclass(frozen=True, eq=False)
 class FillResult:
-    """Number, exact neighbours and probes of the rows that `fill` added.
-
-    Attributes:
-        rows: number of added rows.
-        neighbours: the queries' exact neighbours among the added rows; None without queries.
-        probe_addresses: (p,) int64, a few of the added rows, which are searched for after a merge.
-        probe_vectors: (p, d) float32, their vectors.
-    """
+    """Number, exact neighbours and probes of the rows that `fill` added."""
 
     rows: int
+    """number of added rows"""
     neighbours: Neighbours | None
+    """the queries' exact neighbours among the added rows; None without queries"""
     probe_addresses: np.ndarray
+    """(p,) int64, a few of the added rows, which are searched for after a merge"""
     probe_vectors: np.ndarray
+    """(p, d) float32, their vectors"""
 
 
 def train(

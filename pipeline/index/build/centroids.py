@@ -24,17 +24,14 @@ REFINING_ROUNDS = 8
 
 @dataclass(frozen=True, eq=False)
 class CentroidGroups:
-    """Centroids in about sqrt(k) groups of similar ones.
-
-    Attributes:
-        means: faiss index of the mean vectors of the g groups.
-        members: for each group, the numbers of its centroids.
-        centroids: for each group, (members, d) float32.
-    """
+    """Centroids in about sqrt(k) groups of similar ones."""
 
     means: Any
+    """faiss index of the mean vectors of the g groups"""
     members: tuple[np.ndarray, ...]
+    """for each group, the numbers of its centroids"""
     centroids: tuple[np.ndarray, ...]
+    """for each group, (members, d) float32"""
 
     @classmethod
     def of(cls, centroids: np.ndarray) -> "CentroidGroups":
@@ -80,13 +77,10 @@ class CentroidGroups:
 
 @dataclass(frozen=True, eq=False)
 class ComparedCentroids:
-    """Centroids that are all compared with every vector, on GPUs.
-
-    Attributes:
-        flat: faiss index of the centroids.
-    """
+    """Centroids that are all compared with every vector, on GPUs."""
 
     flat: Any
+    """faiss index of the centroids"""
 
     @classmethod
     def of(cls, centroids: np.ndarray) -> "ComparedCentroids":
@@ -101,16 +95,13 @@ class ComparedCentroids:
 
 
 class _Rounds(NamedTuple):
-    """Settings of k-means.
-
-    Attributes:
-        number: number of rounds.
-        sample: largest number of vectors for each centroid.
-    """
+    """Settings of k-means."""
 
     number: int
+    """number of rounds"""
     seed: int
     sample: int = 1 << 30
+    """largest number of vectors for each centroid"""
 
 
 def train_centroids(

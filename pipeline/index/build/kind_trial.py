@@ -33,17 +33,14 @@ _LISTS, _TRAIN_ROWS = 256, 50_000
 
 @dataclass(frozen=True, eq=False)
 class Pilot:
-    """Sampled vectors, and the exact neighbours of some of them.
-
-    Attributes:
-        vectors: (n, d) float32, raw vectors of the encoder, in random order.
-        truths: number n -> exact neighbours of the queries among the first n rows, for a few n.
-        transform: affine map that the index applies.
-    """
+    """Sampled vectors, and the exact neighbours of some of them."""
 
     vectors: np.ndarray
+    """(n, d) float32, raw vectors of the encoder, in random order"""
     truths: dict[int, Neighbours]
+    """number n -> exact neighbours of the queries among the first n rows, for a few n"""
     transform: Affine | None
+    """affine map that the index applies"""
 
     @classmethod
     def of(cls, vectors: np.ndarray, transform: Affine | None, seed: int = 0) -> "Pilot":

@@ -37,21 +37,18 @@ _PROBED_LISTS = 16  # nprobe of the search for probes
 
 @dataclass(frozen=True, eq=False)
 class FilledShard:
-    """A shard of an index, filled and on this machine.
-
-    Attributes:
-        path: the shard's faiss file.
-        rows: number of rows that the file must hold.
-        probe_addresses: (p,) int64, rows that are searched for after the merge.
-        probe_vectors: (p, d) float32, their vectors.
-        space_id: space of the vectors. It is compared because flat shards have no training to compare.
-    """
+    """A shard of an index, filled and on this machine."""
 
     path: Path
+    """the shard's faiss file"""
     rows: int
+    """number of rows that the file must hold"""
     probe_addresses: np.ndarray
+    """(p,) int64, rows that are searched for after the merge"""
     probe_vectors: np.ndarray
+    """(p, d) float32, their vectors"""
     space_id: str
+    """space of the vectors. It is compared because flat shards have no training to compare"""
 
 
 def merge(shards: Sequence[FilledShard]) -> Any:

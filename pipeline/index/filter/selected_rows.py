@@ -14,17 +14,14 @@ _BLOCK_ROWS = 1 << 16  # rows whose addresses are looked up at once, in an index
 
 
 class RowBlock(NamedTuple):
-    """Some rows of an index.
-
-    Attributes:
-        list_number: their inverted list; -1 without lists.
-        positions: (n,) int64, offsets in the list; if there is an id map, numbers in the order of adding.
-        addresses: (n,) int64.
-    """
+    """Some rows of an index."""
 
     list_number: int
+    """their inverted list; -1 without lists"""
     positions: np.ndarray
+    """(n,) int64, offsets in the list; if there is an id map, numbers in the order of adding"""
     addresses: np.ndarray
+    """(n,) int64"""
 
 
 def locate(index: Any, members: AddressSet) -> Iterator[RowBlock]:

@@ -21,34 +21,28 @@ EXACT_ROWS = 10_000
 
 @dataclass(frozen=True, eq=False)
 class ExactRows:
-    """Vectors of selected rows in the space of the index.
-
-    Attributes:
-        addresses: (n,) int64, ascending.
-        vectors: (n, d) float32.
-    """
+    """Vectors of selected rows in the space of the index."""
 
     addresses: np.ndarray
+    """(n,) int64, ascending"""
     vectors: np.ndarray
+    """(n, d) float32"""
 
 
 @dataclass(frozen=True, eq=False)
 class SelectedRows:
-    """The live rows of an index that a filter lets pass. Threads may share an object.
-
-    Attributes:
-        members: their addresses.
-        part_rows: (p,) number of them in each part.
-        list_rows: (nlist,) number of them in each inverted list, all parts together; (0,) without lists.
-        list_sizes: (nlist,) number of all rows in each list.
-        exact: their vectors, if they are few; None: search the index.
-    """
+    """The live rows of an index that a filter lets pass. Threads may share an object."""
 
     members: AddressSet
+    """their addresses"""
     part_rows: np.ndarray
+    """(p,) number of them in each part"""
     list_rows: np.ndarray
+    """(nlist,) number of them in each inverted list, all parts together; (0,) without lists"""
     list_sizes: np.ndarray
+    """(nlist,) number of all rows in each list"""
     exact: ExactRows | None
+    """their vectors, if they are few; None: search the index"""
 
     @property
     def rows(self) -> int:

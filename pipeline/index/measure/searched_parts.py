@@ -13,13 +13,10 @@ from pipeline.index.threads import faiss_threads
 
 
 class SearchedParts(abc.ABC):
-    """The parts of an index, searched as one, without their dead rows.
-
-    Attributes:
-        indexes: faiss indexes that hold the search effort; all have the same training, metric and dimension.
-    """
+    """The parts of an index, searched as one, without their dead rows."""
 
     indexes: tuple[Any, ...]
+    """faiss indexes that hold the search effort; all have the same training, metric and dimension"""
 
     @property
     def base(self) -> Any:

@@ -27,15 +27,12 @@ Batches = Iterable[tuple[np.ndarray, np.ndarray]]  # (n,) int64 addresses, (n, d
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Vectors that the index is searched with, mostly sampled rows of the corpus.
-
-    Attributes:
-        addresses: (q,) int64, the row that each query is; NOT_A_ROW for texts that are not in the corpus.
-        vectors: (q, d) float32, raw vectors of the encoder.
-    """
+    """Vectors that the index is searched with, mostly sampled rows of the corpus."""
 
     addresses: np.ndarray
+    """(q,) int64, the row that each query is; NOT_A_ROW for texts that are not in the corpus"""
     vectors: np.ndarray
+    """(q, d) float32, raw vectors of the encoder"""
 
     def __len__(self) -> int:
         return len(self.addresses)
@@ -46,15 +43,12 @@ class Queries:
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """The nearest rows of each query, nearest first.
-
-    Attributes:
-        addresses: (q, k) int64, NO_NEIGHBOUR after the last answer.
-        scores: (q, k) float32, cosines, -inf after the last answer.
-    """
+    """The nearest rows of each query, nearest first."""
 
     addresses: np.ndarray
+    """(q, k) int64, NO_NEIGHBOUR after the last answer"""
     scores: np.ndarray
+    """(q, k) float32, cosines, -inf after the last answer"""
 
     def __getitem__(self, rows: slice | np.ndarray) -> "Neighbours":
         return Neighbours(self.addresses[rows], self.scores[rows])
@@ -71,17 +65,15 @@ class ExactTopK:
     """Exact search for the nearest rows of each query, in the space of the index.
 
     The results of different batches can be merged.
-
-    Attributes:
-        transform: map that the index applies to vectors before normalization.
-        keep: number of neighbours, without the query's own row.
-        on_gpu: compare on GPUs. Rows with almost equal scores may change places.
     """
 
     queries: Queries
     transform: Affine | None = None
+    """map that the index applies to vectors before normalization"""
     keep: int = 100 + _MARGIN
+    """number of neighbours, without the query's own row"""
     on_gpu: bool = False
+    """compare on GPUs. Rows with almost equal scores may change places"""
 
     def search(self, batches: Batches) -> Neighbours:
         """Find the nearest rows of all batches, with one block of scores in memory."""
@@ -129,15 +121,12 @@ class ExactTopK:
 
 @dataclass(frozen=True, eq=False)
 class KnownRanking:
-    """The exact ranking of some rows for each query, down to the last rank that is known.
-
-    Attributes:
-        best: the known ranks.
-        complete_lengths: (q,) number of ranks of the complete ranking: all rows but the query's own.
-    """
+    """The exact ranking of some rows for each query, down to the last rank that is known."""
 
     best: Neighbours
+    """the known ranks"""
     complete_lengths: np.ndarray
+    """(q,) number of ranks of the complete ranking: all rows but the query's own"""
 
     def lengths(self) -> np.ndarray:
         """Return the number of known ranks, (q,)."""

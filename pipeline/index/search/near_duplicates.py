@@ -16,15 +16,12 @@ _COMPARED = 16_384  # pairs that are compared at once: 50 MB of vectors at 384 d
 
 
 class Pairs(NamedTuple):
-    """Pairs of rows, by their addresses.
-
-    Attributes:
-        left: (n,) int64, the lower address of each pair.
-        right: (n,) int64.
-    """
+    """Pairs of rows, by their addresses."""
 
     left: np.ndarray
+    """(n,) int64, the lower address of each pair"""
     right: np.ndarray
+    """(n,) int64"""
 
     @classmethod
     def unique(cls, one: np.ndarray, other: np.ndarray) -> "Pairs":
@@ -34,15 +31,12 @@ class Pairs(NamedTuple):
 
 
 class DuplicateGroups(NamedTuple):
-    """Groups of rows that pairs connect, by ascending first row, then by row.
-
-    Attributes:
-        rows: (m,) int64, numbers of the rows.
-        firsts: (m,) int64, number of the first row of each row's group.
-    """
+    """Groups of rows that pairs connect, by ascending first row, then by row."""
 
     rows: np.ndarray
+    """(m,) int64, numbers of the rows"""
     firsts: np.ndarray
+    """(m,) int64, number of the first row of each row's group"""
 
 
 def candidate_pairs(parts: Parts, addresses: np.ndarray, vectors: np.ndarray, threshold: float) -> Pairs:

@@ -36,17 +36,14 @@ _ARCHITECTURES = {
 
 @dataclass(frozen=True, eq=False)
 class Classifier:
-    """Linear layer from the encoder's vectors to logits, or to one score.
-
-    Attributes:
-        layer: the layer, (n, dim) -> (n, classes) or (n, 1).
-        reads_pairs: True if the encoder was trained on pairs of texts as one sequence.
-        regresses: True if the only output is a score.
-    """
+    """Linear layer from the encoder's vectors to logits, or to one score."""
 
     layer: nn.Linear
+    """the layer, (n, dim) -> (n, classes) or (n, 1)"""
     reads_pairs: bool
+    """True if the encoder was trained on pairs of texts as one sequence"""
     regresses: bool
+    """True if the only output is a score"""
 
     def config(self, model_type: str) -> dict[str, Any]:
         """Return the keys of config.json that describe the classifier."""

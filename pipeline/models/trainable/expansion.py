@@ -24,17 +24,14 @@ _FAMILIES = ("recurrent", "convolutional")
 
 
 class WordMatches(NamedTuple):
-    """Words of a file of word vectors, compared with those of an encoder.
-
-    Attributes:
-        own_rows: (shared,) rows of the shared words in the encoder's table.
-        file_rows: (shared,) rows of the same words in the file.
-        new_rows: (new,) rows in the file of the words that the encoder does not have and can read.
-    """
+    """Words of a file of word vectors, compared with those of an encoder."""
 
     own_rows: np.ndarray
+    """(shared,) rows of the shared words in the encoder's table"""
     file_rows: np.ndarray
+    """(shared,) rows of the same words in the file"""
     new_rows: np.ndarray
+    """(new,) rows in the file of the words that the encoder does not have and can read"""
 
 
 def check_expansion(encoder: EncoderFolder, vectors: EncoderFolder, limit: int | None) -> None:

@@ -17,21 +17,17 @@ from pipeline.models.trainable.mlm_head import LanguageHead, can_be_saved, with_
 
 
 class SavedHeads(NamedTuple):
-    """Heads of an encoder. None: there is no such head.
-
-    Attributes:
-        head: head of an objective to add as the last Dense module.
-        language_head: head for masked words, which AutoModelForMaskedLM of transformers finds in the folder.
-            It is left out if its names are not known (`mlm_head.can_be_saved`), or if the template has new
-            words.
-        classifier: classifier, which AutoModelForSequenceClassification of transformers finds in the folder.
-            The encoder must have the vector of `classifier.pooler_of`. If it reads pairs, the folder is a
-            cross-encoder of sentence-transformers instead of an encoder.
-    """
+    """Heads of an encoder. None: there is no such head."""
 
     head: DenseModule | None = None
+    """head of an objective to add as the last Dense module"""
     language_head: LanguageHead | None = None
+    """head for masked words, which AutoModelForMaskedLM of transformers finds in the folder. It is left out
+    if its names are not known (`mlm_head.can_be_saved`), or if the template has new words"""
     classifier: Classifier | None = None
+    """classifier, which AutoModelForSequenceClassification of transformers finds in the folder. The encoder
+    must have the vector of `classifier.pooler_of`. If it reads pairs, the folder is a cross-encoder of
+    sentence-transformers instead of an encoder"""
 
     @property
     def is_cross_encoder(self) -> bool:

@@ -22,15 +22,12 @@ _BATCH = 256  # sequences in a forward pass
 
 @dataclass(frozen=True)
 class Beam:
-    """Tokens of both spans, with the sentinel between them once it is there, and their mean log probability.
-
-    Attributes:
-        tokens: the tokens after the first sentinel.
-        score: sum over the tokens of the mean over the definitions of log p(token).
-    """
+    """Tokens of both spans, with the sentinel between them if it is there, and their mean log probability."""
 
     tokens: tuple[int, ...] = ()
+    """the tokens after the first sentinel"""
     score: float = 0.0
+    """sum over the tokens of the mean over the definitions of log p(token)"""
 
 
 class SpanFilling:

@@ -24,19 +24,16 @@ _SIZES = b"manta.sample_sizes"
 
 @dataclass(frozen=True, eq=False)
 class UnitSample:
-    """Rows of a unit, chosen by hash of id.
-
-    Attributes:
-        sizes: number of rows by salt of the hash; the rows of all salts are in one table.
-        rows: (n,) int64, numbers of the rows in the unit, ascending.
-        ids: (n,), their ids.
-        vectors: (n, d) float32.
-    """
+    """Rows of a unit, chosen by hash of id."""
 
     sizes: Mapping[str, int]
+    """number of rows by salt of the hash; the rows of all salts are in one table"""
     rows: np.ndarray
+    """(n,) int64, numbers of the rows in the unit, ascending"""
     ids: pa.ChunkedArray
+    """(n,), their ids"""
     vectors: np.ndarray
+    """(n, d) float32"""
 
     @classmethod
     def load(cls, store: Store, reference: FileRef, space_id: str) -> "UnitSample":

@@ -26,22 +26,19 @@ class BuiltTable(NamedTuple):
 
 
 class Builder(Settings):
-    """Builds training rows from the rows of a group.
-
-    Attributes:
-        columns: roles of the columns that are read.
-        group: role whose equal values make a group.
-        within: role that orders the rows of a group by numbers, or divides them by names, so that rows of
-            one name follow each other; None if there is none.
-        text: role of the text that differs between the rows of a group.
-        needed: rows that the data must have, as a phrase for error messages.
-    """
+    """Builds training rows from the rows of a group."""
 
     columns: ClassVar[tuple[str, ...]]
+    """roles of the columns that are read"""
     group: ClassVar[str]
+    """role whose equal values make a group"""
     within: ClassVar[str | None] = None
+    """role that orders the rows of a group by numbers, or divides them by names, so that rows of one name
+    follow each other; None if there is none"""
     text: ClassVar[str] = "text"
+    """role of the text that differs between the rows of a group"""
     needed: ClassVar[str]
+    """rows that the data must have, as a phrase for error messages"""
 
     def check(self, values: Values, where: str) -> None:
         """Check that rows can be built from data with these labels. Raises ConfigError, naming `where`."""

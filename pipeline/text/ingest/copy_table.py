@@ -33,29 +33,26 @@ class TextBucketRecord(Stored):
 
 @dataclass(frozen=True)
 class ResolveTexts:
-    """Write one bucket of the text table; the item is its number. Returns a `TextBucketRecord`.
-
-    Attributes:
-        work: folder of the temporary files.
-        store: store of the tables.
-        tables: folder of the tables.
-        buckets: number of buckets.
-        texts: `GroupRecord.texts` of each group.
-        first_ordinals: first ordinal of each group.
-        old: buckets of the previous corpus's text table.
-        old_units: ordinals of the previous corpus's units.
-        kept_units: ordinals of the previous corpus's units that the new corpus keeps.
-    """
+    """Write one bucket of the text table; the item is its number. Returns a `TextBucketRecord`."""
 
     work: WorkFolder
+    """folder of the temporary files"""
     store: Store
+    """store of the tables"""
     tables: str
+    """folder of the tables"""
     buckets: int
+    """number of buckets"""
     texts: tuple[FileRef, ...]
+    """`GroupRecord.texts` of each group"""
     first_ordinals: tuple[int, ...]
+    """first ordinal of each group"""
     old: tuple[TableBucket, ...]
+    """buckets of the previous corpus's text table"""
     old_units: tuple[int, ...]
+    """ordinals of the previous corpus's units"""
     kept_units: tuple[int, ...]
+    """ordinals of the previous corpus's units that the new corpus keeps"""
 
     def start(self) -> Callable[[int], TextBucketRecord]:
         """Return the function that writes a bucket."""
@@ -118,19 +115,16 @@ class CopiesRecord(Stored):
 
 @dataclass(frozen=True)
 class GatherCopies:
-    """Write for each unit of `UnitsToCopyTo` the rows that can be copied. Returns a `CopiesRecord`.
-
-    Attributes:
-        work: folder of the temporary files.
-        store: store of the tables.
-        tables: folder of the tables.
-        sources: `TextBucketRecord.sources` of each bucket.
-    """
+    """Write for each unit of `UnitsToCopyTo` the rows that can be copied. Returns a `CopiesRecord`."""
 
     work: WorkFolder
+    """folder of the temporary files"""
     store: Store
+    """store of the tables"""
     tables: str
+    """folder of the tables"""
     sources: tuple[FileRef, ...]
+    """`TextBucketRecord.sources` of each bucket"""
 
     def start(self) -> Callable[[UnitsToCopyTo], CopiesRecord]:
         """Return the function that works on a group."""

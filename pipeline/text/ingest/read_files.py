@@ -112,21 +112,18 @@ def group_files(files: Iterable[FileToRead], *, together: bool) -> list[FilesToR
 
 @dataclass(frozen=True)
 class ReadFiles:
-    """Read the files of one item. Returns a `ReadRecord`.
-
-    Attributes:
-        work: folder of the temporary files.
-        corpus: settings that name the columns.
-        columns: types that the files agree on.
-        partitions: number of partitions of each part.
-        on_progress: called with the rows and bytes of the item that were read so far.
-    """
+    """Read the files of one item. Returns a `ReadRecord`."""
 
     work: WorkFolder
+    """folder of the temporary files"""
     corpus: CorpusSettings
+    """settings that name the columns"""
     columns: Columns
+    """types that the files agree on"""
     partitions: int
+    """number of partitions of each part"""
     on_progress: OnProgress = ignore_progress
+    """called with the rows and bytes of the item that were read so far"""
 
     def start(self) -> Callable[[FilesToRead], ReadRecord]:
         """Return the function that reads an item."""

@@ -65,37 +65,34 @@ class BucketRecord(Stored):
 
 @dataclass(frozen=True)
 class ResolveBucket:
-    """Resolve the ids of one bucket; the item is its number. Returns a `BucketRecord`.
-
-    Attributes:
-        work: folder of the temporary files.
-        parts: rows read tonight, in the order of (file, row).
-        partitions: number of partitions of each part.
-        buckets: number of buckets, at most the number of partitions.
-        store: store of the key table.
-        keys: buckets of the previous corpus's key table.
-        other_keys: the same, if its ids are of another type, or only one of the corpora has chunks.
-        id_type: type of the ids.
-        listed: names of the files in tonight's listing.
-        unchanged: names of the listed files that were not read tonight.
-        reuse: whether unchanged rows keep their addresses.
-        unit_ranges: ranges of addresses; see `unit_ranges`.
-        row_ranges: ranges of input rows; see `row_ranges`.
-    """
+    """Resolve the ids of one bucket; the item is its number. Returns a `BucketRecord`."""
 
     work: WorkFolder
+    """folder of the temporary files"""
     parts: tuple[ReadPart, ...]
+    """rows read tonight, in the order of (file, row)"""
     partitions: int
+    """number of partitions of each part"""
     buckets: int
+    """number of buckets, at most the number of partitions"""
     store: Store
+    """store of the key table"""
     keys: tuple[TableBucket, ...]
+    """buckets of the previous corpus's key table"""
     other_keys: tuple[TableBucket, ...]
+    """the same, if its ids are of another type, or only one of the corpora has chunks"""
     id_type: pa.DataType
+    """type of the ids"""
     listed: tuple[str, ...]
+    """names of the files in tonight's listing"""
     unchanged: tuple[str, ...]
+    """names of the listed files that were not read tonight"""
     reuse: bool
+    """whether unchanged rows keep their addresses"""
     unit_ranges: tuple[int, ...]
+    """ranges of addresses; see `unit_ranges`"""
     row_ranges: tuple[int, ...]
+    """ranges of input rows; see `row_ranges`"""
 
     def start(self) -> Callable[[int], BucketRecord]:
         """Return the function that resolves a bucket."""

@@ -41,21 +41,18 @@ def files_of_rows(work: Store, revived: Sequence[FileRef]) -> list[int]:
 
 @dataclass(frozen=True)
 class ReviveRows:
-    """Read the revived rows of the files of one item. Returns a `ReadRecord` without inputs.
-
-    Attributes:
-        work: folder of the temporary files.
-        corpus: settings that name the columns.
-        columns: types that the files agree on.
-        partitions: number of partitions of each part.
-        revived: `BucketRecord.revived` of all buckets that have revived rows.
-    """
+    """Read the revived rows of the files of one item. Returns a `ReadRecord` without inputs."""
 
     work: WorkFolder
+    """folder of the temporary files"""
     corpus: CorpusSettings
+    """settings that name the columns"""
     columns: Columns
+    """types that the files agree on"""
     partitions: int
+    """number of partitions of each part"""
     revived: tuple[FileRef, ...]
+    """`BucketRecord.revived` of all buckets that have revived rows"""
 
     def start(self) -> Callable[[FilesToRead], ReadRecord]:
         """Return the function that reads an item."""

@@ -68,21 +68,18 @@ class DeadRange(Stored):
 
 @dataclass(frozen=True)
 class SortDead:
-    """Sort the dead addresses of one range; the item is its number. Returns a `DeadRange`.
-
-    Attributes:
-        work: folder of the temporary files.
-        store: store of the earlier dead addresses.
-        earlier: dead addresses of the previous corpus.
-        dead: `BucketRecord.dead` of each bucket that has such addresses.
-        starts: first address of each range.
-    """
+    """Sort the dead addresses of one range; the item is its number. Returns a `DeadRange`."""
 
     work: WorkFolder
+    """folder of the temporary files"""
     store: Store
+    """store of the earlier dead addresses"""
     earlier: FileRef | None
+    """dead addresses of the previous corpus"""
     dead: tuple[FileRef, ...]
+    """`BucketRecord.dead` of each bucket that has such addresses"""
     starts: tuple[int, ...]
+    """first address of each range"""
 
     def start(self) -> Callable[[int], DeadRange]:
         """Return the function that sorts a range."""
@@ -112,19 +109,16 @@ class DuplicateRange(Stored):
 
 @dataclass(frozen=True)
 class SortDuplicates:
-    """Sort the duplicate ids of one range; the item is its number. Returns a `DuplicateRange`.
-
-    Attributes:
-        work: folder of the temporary files.
-        duplicates: `BucketRecord.duplicates` of each bucket that has such rows.
-        id_type: type of the ids.
-        listed: names of the files in tonight's listing.
-    """
+    """Sort the duplicate ids of one range; the item is its number. Returns a `DuplicateRange`."""
 
     work: WorkFolder
+    """folder of the temporary files"""
     duplicates: tuple[FileRef, ...]
+    """`BucketRecord.duplicates` of each bucket that has such rows"""
     id_type: pa.DataType
+    """type of the ids"""
     listed: tuple[str, ...]
+    """names of the files in tonight's listing"""
 
     def start(self) -> Callable[[int], DuplicateRange]:
         """Return the function that sorts a range."""

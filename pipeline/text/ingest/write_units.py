@@ -67,33 +67,30 @@ class GroupRecord(Stored):
 
 @dataclass(frozen=True)
 class WriteUnits:
-    """Write the units and the key tables of a `BucketGroup`. Returns a `GroupRecord`.
-
-    Attributes:
-        work: folder of the temporary files.
-        store: store of the units and tables.
-        tables: folder of the tables.
-        schema: schema of units.
-        listed: names of the files in tonight's listing.
-        parts: rows read tonight, in the order of (file, row).
-        partitions: number of partitions of each of these parts.
-        revived: rows of unchanged files that have to be written, in partitions by bucket.
-        buckets: number of buckets.
-        text_buckets: number of buckets of the text table.
-        unit_rows: largest number of rows of a unit.
-    """
+    """Write the units and the key tables of a `BucketGroup`. Returns a `GroupRecord`."""
 
     work: WorkFolder
+    """folder of the temporary files"""
     store: Store
+    """store of the units and tables"""
     tables: str
+    """folder of the tables"""
     schema: pa.Schema
+    """schema of units"""
     listed: tuple[str, ...]
+    """names of the files in tonight's listing"""
     parts: tuple[ReadPart, ...]
+    """rows read tonight, in the order of (file, row)"""
     partitions: int
+    """number of partitions of each of these parts"""
     revived: tuple[ReadPart, ...]
+    """rows of unchanged files that have to be written, in partitions by bucket"""
     buckets: int
+    """number of buckets"""
     text_buckets: int
+    """number of buckets of the text table"""
     unit_rows: int
+    """largest number of rows of a unit"""
 
     def start(self) -> Callable[[BucketGroup], GroupRecord]:
         """Return the function that writes a group."""

@@ -42,32 +42,26 @@ _USE, _ENCODER = __name__, "pipeline.models.inference.encoder"
 
 
 class Trial(NamedTuple):
-    """Files of a candidate to compare with their sha256, and what to try with them afterwards.
-
-    Attributes:
-        files: files that no earlier release has.
-        part: number of a part of the index to open and search; None: none.
-        encoder: also encode texts with the stored copy of the encoder.
-        head_of: unit whose first rows are exported; None: none.
-        read: bytes of the files that are used, new or not.
-    """
+    """Files of a candidate to compare with their sha256, and what to try with them afterwards."""
 
     files: tuple[FileRef, ...]
+    """files that no earlier release has"""
     part: int | None = None
+    """number of a part of the index to open and search; None: none"""
     encoder: bool = False
+    """also encode texts with the stored copy of the encoder"""
     head_of: PlacedUnit | None = None
+    """unit whose first rows are exported; None: none"""
     read: int = 0
+    """bytes of the files that are used, new or not"""
 
 
 @dataclass(frozen=True)
 class PrepareTrials(PlainTask[None, None]):
-    """Start the child process of the trials, so that it need not be waited for.
-
-    Attributes:
-        encoder: whether a new encoder will be tried.
-    """
+    """Start the child process of the trials, so that it need not be waited for."""
 
     encoder: bool
+    """whether a new encoder will be tried"""
 
     def start(self) -> Callable[[None], None]:
         """Start the child."""
@@ -80,14 +74,11 @@ class PrepareTrials(PlainTask[None, None]):
 
 @dataclass(frozen=True)
 class TryCandidate(PlainTask[Trial, tuple[str, ...]]):
-    """Do trials of a candidate. Returns for each trial a sentence per fault.
-
-    Attributes:
-        manifest: content of the candidate's manifest.
-    """
+    """Do trials of a candidate. Returns for each trial a sentence per fault."""
 
     store: Store
     manifest: bytes
+    """content of the candidate's manifest"""
 
     def work(self, trial: Trial) -> tuple[str, ...]:
         """Compare the files, then use them in a child."""

@@ -33,17 +33,14 @@ _PREFIX_BYTES = 4  # Parquet stores each text after its length
 
 @dataclass(frozen=True)
 class JudgedCorpus:
-    """Tonight's corpus, compared with the previous release.
-
-    Attributes:
-        gates: by name; none on the first night, and only `space` after a release of fewer than ten rows.
-        repeated_ids: live rows whose id another live row has.
-        distinct_texts: distinct texts of the live rows; an estimate if there are many.
-    """
+    """Tonight's corpus, compared with the previous release."""
 
     gates: dict[str, Gate]
+    """by name; none on the first night, and only `space` after a release of fewer than ten rows"""
     repeated_ids: int
+    """live rows whose id another live row has"""
     distinct_texts: int
+    """distinct texts of the live rows; an estimate if there are many"""
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -102,17 +99,14 @@ def _space_gate(job: Job, release: ReleaseManifest) -> Gate:
 
 
 class DeletedRows(NamedTuple):
-    """Number of rows of the previous release, and of those that are not in the corpus any more.
-
-    Attributes:
-        noun: what is counted: row, document or chunk.
-        at_least: True if ids could not be compared, so that the number is a lower bound.
-    """
+    """Number of rows of the previous release, and of those that are not in the corpus any more."""
 
     before: int
     deleted: int
     noun: str
+    """what is counted: row, document or chunk"""
     at_least: bool = False
+    """True if ids could not be compared, so that the number is a lower bound"""
 
 
 def count_deleted(store: Store, previous: PreviousRelease, corpus: Corpus) -> DeletedRows:
@@ -164,18 +158,15 @@ def _at_most(setting: str, value: float, limit: float, found: str, causes: Itera
 
 @dataclass(frozen=True)
 class _Texts:
-    """Comparison of tonight's texts with those of the previous release.
-
-    Attributes:
-        before: its corpus; None if its files are gone, or another version wrote them.
-        causes: facts that may explain a difference.
-    """
+    """Comparison of tonight's texts with those of the previous release."""
 
     run: Run
     release: ReleaseManifest
     before: Corpus | None
+    """its corpus; None if its files are gone, or another version wrote them"""
     now: Corpus
     causes: tuple[str, ...]
+    """facts that may explain a difference"""
 
     def empty(self, limit: float) -> Gate:
         """Compare the proportion of rows without a text."""

@@ -41,14 +41,11 @@ class RowText(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AskIndex:
-    """Search an index for raw vectors (q, d).
-
-    Attributes:
-        hits: number of hits for each query.
-    """
+    """Search an index for raw vectors (q, d)."""
 
     vectors: np.ndarray
     hits: int
+    """number of hits for each query"""
 
     def __call__(self, parts: "SearchedParts") -> ScoresAndAddresses:
         """Find the nearest rows in all parts together, as searchers do."""

@@ -29,17 +29,13 @@ _BUCKETS_PER_ITEM = 16  # a worker starts in about the time that it reads as man
 
 @dataclass(frozen=True, eq=False)
 class FindRows(PlainTask[tuple[TableBucket, ...], pa.Table]):
-    """Find the live rows in buckets of a key table whose document or address is wanted.
-
-    Attributes:
-        column: "document", the id of the row, or of the row that a chunk was cut from, as a string; or
-            "address".
-        wanted: values of the column.
-    """
+    """Find the live rows in buckets of a key table whose document or address is wanted."""
 
     store: Store
     column: str
+    """"document", the id of the row, or of the row that a chunk was cut from, as a string; or "address"."""
     wanted: pa.Array
+    """values of the column"""
 
     def work(self, buckets: tuple[TableBucket, ...]) -> pa.Table:
         return pa.concat_tables(in_threads(self._find, buckets))

@@ -34,17 +34,14 @@ from pipeline.transforms import load_transform
 
 
 class Omitted(NamedTuple):
-    """Relevant ids that are not in the corpus.
-
-    Attributes:
-        ids: number of different ids in the file.
-        missing: number of these that are not in the corpus.
-        queries: number of queries that are left out, because none of their ids is in the corpus.
-    """
+    """Relevant ids that are not in the corpus."""
 
     ids: int = 0
+    """number of different ids in the file"""
     missing: int = 0
+    """number of these that are not in the corpus"""
     queries: int = 0
+    """number of queries that are left out, because none of their ids is in the corpus"""
 
     @property
     def sentence(self) -> str:
@@ -118,17 +115,14 @@ _SEARCHED_TOGETHER = 4_096  # queries; bounds the memory of their answers
 
 @dataclass(frozen=True)
 class MeasuredRelevance:
-    """The relevance of a candidate's answers.
-
-    Attributes:
-        gates: by name.
-        scores: the scores of all queries.
-        change: the change since the previous release; None if there is nothing to compare with.
-    """
+    """The relevance of a candidate's answers."""
 
     gates: dict[str, Gate]
+    """by name"""
     scores: RelevanceScores
+    """the scores of all queries"""
     change: ScoreChange | None
+    """the change since the previous release; None if there is nothing to compare with"""
 
     def store_scores(self, store: Store) -> FileRef:
         """Store the scores, with which the next release will be compared."""

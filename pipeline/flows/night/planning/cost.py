@@ -78,27 +78,24 @@ VISITED_LISTS, MEASURE_PASSES = 400, 8
 
 
 class StageCost(NamedTuple):
-    """The predicted cost of one stage.
-
-    Attributes:
-        stage: name of the stage.
-        cpu_s: CPU seconds of all processes.
-        gpu_s: GPU seconds of all processes.
-        alone_s: seconds in which one process works and the others wait.
-        moved_bytes: bytes that are read from the store or written to it.
-        requests: number of small requests that workers wait for.
-        workers: number of workers that share the work; 1 if one process does all.
-        wall_s: seconds from the beginning of the stage to its end.
-    """
+    """The predicted cost of one stage."""
 
     stage: str
+    """name of the stage"""
     cpu_s: float
+    """CPU seconds of all processes"""
     gpu_s: float
+    """GPU seconds of all processes"""
     alone_s: float
+    """seconds in which one process works and the others wait"""
     moved_bytes: float
+    """bytes that are read from the store or written to it"""
     requests: float
+    """number of small requests that workers wait for"""
     workers: int
+    """number of workers that share the work; 1 if one process does all"""
     wall_s: float
+    """seconds from the beginning of the stage to its end"""
 
 
 @dataclass(frozen=True)
@@ -130,31 +127,28 @@ class NightCost:
 
 @dataclass(frozen=True)
 class StageWork:
-    """The work of one stage.
-
-    Attributes:
-        cpu_s: CPU seconds that the workers share.
-        gpu_s: GPU seconds that the workers share; the CPU of a worker waits for its GPU.
-        workers: largest number of workers.
-        items: number of items that are handed to the workers.
-        largest: the largest item, as a proportion of the work.
-        moved_bytes: bytes that the items transfer.
-        alone_s: CPU seconds of one process, while the others wait.
-        alone_bytes: bytes that this process transfers.
-        requests: number of small requests that the workers wait for.
-        gpus: GPUs of all workers together; workers that share one take turns.
-    """
+    """The work of one stage."""
 
     cpu_s: float = 0.0
+    """CPU seconds that the workers share"""
     gpu_s: float = 0.0
+    """GPU seconds that the workers share; the CPU of a worker waits for its GPU"""
     workers: int = 1
+    """largest number of workers"""
     items: int = 1
+    """number of items that are handed to the workers"""
     largest: float = 1.0
+    """the largest item, as a proportion of the work"""
     moved_bytes: float = 0.0
+    """bytes that the items transfer"""
     alone_s: float = 0.0
+    """CPU seconds of one process, while the others wait"""
     alone_bytes: float = 0.0
+    """bytes that this process transfers"""
     requests: float = 0.0
+    """number of small requests that the workers wait for"""
     gpus: float = 1.0
+    """GPUs of all workers together; workers that share one take turns"""
 
     def cost(self, stage: str, nodes: int) -> StageCost:
         """Return the cost on a number of nodes.
@@ -181,23 +175,20 @@ class StageWork:
 
 @dataclass(frozen=True)
 class NightSize:
-    """The size of a night, and the speed of its encoder.
-
-    Attributes:
-        rows: number of rows.
-        text_bytes: bytes of a text, on average.
-        dim: dimension of the encoder's vectors.
-        rows_per_s: rows that one worker encodes in a second.
-        index: plan of the index.
-        reads_on_workers: False if only the machine of the command sees the corpus.
-    """
+    """The size of a night, and the speed of its encoder."""
 
     rows: int
+    """number of rows"""
     text_bytes: float
+    """bytes of a text, on average"""
     dim: int
+    """dimension of the encoder's vectors"""
     rows_per_s: float
+    """rows that one worker encodes in a second"""
     index: IndexPlan
+    """plan of the index"""
     reads_on_workers: bool = True
+    """False if only the machine of the command sees the corpus"""
 
 
 def predict_cost(job: Job, size: NightSize, nodes: Sequence[Node]) -> NightCost:

@@ -52,44 +52,41 @@ _PROCESS_BYTES = 700 << 20  # a worker with torch and Ray loaded
 
 @dataclass(frozen=True)
 class NightPlan:
-    """An estimate of a night.
-
-    Attributes:
-        rows: number of rows, as given, else of the corpus.
-        exact: True if the rows were given, or each file records its number; else they are estimated.
-        sampled: number of sampled texts.
-        unusable_share: proportion of texts without a vector, such as those without a known word.
-        rows_per_s: speed of one worker, as given, else measured here.
-        vector_bytes: size of the vectors of all rows.
-        worker_bytes: memory of one worker.
-        cost: prediction for the nodes of the cluster.
-        nodes: resources of these nodes.
-        release: number of the current release; None before the first night.
-        recall_at_10: recall of its index, if it was measured.
-        changed_files: number of files that changed since that release.
-        tonight_rows: number of rows in these files, an upper bound of the rows to encode.
-    """
+    """An estimate of a night."""
 
     files: int
     rows: int
+    """number of rows, as given, else of the corpus"""
     exact: bool
+    """True if the rows were given, or each file records its number; else they are estimated"""
     sampled: int
+    """number of sampled texts"""
     tokens_per_row: float
     truncated_share: float
     unusable_share: float
+    """proportion of texts without a vector, such as those without a known word"""
     units: int
     workers: int
     rows_per_s: float
+    """speed of one worker, as given, else measured here"""
     encode_s: float
     vector_bytes: int
+    """size of the vectors of all rows"""
     worker_bytes: int
+    """memory of one worker"""
     index: IndexPlan
     cost: NightCost
+    """prediction for the nodes of the cluster"""
     nodes: tuple[Node, ...]
+    """resources of these nodes"""
     release: int | None = None
+    """number of the current release; None before the first night"""
     recall_at_10: float | None = None
+    """recall of its index, if it was measured"""
     changed_files: int | None = None
+    """number of files that changed since that release"""
     tonight_rows: int | None = None
+    """number of rows in these files, an upper bound of the rows to encode"""
 
     @property
     def task_bytes(self) -> int:
@@ -105,15 +102,12 @@ class NightPlan:
 
 
 class Assumptions(NamedTuple):
-    """Values to plan with, instead of those of this corpus and this machine.
-
-    Attributes:
-        rows: number of rows; None: those of the corpus.
-        rows_per_s: rows that one worker encodes in a second; None: as measured here.
-    """
+    """Values to plan with, instead of those of this corpus and this machine."""
 
     rows: int | None = None
+    """number of rows; None: those of the corpus"""
     rows_per_s: float | None = None
+    """rows that one worker encodes in a second; None: as measured here"""
 
 
 class _Sample(NamedTuple):

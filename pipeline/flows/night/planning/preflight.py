@@ -43,15 +43,12 @@ _LINE_BYTES = 100  # bytes of one row in the temporary files of ingestion, besid
 
 @dataclass(frozen=True)
 class SpaceEstimate:
-    """Estimate of the bytes that a night needs.
-
-    Attributes:
-        stored: bytes written below release.root, by purpose.
-        scratch: largest total size of temporary files at one time, in bytes.
-    """
+    """Estimate of the bytes that a night needs."""
 
     stored: Mapping[str, int]
+    """bytes written below release.root, by purpose"""
     scratch: int
+    """largest total size of temporary files at one time, in bytes"""
 
     @property
     def sentence(self) -> str:
@@ -140,21 +137,18 @@ _NEEDED_CHECKS = {
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check.
-
-    Attributes:
-        name: name of the check.
-        found: description of the findings.
-        problem: error with its remedy; None if a night can run.
-        warnings: sentences about findings that do not stop a night.
-        facts: metrics for --json.
-    """
+    """The result of one check."""
 
     name: str
+    """name of the check"""
     found: str
+    """description of the findings"""
     problem: str | None = None
+    """error with its remedy; None if a night can run"""
     warnings: tuple[str, ...] = ()
+    """sentences about findings that do not stop a night"""
     facts: Mapping[str, object] = field(default_factory=dict)
+    """metrics for --json"""
 
 
 def preflight(job: Job, stages: Stages, *, verbose: bool = False) -> list[Check]:

@@ -131,19 +131,16 @@ _CHANGED_QUERIES = 5  # shown of those with lower scores, and of those with high
 
 @dataclass(frozen=True)
 class ReleaseComparison:
-    """Inputs of the comparison of a candidate with the previous release.
-
-    Attributes:
-        previous: manifest of the previous release; None for the first.
-        summary: summary of the previous release, without answers if its file is missing; None for the first.
-        answers: the candidate's answers to the fixed queries.
-        relevance: its scores for the queries of gates.relevance; None if that is not set.
-    """
+    """Inputs of the comparison of a candidate with the previous release."""
 
     previous: ReleaseManifest | None
+    """manifest of the previous release; None for the first"""
     summary: Summary | None
+    """summary of the previous release, without answers if its file is missing; None for the first"""
     answers: tuple[Answers, ...]
+    """the candidate's answers to the fixed queries"""
     relevance: MeasuredRelevance | None = None
+    """its scores for the queries of gates.relevance; None if that is not set"""
 
     @property
     def changes(self) -> tuple[ChangedAnswers, ...]:
