@@ -49,7 +49,11 @@ def resample_rows(evidence: Mapping[str, np.ndarray], resamples: int, seed: int)
 
 
 def rows_by_label(labels: np.ndarray) -> Sequence[np.ndarray]:
-    """Return the ascending row indices of each distinct label, for labels (n,)."""
+    """Return the ascending row indices of each distinct label, for labels (n,).
+
+    >>> [rows.tolist() for rows in rows_by_label(np.array([7, 3, 7]))]
+    [[1], [0, 2]]
+    """
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
 

@@ -39,6 +39,9 @@ def average_precision(predicted: np.ndarray, positive: np.ndarray, positives: in
         predicted: (n,) similarities.
         positive: (n,) bool.
         positives: number of all positives, at least one, if some are not among the n rows; None if all are.
+
+    >>> round(average_precision(np.array([0.9, 0.8, 0.1]), np.array([True, False, True])), 4)
+    0.8333
     """
     _, hits, rows = _threshold_counts(predicted, positive)
     precision_per_hit = np.diff(hits, prepend=0) * hits / rows
@@ -49,6 +52,9 @@ def roc_auc(predicted: np.ndarray, positive: np.ndarray) -> float:
     """Area under the ROC curve: probability that a positive is predicted above a negative; ties count half.
 
     Both classes must occur.
+
+    >>> roc_auc(np.array([0.9, 0.8, 0.1]), np.array([True, False, True]))
+    0.5
     """
     _, hits, rows = _threshold_counts(predicted, positive)
     false_positives = rows - hits
@@ -60,6 +66,9 @@ def best_accuracy(predicted: np.ndarray, positive: np.ndarray) -> BestThreshold:
     """Find the threshold with the highest accuracy; if there are several, the largest.
 
     It is infinity if it is best to call nothing positive.
+
+    >>> best_accuracy(np.array([4.0, 3.0, 1.0]), np.array([True, True, False]))
+    BestThreshold(value=1.0, threshold=2.0, precision=1.0, recall=1.0)
     """
     counts = _threshold_counts(predicted, positive)
     positives = int(counts.hits[-1])
@@ -110,17 +119,28 @@ def recall_at(ranks: Sequence[np.ndarray], k: int) -> np.ndarray:
     Args:
         ranks: for each query the ranks of all relevant targets, from 1, ascending.
         k: number of results.
+
+    >>> recall_at([np.array([1, 4]), np.array([2])], 3).tolist()
+    [0.5, 1.0]
     """
     return np.array([np.count_nonzero(of_query <= k) / len(of_query) for of_query in ranks])
 
 
 def reciprocal_rank(ranks: Sequence[np.ndarray]) -> np.ndarray:
-    """Compute (q,) 1 / rank of each query's first relevant target."""
+    """Compute (q,) 1 / rank of each query's first relevant target.
+
+    >>> reciprocal_rank([np.array([1, 4]), np.array([2])]).tolist()
+    [1.0, 0.5]
+    """
     return np.array([1.0 / of_query[0] for of_query in ranks])
 
 
 def ndcg_at(ranks: Sequence[np.ndarray], k: int) -> np.ndarray:
-    """Compute (q,) nDCG@k with gains 0 or 1 and discount log2(rank + 1) (Jarvelin and Kekalainen 2002)."""
+    """Compute (q,) nDCG@k with gains 0 or 1 and discount log2(rank + 1) (Jarvelin and Kekalainen 2002).
+
+    >>> ndcg_at([np.array([1, 4]), np.array([2])], 3).round(4).tolist()
+    [0.6131, 0.6309]
+    """
     ideal = np.cumsum(1.0 / np.log2(np.arange(2, k + 2)))
     gains = [(1.0 / np.log2(of_query[of_query <= k] + 1.0)).sum() for of_query in ranks]
     return np.array(gains) / [ideal[min(len(of_query), k) - 1] for of_query in ranks]

@@ -40,6 +40,11 @@ def search_targets(
         targets: (t, d).
         relevant: for each query the ascending indices of its relevant targets; arrays may be shared.
         self_index: (q,) index of the query itself among the targets, -1 if it is not a target.
+
+    >>> queries, targets = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    >>> found = search_targets("cosine", queries, targets, [np.array([2])], np.array([-1]))
+    >>> found.ranks[0].tolist(), found.nearest.tolist()
+    ([2], [[1, 2, 0]])
     """
     ranks, nearest = list[np.ndarray](), np.full((len(self_index), NEAREST), -1)
     for start, block in similarity_blocks(kind, queries, targets):

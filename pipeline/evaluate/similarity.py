@@ -50,6 +50,10 @@ def row_similarities(kind: Similarity, left: np.ndarray, right: np.ndarray) -> n
     The cosine with a zero vector is 0. Angular similarity is 1 - arccos(cosine) / pi (Cer et al. 2018,
     Universal Sentence Encoder), Euclidean and Manhattan similarity are minus the distance, dot is the inner
     product. Of sparse rows only the cosine can be computed.
+
+    >>> left, right = np.array([[3.0, 4.0]]), np.array([[4.0, 3.0]])
+    >>> [row_similarities(kind, left, right).round(4).item() for kind in ("cosine", "dot", "manhattan")]
+    [0.96, 24.0, -2.0]
     """
     if is_sparse(left):
         products = _sparse_unit_rows(left).multiply(_sparse_unit_rows(right))

@@ -38,6 +38,9 @@ def pair_features(u: Tensor, v: Tensor, features: Sequence[Feature] = SBERT_FEAT
 
     Raises:
         ConfigError: `features` is empty, or has unknown or repeated names.
+
+    >>> pair_features(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 1.0]])).tolist()
+    [[1.0, 2.0, 3.0, 1.0, 2.0, 1.0]]
     """
     if not features or len(set(features)) < len(features) or not set(features) <= set(FEATURES):
         raise ConfigError(
@@ -65,6 +68,9 @@ def classification(logits: Tensor, labels: Tensor) -> Tensor:
         DataError: labels outside 0 to C - 1.
         ModelError: logits that are not finite.
         Defect: wrong shapes.
+
+    >>> round(classification(torch.zeros(2, 4), torch.tensor([0, 3])).item(), 4)  # log 4
+    1.3863
     """
     return F.cross_entropy(*_class_logits("classification", logits, labels))
 
@@ -84,6 +90,9 @@ def masked_lm(logits: Tensor, token_ids: Tensor) -> Tensor:
 
     Raises:
         DataError, ModelError, Defect: as in `classification`.
+
+    >>> round(masked_lm(torch.zeros(2, 4), torch.tensor([0, 3])).item(), 4)  # 2 log 4
+    2.7726
     """
     if logits.dim() == 2 and not len(logits) and not len(token_ids):
         return at_least_float32(logits).sum()
@@ -120,6 +129,12 @@ def mask_tokens(
     Raises:
         ConfigError: `rate` outside [0, 1].
         Defect: shapes that differ.
+
+    >>> ids = np.array([2, 11, 12, 13, 3])
+    >>> settings = {"mask_id": 4, "vocabulary_size": 100, "rng": np.random.default_rng(0), "rate": 1.0}
+    >>> corrupted, chosen = mask_tokens(ids, ids > 10, **settings)
+    >>> chosen.tolist()
+    [False, True, True, True, False]
     """
     require_proportion("masking rate", rate)
     if maskable.shape != ids.shape:

@@ -51,6 +51,12 @@ def quick_thoughts(
         DataError: no sentence has a neighbour.
         ModelError: values that are not finite.
         Defect: wrong shapes.
+
+    >>> sentences = torch.zeros(3, 2)
+    >>> round(quick_thoughts(sentences, sentences).item(), 4)  # log 2
+    0.6931
+    >>> round(quick_thoughts(sentences, sentences, diag="zero").item(), 4)  # log 3
+    1.0986
     """
     first, second = check_aligned("QuickThoughts", first=first, second=second)
     require_candidates("QuickThoughts", len(first))
@@ -74,7 +80,11 @@ def quick_thoughts(
 
 
 def neighbours(count: int, documents: Tensor | None, context: int, device: torch.device) -> Tensor:
-    """Return (count, count) bool: True for sentences of one document at a distance of 1 to `context`."""
+    """Return (count, count) bool: True for sentences of one document at a distance of 1 to `context`.
+
+    >>> neighbours(4, torch.tensor([0, 0, 0, 1]), 1, torch.device("cpu")).int().tolist()
+    [[0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+    """
     if context < 1:
         raise ConfigError("context", "at least 1", str(context), "raise context")
     positions = torch.arange(count, device=device)

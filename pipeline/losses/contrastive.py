@@ -34,6 +34,10 @@ def cosines(left: Tensor, right: Tensor) -> Tensor:
     """Return the (Q, K) cosines of left (Q, D) and right (K, D) in at least float32.
 
     The cosine with a zero vector is 0.
+
+    >>> right = torch.tensor([[6.0, 8.0], [0.0, 0.0]])
+    >>> cosines(torch.tensor([[3.0, 4.0]]), right).round(decimals=4).tolist()
+    [[1.0, 0.0]]
     """
     left, right = check_representations("cosines", left=left, right=right)
     return inner_products(F.normalize(left, dim=-1, eps=1e-12), F.normalize(right, dim=-1, eps=1e-12))
@@ -84,6 +88,14 @@ def info_nce(
         ConfigError: a temperature or weight that is not above 0, or a single candidate.
         ModelError: values that are not finite.
         Defect: wrong shapes.
+
+    >>> same, distinct = torch.ones(4, 2), torch.eye(4)
+    >>> round(info_nce(same, same, temperature=0.05).item(), 4)  # log 4
+    1.3863
+    >>> round(info_nce(distinct, distinct, temperature=0.05).item(), 4)
+    0.0
+    >>> round(info_nce(same, same, temperature=0.05, negatives=same).item(), 4)  # log 8
+    2.0794
     """
     require_positive("hard_negative_weight", hard_negative_weight)
     require_positive("temperature", temperature)
@@ -135,6 +147,10 @@ def nt_xent(
 
     Raises:
         ConfigError, ModelError, Defect: as in `info_nce`.
+
+    >>> same = torch.ones(4, 2)
+    >>> round(nt_xent(same, same, temperature=0.1).item(), 4)  # 2 log 7
+    3.8918
     """
     firsts, seconds = (first, second) if gathered is None else gathered
     require_rows("NT-Xent", len(first), second=second)

@@ -27,6 +27,10 @@ def embedding_distillation(student: Tensor, teacher: Tensor) -> Tensor:
     Raises:
         ModelError: values that are not finite.
         Defect: wrong shapes.
+
+    >>> import torch
+    >>> embedding_distillation(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 4.0]])).item()
+    2.0
     """
     student, teacher = check_aligned("distillation", student=student, teacher=teacher.detach())
     return F.mse_loss(student, teacher.to(student.dtype))
@@ -50,6 +54,14 @@ def similarity_distillation(
         ConfigError: a temperature that is not above 0, or a single candidate.
         ModelError: values that are not finite.
         Defect: wrong shapes.
+
+    >>> import torch
+    >>> teacher = torch.tensor([[0.0, 1.0]])
+    >>> similarity_distillation(teacher, teacher, temperature=0.5).item()
+    0.0
+    >>> student = torch.tensor([[0.0, 0.0]])
+    >>> round(similarity_distillation(student, teacher, temperature=0.5).item(), 4)
+    0.3278
     """
     require_positive("temperature", temperature)
     logits = [scores / temperature for scores in _check_scores(student, teacher)]

@@ -29,6 +29,13 @@ def symmetric_divergence(first: Tensor, second: Tensor) -> Tensor:
     Raises:
         ModelError: logits that are not finite.
         Defect: wrong shapes.
+
+    >>> import torch
+    >>> first, second = torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.1, 0.9]]).log()
+    >>> round(symmetric_divergence(first, second).item(), 4)  # 0.8 log 9
+    1.7578
+    >>> symmetric_divergence(first, first).item()
+    0.0
     """
     if first.dim() != 2 or not len(first):
         raise shape_error("divergence", "logits of shape (N, classes) with at least one row", first)

@@ -44,6 +44,10 @@ def jensen_shannon(
         ConfigError: fewer than two vectors.
         ModelError: values that are not finite.
         Defect: wrong shapes.
+
+    >>> features, counts = torch.zeros(5, 2), torch.tensor([2, 3])
+    >>> round(jensen_shannon(features, counts, torch.ones(2, 2)).item(), 4)  # 2 log 2 * 2.5
+    3.4657
     """
     features, vectors = check_representations("jensen_shannon", features=features, vectors=vectors)
     require_candidates("jensen_shannon", len(vectors))

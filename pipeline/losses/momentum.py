@@ -36,6 +36,10 @@ def moco(queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: float) ->
         ConfigError: a temperature that is not above 0.
         ModelError: values that are not finite.
         Defect: wrong shapes.
+
+    >>> same = torch.ones(2, 3)
+    >>> round(moco(same, same, torch.ones(7, 3), temperature=0.07).item(), 4)  # log 8
+    2.0794
     """
     require_positive("temperature", temperature)
     queries, keys, queue = (
@@ -69,6 +73,10 @@ def enqueue(queue: Tensor, keys: Tensor, pointer: int) -> tuple[Tensor, int]:
     Raises:
         ConfigError: N > K, so that keys of one batch would overwrite each other.
         Defect: other shapes, or a pointer outside the queue.
+
+    >>> queue, pointer = enqueue(torch.zeros(3, 1), torch.tensor([[1.0], [2.0]]), 2)
+    >>> queue.flatten().tolist(), pointer
+    ([2.0, 0.0, 1.0], 1)
     """
     if keys.dim() != 2 or queue.dim() != 2 or keys.shape[1] != queue.shape[1]:
         raise shape_error("queue", f"keys of shape (N, {queue.shape[-1]})", keys)
@@ -107,6 +115,9 @@ def moving_average(slow: Tensor, fast: Tensor, *, momentum: float) -> Tensor:
     Raises:
         ConfigError: momentum outside [0, 1].
         Defect: half precision, or shapes that differ.
+
+    >>> moving_average(torch.tensor([1.0]), torch.tensor([3.0]), momentum=0.75).tolist()
+    [1.5]
     """
     require_proportion("momentum", momentum)
     require_shape("momentum encoder", "the trained parameter", fast, *slow.shape)

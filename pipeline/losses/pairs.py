@@ -43,6 +43,9 @@ def cosine_regression(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
         DataError: scores outside [-1, 1].
         ModelError: values that are not finite.
         Defect: wrong shapes.
+
+    >>> cosine_regression(torch.eye(2), torch.eye(2), torch.tensor([1.0, 0.5])).item()
+    0.125
     """
     cosine = row_cosines(left, right)
     require_shape("cosine regression", "scores", scores, *cosine.shape)
@@ -88,6 +91,12 @@ def triplet(anchors: Tensor, positives: Tensor, negatives: Tensor, *, margin: fl
         ConfigError: a margin that is not above 0.
         ModelError: values that are not finite.
         Defect: wrong shapes.
+
+    >>> anchors, positives = torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])
+    >>> triplet(anchors, positives, torch.tensor([[0.0, 2.0]])).item()  # 5 - 2 + 1
+    4.0
+    >>> triplet(anchors, positives, torch.tensor([[0.0, 8.0]])).item()
+    0.0
     """
     require_positive("margin", margin)
     anchors, positives, negatives = check_aligned(
@@ -115,6 +124,11 @@ def contrastive_tension(
         DataError: labels other than 0 and 1.
         ModelError: values that are not finite.
         Defect: wrong shapes.
+
+    >>> first = torch.tensor([[1.0, 0.0]])
+    >>> second = torch.tensor([[0.0, 1.0]])
+    >>> round(contrastive_tension(first, second, torch.tensor([True])).item(), 4)  # log 2
+    0.6931
     """
     first, second = check_aligned("contrastive tension", first=first, second=second)
     logits = require_finite("inner products of contrastive tension", (first * second).sum(dim=1))

@@ -28,6 +28,11 @@ def word_prediction(
     Raises:
         ModelError: values that are not finite.
         Defect: wrong shapes.
+
+    >>> vectors, table = torch.zeros(1, 2), torch.ones(4, 2)
+    >>> words, rows = torch.tensor([0, 3, 3]), torch.tensor([0, 0, 0])
+    >>> round(word_prediction(vectors, table, words=words, rows=rows).item(), 4)  # 3 log 4
+    4.1589
     """
     vectors, table = check_representations("word prediction", vectors=vectors, table=table)
     require_shape("word prediction", "rows", rows, len(words))
@@ -66,6 +71,12 @@ def sampled_word_prediction(
     Raises:
         ModelError: values that are not finite.
         Defect: wrong shapes.
+
+    >>> vectors, table = torch.zeros(1, 2), torch.ones(4, 2)
+    >>> words, rows, negatives = torch.tensor([0]), torch.tensor([0]), torch.tensor([[1, 2]])
+    >>> loss = sampled_word_prediction(vectors, table, words=words, rows=rows, negatives=negatives)
+    >>> round(loss.item(), 4)  # 3 log 2
+    2.0794
     """
     (vectors,) = check_representations("word prediction", vectors=vectors)
     require_shape("word prediction", "rows", rows, len(words))

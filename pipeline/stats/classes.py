@@ -6,12 +6,20 @@ POSITIVE = 1  # the class whose F1 is measured: paraphrase in MRPC, duplicate in
 
 
 def accuracy(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Proportion of correct predictions, in [0, 1]; both arrays are (n,) integers."""
+    """Proportion of correct predictions, in [0, 1]; both arrays are (n,) integers.
+
+    >>> accuracy(np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0]))
+    0.75
+    """
     return float(np.mean(predicted == gold))
 
 
 def f1(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """F1 of class 1: 2 TP / (2 TP + FP + FN) of (n,) integers, in [0, 1]; 0 if the class does not occur."""
+    """F1 of class 1: 2 TP / (2 TP + FP + FN) of (n,) integers, in [0, 1]; 0 if the class does not occur.
+
+    >>> round(f1(np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0])), 4)
+    0.6667
+    """
     is_predicted, is_gold = predicted == POSITIVE, gold == POSITIVE
     count = int(np.count_nonzero(is_predicted) + np.count_nonzero(is_gold))
     return float(2 * np.count_nonzero(is_predicted & is_gold) / count) if count else 0.0
@@ -21,6 +29,9 @@ def matthews(predicted: np.ndarray, gold: np.ndarray) -> float:
     """Matthews' correlation of (n,) integers, of two or more classes (Gorodkin 2004, R_K), in [-1, 1].
 
     0 if all predictions, or all gold classes, are equal.
+
+    >>> round(matthews(np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0])), 4)
+    0.5774
     """
     classes = np.union1d(predicted, gold)
     of_predicted, of_gold = predicted[:, None] == classes, gold[:, None] == classes  # (n, classes)

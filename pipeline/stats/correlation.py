@@ -11,7 +11,11 @@ def is_constant(x: np.ndarray) -> bool:
 
 
 def pearson(x: np.ndarray, y: np.ndarray) -> float:
-    """Linear correlation of x and y (n,), in [-1, 1]; nan if either is constant."""
+    """Linear correlation of x and y (n,), in [-1, 1]; nan if either is constant.
+
+    >>> round(pearson(np.array([1.0, 2.0, 3.0]), np.array([1.0, 4.0, 9.0])), 4)
+    0.9897
+    """
     if is_constant(x) or is_constant(y):
         return float("nan")
     x, y = x - x.mean(), y - y.mean()
@@ -22,6 +26,11 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
     """Rank correlation of x and y (n,), with average ranks for ties, in [-1, 1]; nan if either is constant.
 
     The textbook formula 1 - 6 sum(d^2) / (n (n^2 - 1)) is valid only without ties.
+
+    >>> round(spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 4.0, 9.0])), 4)
+    1.0
+    >>> round(spearman(np.array([1.0, 1.0, 2.0]), np.array([1.0, 2.0, 3.0])), 4)
+    0.866
     """
     from scipy.stats import rankdata  # takes a second to import, and most commands do not need it
 

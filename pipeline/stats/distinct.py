@@ -31,6 +31,9 @@ def estimate_distinct(smallest: np.ndarray) -> int:
     """Return the number of distinct hashes, of which `smallest_distinct` returned `smallest`.
 
     It is exact if there are fewer than KEPT.
+
+    >>> estimate_distinct(smallest_distinct(np.array([7, 3, 7], dtype=np.uint64)))
+    2
     """
     if len(smallest) < KEPT:
         return len(smallest)

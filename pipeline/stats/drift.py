@@ -38,6 +38,12 @@ def drift(fitted: Moments, current: Moments) -> Drift:
 
     Raises:
         DataError: `current` has no rows; `fitted` has fewer than two, or equal rows only.
+
+    >>> fitted = Moments.of(np.array([[0.0], [2.0]]))
+    >>> moved = Moments.of(np.array([[0.5], [2.5]]))
+    >>> result = drift(fitted, moved)
+    >>> round(result.shift, 4), round(result.spread, 4), round(result.outside, 4)
+    (0.5, 0.0, 0.0)
     """
     spectrum = spectrum_of(fitted)
     axes = spectrum.vectors[:, : spectrum.rank]

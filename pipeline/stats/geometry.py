@@ -50,6 +50,9 @@ def anisotropy(x: np.ndarray) -> float:
 
     Raises:
         DataError: fewer than two rows.
+
+    >>> round(anisotropy(np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])), 4)  # mean of 0, -1, 0
+    -0.3333
     """
     u = unit_rows(_at_least_two(x))
     total = u.sum(axis=0)
@@ -63,6 +66,9 @@ def alignment(left: np.ndarray, right: np.ndarray) -> float:
 
     Raises:
         DataError: no pairs, or different numbers of rows.
+
+    >>> round(alignment(np.array([[1.0, 0.0]]), np.array([[0.0, 2.0]])), 4)
+    2.0
     """
     if not len(left) or len(left) != len(right):
         raise DataError(
@@ -82,6 +88,9 @@ def uniformity(x: np.ndarray, seed: int = 0) -> Metric:
 
     Raises:
         DataError: fewer than two rows.
+
+    >>> round(uniformity(np.array([[1.0, 0.0], [-1.0, 0.0]])).value, 4)
+    -8.0
     """
     u = unit_rows(_at_least_two(x))
     exact = len(u) <= EXACT_ROWS
@@ -94,7 +103,11 @@ def uniformity(x: np.ndarray, seed: int = 0) -> Metric:
 
 
 def participation_ratio(singular_values: np.ndarray) -> float:
-    """Effective number of directions, from 1 to d: (sum l)^2 / sum l^2 with l = squared singular values."""
+    """Effective number of directions, from 1 to d: (sum l)^2 / sum l^2 with l = squared singular values.
+
+    >>> round(participation_ratio(np.array([1.0, 1.0, 0.0])), 4)
+    2.0
+    """
     energy = np.asarray(singular_values, dtype=np.float64) ** 2
     return float(energy.sum() ** 2 / max(float((energy**2).sum()), np.finfo(np.float64).tiny))
 

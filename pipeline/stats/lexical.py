@@ -24,6 +24,9 @@ def edit_distance(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
     Uses the bit-parallel algorithm of Myers (1999) in the form of Hyyrö (2003). A column of the dynamic
     programming table is held as two integers, whose bits mark the rows where the distance rises or falls by
     one, so that each symbol of `right` takes a dozen integer operations.
+
+    >>> edit_distance("kitten", "sitting")
+    3
     """
     if not left or not right:
         return len(left) + len(right)
@@ -54,6 +57,9 @@ def lexical_overlap(left: Sequence[Hashable], right: Sequence[Hashable]) -> floa
 
     It is twice the sum over words of the smaller of the two counts, divided by the number of words of both
     bags; 0 if both are empty.
+
+    >>> round(lexical_overlap("a cat sat".split(), "a cat ran".split()), 4)
+    0.6667
     """
     common = Counter(left) & Counter(right)
     return 2 * common.total() / max(1, len(left) + len(right))

@@ -67,6 +67,10 @@ class Moments:
         """Combine the moments of two samples; associative up to rounding.
 
         Source: Chan, Golub & LeVeque 1979, eq. 2.1.
+
+        >>> both = Moments.of(np.array([[0.0], [2.0]])).merge(Moments.of(np.array([[4.0]])))
+        >>> both.count, both.mean.tolist(), both.scatter.tolist()
+        (3, [2.0], [[8.0]])
         """
         if self.dim != other.dim:
             raise DataError(
@@ -91,6 +95,11 @@ class Moments:
         Raises:
             Defect: more than MAX_REMOVED of the rows are removed. Compute the moments of the rest from its
                 rows instead.
+
+        >>> part = Moments.of(np.array([[4.0]]))
+        >>> rest = Moments.of(np.array([[0.0], [2.0], [4.0]])).without(part)
+        >>> rest.count, rest.mean.tolist(), rest.scatter.tolist()
+        (2, [1.0], [[2.0]])
         """
         if part.count > MAX_REMOVED * self.count:
             raise Defect(
@@ -107,7 +116,13 @@ class Moments:
         return Moments(rest, part.mean + delta, self.scatter - part.scatter - between)
 
     def transform(self, matrix: np.ndarray, bias: np.ndarray | float = 0.0) -> "Moments":
-        """Compute the moments of x @ matrix.T + bias, where matrix is (k, d), from the moments of x."""
+        """Compute the moments of x @ matrix.T + bias, where matrix is (k, d), from the moments of x.
+
+        >>> moments = Moments.of(np.array([[0.0, 1.0], [2.0, 1.0]]))
+        >>> total = moments.transform(np.array([[1.0, 3.0]]), bias=0.5)
+        >>> total.mean.tolist(), total.scatter.tolist()
+        ([4.5], [[2.0]])
+        """
         matrix = matrix.astype(np.float64)
         scatter = matrix @ self.scatter @ matrix.T
         return Moments(self.count, matrix @ self.mean + bias, (scatter + scatter.T) / 2)

@@ -39,7 +39,11 @@ class Occurrences:
 
 
 def occurrences_for_pairs(pairs: int) -> int:
-    """Return the largest number of occurrences, at least 2, that form at most `pairs` pairs: 45 for 1,000."""
+    """Return the largest number of occurrences, at least 2, that form at most `pairs` pairs: 45 for 1,000.
+
+    >>> occurrences_for_pairs(1_000)  # 45 * 44 / 2 = 990
+    45
+    """
     return max(2, int((1 + np.sqrt(1 + 8 * pairs)) / 2))
 
 

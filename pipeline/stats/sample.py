@@ -42,6 +42,12 @@ def sample_by_key(keys: Sequence[bytes] | np.ndarray, size: int, seed: int = SEE
         keys: 16 uniformly distributed bytes each. Of equal keys, the earlier is taken first.
         size: number of keys to sample; all if there are fewer.
         seed: seed of the hash.
+
+    >>> keys = [number.to_bytes(16, "little") for number in range(10)]
+    >>> sampled = [keys[index] for index in sample_by_key(keys, 3)]
+    >>> again = [keys[::-1][index] for index in sample_by_key(keys[::-1], 3)]
+    >>> sorted(sampled) == sorted(again)
+    True
     """
     words = np.frombuffer(b"".join(keys), dtype="<u8").reshape(-1, 2)[:, 0]
     hashes = _mix(words ^ _mix(np.array([seed], np.uint64)))
@@ -70,6 +76,9 @@ def singular_spectrum(x: np.ndarray, centred: bool = False) -> np.ndarray:
     """Singular values of x (n, d), largest first, divided by the largest: (min(n, d),).
 
     The flatter they are, the more isotropic is the space (Gao et al. 2021, SimCSE, fig. 3).
+
+    >>> singular_spectrum(np.array([[4.0, 0.0], [0.0, 2.0]])).round(4).tolist()
+    [1.0, 0.5]
     """
     x = x.astype(np.float64)
     values = np.linalg.svd(x - x.mean(axis=0) if centred else x, compute_uv=False)

@@ -47,6 +47,10 @@ def spectrum_of(moments: Moments) -> Spectrum:
 
     Raises:
         DataError: fewer than two rows, values that are not finite, or equal rows only.
+
+    >>> spectrum = spectrum_of(Moments.of(np.array([[2.0, 1.0], [-2.0, 1.0]])))
+    >>> round(spectrum.eigenvalues[0].item(), 4), spectrum.rank, spectrum.effective_rank
+    (4.0, 1, 1.0)
     """
     spectrum = _eigendecomposition(_finite_covariance(moments))
     if not spectrum.eigenvalues[0] > np.finfo(np.float64).eps * float((moments.mean**2).max()):

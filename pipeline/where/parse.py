@@ -81,6 +81,9 @@ def tokenize(text: str) -> list[Token]:
 
     Raises:
         ConfigError: a character cannot begin a token, or a quote is not closed.
+
+    >>> [(token.kind, token.value) for token in tokenize("price < 10")]
+    [('name', 'price'), ('symbol', '<'), ('number', '10'), ('end', '')]
     """
     tokens, start = [], 0
     while start < len(text):
@@ -302,6 +305,13 @@ def parse_where(text: str, schema: pa.Schema) -> Condition:
     Raises:
         ConfigError: the text is not a filter, names an unknown column, or compares a column with a value of
             another type. The error names the position, from 1.
+
+    >>> rows = pa.record_batch({"price": [5, 20, None], "lang": ["de", "de", "en"]})
+    >>> condition = parse_where("price < 10 or lang = 'en'", rows.schema)
+    >>> condition.evaluate(rows).to_pylist()
+    [True, False, True]
+    >>> parse_where("price < 10", rows.schema).evaluate(rows).to_pylist()
+    [True, False, None]
     """
     if not text.strip():
         raise ConfigError("where", "a condition", "an empty text", "leave it out to search all rows")

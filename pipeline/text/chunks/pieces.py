@@ -39,7 +39,12 @@ class Pieces:
 
     @classmethod
     def of(cls, text: str, *, by_headings: bool = False) -> "Pieces":
-        """Find the pieces of a text; unless it is divided by headings, it is one section."""
+        """Find the pieces of a text; unless it is divided by headings, it is one section.
+
+        >>> pieces = Pieces.of("It rains, e.g. here. Go in!")
+        >>> pieces.starts[pieces.ends_sentence].tolist(), pieces.ends[pieces.ends_sentence].tolist()
+        ([15, 24], [20, 27])
+        """
         spans = np.array([match.span() for match in _PIECE.finditer(text)], dtype=np.int64).reshape(-1, 2)
         starts, ends = np.ascontiguousarray(spans.T)
         ends_section, ends_sentence = np.zeros((2, len(spans)), dtype=bool)
@@ -63,7 +68,12 @@ class Pieces:
         )
 
     def words(self, text: str, first: int = 0, stop: int | None = None) -> list[str]:
-        """Return pieces `first` to `stop` as strings, with one space before those that follow white space."""
+        """Return pieces `first` to `stop` as strings, with one space before those that follow white space.
+
+        >>> text = "It rains here"
+        >>> Pieces.of(text).words(text)
+        ['It', ' rains', ' here']
+        """
         starts, ends = self.starts[first:stop], self.ends[first:stop]
         ends_before = self.ends[first - 1 : first] if first else starts[:1]
         after_space = starts > np.append(ends_before, ends[:-1])
@@ -72,9 +82,12 @@ class Pieces:
 
 
 def heading_positions(text: str) -> Iterator[int]:
-    """Yield the positions of the lines of a Markdown text that are headings, outside of fenced code blocks.
+    r"""Yield the positions of the lines of a Markdown text that are headings, outside of fenced code blocks.
 
     A heading is a line that begins with one to six # and white space. The position is that of its first #.
+
+    >>> list(heading_positions("# One\n```\n# code\n```\n## Two"))
+    [0, 21]
     """
     fence = ""
     for match in _HEADING_OR_FENCE.finditer(text):

@@ -50,6 +50,9 @@ def line_identities(files: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return (n,) int64: one number for each pair of a file's index and a row.
 
     The numbers are in the order of the pairs (file, row). A negative index gives a negative number.
+
+    >>> line_identities(np.array([0, 1]), np.array([5, 0])).tolist()
+    [5, 1099511627776]
     """
     return files.astype(np.int64) << _ROW_BITS | rows
 
@@ -83,6 +86,11 @@ def carried_keys(rows: pa.Table, names: Sequence[str]) -> pa.Array:
     """Return the blake2b-128 of each row's kept columns, which shows whether they have changed.
 
     All values are null if there are no kept columns.
+
+    >>> rows = pa.table({"price": [1, None, 1], "lang": ["de", "de", "de"]})
+    >>> keys = carried_keys(rows, ["price", "lang"])
+    >>> keys[0] == keys[2], keys[0] == keys[1]
+    (True, False)
     """
     if not names:
         return pa.nulls(rows.num_rows, KEY)
@@ -99,6 +107,9 @@ def bucket_count(rows: int) -> int:
     """Return a number of buckets that gives them at most BUCKET_ROWS of `rows` rows on average.
 
     It is a power of two, so that after the number has grown, every bucket is a part of one earlier bucket.
+
+    >>> [bucket_count(rows) for rows in (0, BUCKET_ROWS, BUCKET_ROWS + 1, 5 * BUCKET_ROWS)]
+    [1, 1, 2, 8]
     """
     return 1 << max(0, (max(rows, 1) - 1) // BUCKET_ROWS).bit_length()
 

@@ -15,7 +15,12 @@ MAX_CHUNKS = 1 << _CHUNK_BITS
 
 
 def chunk_lines(rows: np.ndarray, chunks: np.ndarray) -> np.ndarray:
-    """Return (n,) int64: the line numbers of chunks, from the numbers of their rows and their own numbers."""
+    """Return (n,) int64: the line numbers of chunks, from the numbers of their rows and their own numbers.
+
+    >>> lines = chunk_lines(np.array([7, 7]), np.array([0, 1]))
+    >>> rows_of_lines(lines).tolist(), are_first(lines).tolist(), are_chunks(lines)
+    ([7, 7], [True, False], True)
+    """
     return _IS_CHUNK | rows.astype(np.int64) << _CHUNK_BITS | chunks
 
 

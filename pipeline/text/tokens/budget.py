@@ -12,6 +12,9 @@ def longest_first(lengths: np.ndarray) -> np.ndarray:
 
     With the longest rows first, an out-of-memory error shows at once (smart batching, Reimers & Gurevych
     2019).
+
+    >>> longest_first(np.array([2, 5, 2])).tolist()
+    [1, 0, 2]
     """
     return np.argsort(-np.asarray(lengths), kind="stable")
 
@@ -31,6 +34,9 @@ def plan_buffers(lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
 
     Raises:
         ConfigError: a row has more than `max_tokens` tokens.
+
+    >>> [rows.tolist() for rows in plan_buffers(np.array([3, 7, 0, 5, 2]), max_tokens=8)]
+    [[1], [3, 0], [4]]
     """
     lengths = np.asarray(lengths)
     if len(lengths) and lengths.max() > max_tokens:
@@ -81,6 +87,10 @@ def deduplicate(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
 
     Returns:
         The distinct texts in order of first occurrence, and (n,) int64: the index of each text among them.
+
+    >>> texts, inverse = deduplicate(["b", "a", "b"])
+    >>> texts, inverse.tolist()
+    (['b', 'a'], [0, 1, 0])
     """
     index: dict[str, int] = {}
     inverse = np.fromiter(
