@@ -44,7 +44,7 @@ class Settings(BaseModel):
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
-        """Return the docstring below each field, by the field's name.
+        """Return the description of each field, by the field's name: computed, or the docstring below it.
 
         Pydantic's `use_attribute_docstrings` would read the source files of all settings in every command;
         here they are read on demand.
@@ -52,7 +52,9 @@ class Settings(BaseModel):
         found: dict[str, str] = {}
         for kind in reversed(cls.__mro__):
             found |= _described_fields(kind.__module__).get(kind.__qualname__, {})
-        return found
+        return found | {
+            key: field.description for key, field in cls.model_fields.items() if field.description
+        }
 
 
 class ShortSettings(Settings):

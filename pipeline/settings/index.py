@@ -21,9 +21,9 @@ def _kind_or_factory(kind: str) -> str:
 class IndexSettings(Settings):
     """The faiss index; its metric is the cosine (inner product of normalised vectors)."""
 
-    kind: Annotated[str, AfterValidator(_kind_or_factory)] = "auto"
-    """auto, flat, ivf_flat, ivf_sq8, ivf_sq6, opq_ivf_pq, ivf_rabitq_refine_fp16, ivf_rabitq_refine, hnsw, or
-    a faiss factory string such as IVF1024,PQ48x8"""
+    kind: Annotated[str, AfterValidator(_kind_or_factory)] = Field(
+        "auto", description=f"{', '.join(KIND_NAMES)}, or a faiss factory string such as IVF1024,PQ48x8"
+    )
     memory_gib: Annotated[float, Field(gt=0)] = 8.0
     """memory that a searcher has for the index. auto chooses a kind that does not compress vectors if it
     fits; else the smallest that fits among the kinds whose codes, measured on a sample of the rows, are exact

@@ -1,4 +1,4 @@
-"""The named kinds of index. A new kind is one entry of `KINDS`, which plans, settings and messages read.
+"""The named kinds of index. A new kind is one entry of `KINDS`, which everything else reads.
 
 A refined kind has two codes of each row: a short one in memory chooses candidates, and a second one, in the
 file, scores these again.
@@ -7,12 +7,12 @@ This module does not load faiss, so that a night can be planned quickly.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 CODEWORDS = 256  # centroids of one 8-bit sub-quantizer
 HNSW_LINKS = 32  # links of a node on each level above the lowest, which has twice as many
-# Vector components that one byte of a product-quantizer code encodes, unless `auto` tries others.
+# Vector components that one byte of a product-quantizer code encodes, unless `auto` chooses another length.
 DIMS_PER_BYTE = 8
 REFINED_BYTES = 8  # bytes of the position by which a refined kind finds a row's second code
 # From so many lists on, finding the nearest ones by brute force costs more than scanning their rows.
@@ -65,10 +65,8 @@ class IndexLayout:
     quantizer"""
     trains: bool
     """True if the index must be trained"""
-    shardable: bool
-    """True if parts can be filled separately and merged"""
-    removable: bool
-    """True if rows can be removed, and others added afterwards"""
+    append_only: bool
+    """True if rows cannot be removed, and parts cannot be filled separately and merged"""
     mappable: bool
     """True if the lists can be in a file of their own"""
     mapped_bytes: int = 0
@@ -93,15 +91,15 @@ class IndexKind:
     """centroids of each sub-quantizer of a product quantizer; 0 without one"""
     transform_rows: int = 0
     """least number of training rows of its transforms"""
-    dims_per_byte_choices: tuple[int, ...] = (DIMS_PER_BYTE,)
-    """values of `dims_per_byte` that `auto` tries, largest code first"""
+    code_recall: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """`dims_per_byte` -> recall@10 of the codes among 2,500, 10,000 and 40,000 captions, or only the last,
+    measured by `tests.benchmarks.index_kinds`; largest code first. `auto` chooses among these if it has to
+    compress vectors; empty for a kind that does not, or has no lists"""
     mapped_bytes: Callable[[IndexShape], int] | None = None
     """bytes of a row's second code, which is read for the best candidates of a search only; None for a kind
     that is not refined"""
-    shardable: bool = True
-    """True if parts can be filled separately and merged"""
-    removable: bool = True
-    """True if rows can be removed, and others added afterwards"""
+    append_only: bool = False
+    """True if rows cannot be removed, and parts cannot be filled separately and merged"""
 
     @property
     def mappable(self) -> bool:
@@ -117,8 +115,7 @@ class IndexKind:
             nlist=shape.nlist,
             codewords=self.codewords,
             trains=self.has_lists,
-            shardable=self.shardable,
-            removable=self.removable,
+            append_only=self.append_only,
             mappable=self.mappable,
             mapped_bytes=self.mapped_bytes(shape) if self.mapped_bytes else 0,
             transform_rows=self.transform_rows,
@@ -156,12 +153,14 @@ KINDS = {
         row_bytes=lambda shape: shape.dim,
         trained_bytes=lambda shape: 8 * shape.dim,
         has_lists=True,
+        code_recall={8: (0.9970, 0.9952, 0.9954)},
     ),
     "ivf_sq6": IndexKind(
         factory=lambda shape: f"{shape.coarse},SQ6",
         row_bytes=lambda shape: (6 * shape.dim + 7) // 8,
         trained_bytes=lambda shape: 8 * shape.dim,
         has_lists=True,
+        code_recall={8: (0.9828, 0.9808, 0.9806)},
     ),
     "opq_ivf_pq": IndexKind(
         factory=_opq_factory,
@@ -170,13 +169,14 @@ KINDS = {
         has_lists=True,
         codewords=CODEWORDS,
         transform_rows=CODEWORDS,
-        dims_per_byte_choices=(4, 8, 16),
+        code_recall={4: (0.86,), 8: (0.78,), 16: (0.65,)},
     ),
     "ivf_rabitq_refine_fp16": IndexKind(
         factory=lambda shape: f"{shape.coarse},RaBitQ,Refine(SQfp16)",
         row_bytes=lambda shape: _rabitq_bytes(shape) + 2 * shape.dim + REFINED_BYTES,
         has_lists=True,
         mapped_bytes=lambda shape: 2 * shape.dim,
+        code_recall={8: (0.9996, 0.9994, 0.9982)},
     ),
     "ivf_rabitq_refine": IndexKind(
         factory=lambda shape: f"{shape.coarse},RaBitQ,Refine(SQ8)",
@@ -184,12 +184,12 @@ KINDS = {
         trained_bytes=lambda shape: 8 * shape.dim,
         has_lists=True,
         mapped_bytes=lambda shape: shape.dim,
+        code_recall={8: (0.9960, 0.9940, 0.9936)},
     ),
     "hnsw": IndexKind(
         factory=lambda _: f"HNSW{HNSW_LINKS}",
         row_bytes=lambda shape: 4 * shape.dim + _HNSW_BYTES,
-        shardable=False,
-        removable=False,
+        append_only=True,
     ),
 }
 KIND_NAMES = ("auto", *KINDS)  # values of index.kind, besides factory strings

@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.index.build.index_shape import GIB, plan_index
-from pipeline.index.measure.kind_recall import TABLE, KindVariant, required_of_codes
+from pipeline.index.measure.kind_recall import CAPTION_RECALLS, KindVariant, required_of_codes
 from pipeline.settings import IndexSettings
 
 KINDS = {
@@ -20,7 +20,7 @@ def test_auto_picks_a_kind_that_may_pass_the_gate_at_every_size(dim: int):
     for power in range(4, 10):
         rows, settings = 10**power, IndexSettings()
         plan = plan_index(rows, dim, settings)
-        code_recall = TABLE.of(KindVariant(plan.kind))
+        code_recall = CAPTION_RECALLS.of(KindVariant(plan.kind))
         expected = code_recall.expected(rows) if code_recall else 1.0
         print(
             f"{rows:>13,} {dim:>5}  {plan.kind:24}{plan.factory:44}{plan.parts(rows):>6}"

@@ -9,12 +9,11 @@ import pytest
 from pipeline.errors import ConfigError
 from pipeline.index.build.build import fill, remove, train, write_index
 from pipeline.index.build.index_shape import plan_index
-from pipeline.index.structure import inspect_factory, ivf_of
+from pipeline.index.structure import inspect_factory, is_exact, ivf_of, make_ann
 from pipeline.settings import IndexSettings
-from pipeline.settings.index_kinds import KIND_NAMES, KINDS, IndexShape
+from pipeline.settings.index_kinds import DIMS_PER_BYTE, KINDS, IndexShape
 from tests.index.clustered import clustered
 
-ROOT = Path(__file__).parents[2]
 ROWS = 20_000
 
 
@@ -23,7 +22,7 @@ ROWS = 20_000
 def test_a_layout_matches_the_index_that_faiss_builds(kind: str, dim: int):
     entry = KINDS[kind]
     for nlist in (7, 100) if entry.has_lists else (0,):
-        for dims_per_byte in entry.dims_per_byte_choices:
+        for dims_per_byte in entry.code_recall or (DIMS_PER_BYTE,):
             layout = entry.layout(IndexShape(dim, nlist, dims_per_byte))
             inspected = inspect_factory(layout.factory, dim)
             assert asdict(inspected) | {"fixed_bytes": 0} == asdict(layout) | {"fixed_bytes": 0}
@@ -56,7 +55,8 @@ def test_only_kinds_with_lists_and_without_refinement_keep_them_on_disk(kind: st
             plan_index(ROWS, 32, settings)
 
 
-@pytest.mark.parametrize("document", ["README.md", "jobs/configs/README.md", "jobs/configs/nightly.yaml"])
-def test_documents_list_every_kind(document: str):
-    listed = (ROOT / document).read_text().replace("`", "")
-    assert f"{', '.join(KIND_NAMES)}, or a faiss factory string" in listed
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_that_compress_vectors_in_lists_have_a_measured_recall(kind: str):
+    index = make_ann(plan_index(ROWS, 32, IndexSettings(kind=kind)).factory, 32)
+    assert bool(KINDS[kind].code_recall) == (ivf_of(index) is not None and not is_exact(index))
+    assert all(0 < value <= 1 for recall in KINDS[kind].code_recall.values() for value in recall)

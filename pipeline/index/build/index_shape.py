@@ -11,7 +11,13 @@ from typing import Literal
 
 from pipeline.config import Settings
 from pipeline.errors import ConfigError, DataError
-from pipeline.index.measure.kind_recall import TABLE, KindRecalls, KindVariant, may_suffice, required_of_codes
+from pipeline.index.measure.kind_recall import (
+    CAPTION_RECALLS,
+    KindRecalls,
+    KindVariant,
+    may_suffice,
+    required_of_codes,
+)
 from pipeline.settings import IndexSettings
 from pipeline.settings.index_kinds import KINDS, IndexLayout, IndexShape
 
@@ -64,7 +70,7 @@ def plan_index(
     rows: int,
     dim: int,
     settings: IndexSettings,
-    recalls: KindRecalls = TABLE,
+    recalls: KindRecalls = CAPTION_RECALLS,
     target: float = 0.95,
 ) -> IndexPlan:
     """Plan the index for `rows` vectors of `dim` components.
@@ -98,7 +104,7 @@ def plan_extension(rows: int, dim: int, settings: IndexSettings, kind: str, fact
     """Plan an index that extends one of the given kind and factory string.
 
     If `auto` compresses vectors, the kind that it chose when the index was built is kept. If that is not
-    possible, the table of measured recalls is used.
+    possible, the recalls of the kinds' entries are used.
     """
     planner = _Planner(_valid_rows(rows), dim, settings)
     if settings.kind == "auto" and planner.plan_uncompressed() is None:
@@ -151,8 +157,8 @@ class _Planner:
         return tuple(
             KindVariant(name, dims_per_byte)
             for name, kind in KINDS.items()
-            if kind.has_lists and name != "ivf_flat" and min_train_rows >= ROWS_PER_LIST * kind.codewords
-            for dims_per_byte in kind.dims_per_byte_choices
+            if min_train_rows >= ROWS_PER_LIST * kind.codewords
+            for dims_per_byte in kind.code_recall
         )
 
     def plan_compressed(self, recalls: KindRecalls, target: float) -> IndexPlan:
@@ -240,8 +246,8 @@ class _Planner:
             memory_bytes=layout.fixed_bytes if on_disk else memory_bytes,
             on_disk=on_disk,
             part_rows=max(1, int(settings.part_gib * GIB) // (layout.row_bytes + _ID_BYTES)),
-            shardable=layout.shardable,
-            removable=layout.removable,
+            shardable=not layout.append_only,
+            removable=not layout.append_only,
             why=why,
         )
 

@@ -3,20 +3,21 @@
 faiss is not loaded here.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.config import Settings
 from pipeline.index.measure.metrics import Proportion
-from pipeline.settings.index_kinds import DIMS_PER_BYTE
+from pipeline.settings.index_kinds import DIMS_PER_BYTE, KINDS
 from pipeline.store.records.sealed_json import Stored
 
 # Proportion of the permitted misses that the codes alone may cause. The other half is for the lists that a
 # search does not visit: if the codes caused all permitted misses, every list would have to be visited.
 _MISSED_BY_CODES = 0.5
 
-# Codes may have a recall this much higher for other vectors than for those of the table.
+# Codes may have a recall this much higher for other vectors than for the captions.
 _OTHER_VECTORS = 0.1
 
 
@@ -83,31 +84,27 @@ def required_of_codes(target: float) -> float:
 
 
 def may_suffice(variant: KindVariant, target: float) -> bool:
-    """Return whether the codes of a kind might be exact enough, by the recall of the vectors in the table."""
-    measured = TABLE.of(variant)
-    return measured is None or measured.recall[-1].value >= required_of_codes(target) - _OTHER_VECTORS
+    """Return whether the codes of a kind might be exact enough, by their recall among captions."""
+    recall = KINDS[variant.kind].code_recall[variant.dims_per_byte][-1]
+    return recall >= required_of_codes(target) - _OTHER_VECTORS
 
 
-def _table_entry(kind: str, dims_per_byte: int, *recall: float) -> CodeRecall:
+def _among_captions(kind: str, dims_per_byte: int, recall: Sequence[float]) -> CodeRecall:
     # ten answers of a query are found or missed together, so that four count about as much as one
     proportions = tuple(
-        Proportion.of(round(value * _TABLE_TRIALS), _TABLE_TRIALS, _TABLE_TRIALS / 4) for value in recall
+        Proportion.of(round(value * _CAPTION_TRIALS), _CAPTION_TRIALS, _CAPTION_TRIALS / 4)
+        for value in recall
     )
-    rows = _TABLE_ROWS[-len(proportions) :]
+    rows = _CAPTION_ROWS[-len(proportions) :]
     return CodeRecall(kind=kind, dims_per_byte=dims_per_byte, rows=rows, recall=proportions)
 
 
-_TABLE_ROWS, _TABLE_TRIALS = (2_500, 10_000, 40_000), 5_000
-# Printed by `python -m tests.benchmarks.index_kinds`.
-TABLE = KindRecalls(
+_CAPTION_ROWS, _CAPTION_TRIALS = (2_500, 10_000, 40_000), 5_000
+CAPTION_RECALLS = KindRecalls(
     source="40,000 captions by all-MiniLM-L6-v2 (384 dimensions)",
-    measured=(
-        _table_entry("ivf_sq8", 8, 0.9970, 0.9952, 0.9954),
-        _table_entry("ivf_sq6", 8, 0.9828, 0.9808, 0.9806),
-        _table_entry("ivf_rabitq_refine_fp16", 8, 0.9996, 0.9994, 0.9982),
-        _table_entry("ivf_rabitq_refine", 8, 0.9960, 0.9940, 0.9936),
-        _table_entry("opq_ivf_pq", 4, 0.86),
-        _table_entry("opq_ivf_pq", 8, 0.78),
-        _table_entry("opq_ivf_pq", 16, 0.65),
+    measured=tuple(
+        _among_captions(name, dims_per_byte, recall)
+        for name, kind in KINDS.items()
+        for dims_per_byte, recall in kind.code_recall.items()
     ),
 )

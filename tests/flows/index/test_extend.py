@@ -16,7 +16,7 @@ from tests.flows.index.extending import DIM, Chain
 
 pytestmark = pytest.mark.usefixtures("cluster")
 # The indexes of a test sample other queries, which may choose another nprobe for codes as coarse as these.
-COARSE = ("opq_ivf_pq",)
+COARSE = [name for name, kind in KINDS.items() if kind.code_recall and kind.code_recall[8][-1] < 0.95]
 WIDE = ("index.nprobe=99",)  # all lists: then an IVF index is exhaustive
 
 

@@ -28,7 +28,11 @@ KINDS = [
     "IVF16_HNSW8,Flat",
     "IVF16_HNSW8,PQ4x8np,Refine(Flat)",
 ]
-NOT_REMOVABLE = ["hnsw", "IVF16,PQ4x4fs"]  # faiss cannot remove rows from these, or not add others afterwards
+# faiss cannot remove rows from these, or not add others afterwards
+NOT_REMOVABLE = [
+    *(name for name, kind in index_kinds.KINDS.items() if kind.append_only),
+    "IVF16,PQ4x4fs",
+]
 REMOVABLE = [kind for kind in KINDS if kind not in NOT_REMOVABLE]
 ROWS = 2_000
 
@@ -56,6 +60,16 @@ def filled_index(kind: str, transform: Map | None = None, rows: int = ROWS):
     return index, vectors, plan_of(kind, transform, rows)
 
 
+def least_recall(kind: str, factory: str) -> float:
+    """Return a bound of the recall@10 among clustered vectors, all of whose lists are searched."""
+    limits = {"opq_ivf_pq": 0.5, "IVF16,PQ4x4fs": 0.1, "PCA16,IVF16,SQ4": 0.3, "hnsw": 0.95}
+    if kind in limits or factory.endswith(")"):
+        return limits.get(kind, 0.9)
+    measured = index_kinds.KINDS[kind].code_recall if kind in index_kinds.KINDS else {}
+    # in so few dimensions, codes miss up to five times as many neighbours as of captions
+    return 1 - 5 * (1 - measured[8][-1]) if measured else 0.97
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_faiss_alone_searches_with_raw_vectors(kind, tmp_path):
     transform = some_map()
@@ -72,8 +86,7 @@ def test_faiss_alone_searches_with_raw_vectors(kind, tmp_path):
     exact = cosines(queries, vectors.raw, transform)
     best = vectors.addresses[np.argsort(-exact, axis=1)[:, :10]]
     hits = np.mean([len(np.intersect1d(a, b)) for a, b in zip(found, best, strict=True)]) / 10
-    limits = {"opq_ivf_pq": 0.5, "IVF16,PQ4x4fs": 0.1, "PCA16,IVF16,SQ4": 0.3, "hnsw": 0.95, "ivf_sq6": 0.9}
-    assert hits > limits.get(kind, 0.9 if plan.factory.endswith(")") else 0.97)
+    assert hits > least_recall(kind, plan.factory)
     if kind in ("flat", "ivf_flat"):
         np.testing.assert_allclose(scores, -np.sort(-exact, axis=1)[:, :10], atol=1e-6)
     assert (tmp_path / "index.faiss").stat().st_size == pytest.approx(plan.file_bytes, rel=0.5)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pipeline.errors import ConfigError, DataError
 from pipeline.index.build.build import train
 from pipeline.index.build.index_shape import plan_extension, plan_index, plan_variant, variants_to_measure
-from pipeline.index.measure.kind_recall import TABLE
+from pipeline.index.measure.kind_recall import CAPTION_RECALLS
 from pipeline.settings import IndexSettings
 
 
@@ -33,7 +33,7 @@ def test_auto_takes_a_kind_that_fits_and_is_exact_enough(rows, memory_gib, kind)
 
 def test_auto_reports_the_recall_that_it_expects_and_where_that_was_measured():
     why = plan_index(1_000_000, 384, IndexSettings(memory_gib=1)).why
-    assert f"where a recall@10 of 0.95 needs 0.975 (measured on {TABLE.source})" in why
+    assert f"where a recall@10 of 0.95 needs 0.975 (measured on {CAPTION_RECALLS.source})" in why
 
 
 def test_auto_measures_only_where_vectors_must_be_compressed():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipeline.index.measure.kind_recall import TABLE, CodeRecall, required_of_codes
+from pipeline.index.measure.kind_recall import CAPTION_RECALLS, CodeRecall, required_of_codes
 from pipeline.index.measure.metrics import Proportion
 
 SIZES, TRIALS = (12_500, 50_000, 200_000), 10**7
@@ -26,7 +26,7 @@ def test_a_power_law_is_extrapolated(power: float):
 def test_more_rows_are_never_expected_to_be_easier():
     measured = code_recall([0.004, 0.003, 0.002])
     assert measured.expected(10**9) == measured.expected(200_000) == pytest.approx(0.998, abs=1e-4)
-    assert (np.diff([TABLE.measured[0].expected(10**power) for power in range(4, 10)]) <= 0).all()
+    assert (np.diff([CAPTION_RECALLS.measured[0].expected(10**power) for power in range(4, 10)]) <= 0).all()
 
 
 def test_a_small_sample_is_trusted_less():
