@@ -18,7 +18,7 @@ from pipeline.losses.checks import (
 )
 
 Similarity = Literal["cosine", "dot"]
-MASKED_LOGIT = -1e9  # of excluded candidates; not -inf, which gives NaN with a target probability of 0
+MASKED_LOGIT = -1e9  # logit of excluded candidates; -inf times a target probability of 0 would be NaN
 
 
 def inner_products(left: Tensor, right: Tensor) -> Tensor:

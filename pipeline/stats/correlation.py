@@ -19,6 +19,7 @@ def pearson(x: np.ndarray, y: np.ndarray) -> float:
     if is_constant(x) or is_constant(y):
         return float("nan")
     x, y = x - x.mean(), y - y.mean()
+    # clipped: rounding gives values such as 1.0000000000000004
     return float(np.clip((x / np.linalg.norm(x)) @ (y / np.linalg.norm(y)), -1.0, 1.0))
 
 

@@ -53,6 +53,7 @@ class Moments:
         """
         if not len(x):
             return cls.empty(x.shape[1])
+        # Added up in float64: in float32 the mean of 200,000 values near 10 is wrong by 1e-4.
         mean = x.mean(axis=0, dtype=np.float64)
         if not np.isfinite(mean).all():  # one invalid value makes its column's mean invalid
             raise DataError(
@@ -81,6 +82,8 @@ class Moments:
             )
         if not self.count or not other.count:
             return self if self.count else other
+        # Counts are Python's integers, whose product cannot overflow. If both means are equal, delta is 0 and
+        # the mean keeps its bits.
         count, delta = self.count + other.count, other.mean - self.mean
         between = np.outer(delta, delta) * (self.count * other.count / count)
         return Moments(
@@ -124,6 +127,7 @@ class Moments:
         ([4.5], [[2.0]])
         """
         matrix = matrix.astype(np.float64)
+        # The product is symmetric up to rounding only, and `to_bytes` stores one triangle.
         scatter = matrix @ self.scatter @ matrix.T
         return Moments(self.count, matrix @ self.mean + bias, (scatter + scatter.T) / 2)
 

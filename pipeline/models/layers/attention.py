@@ -18,7 +18,7 @@ from pipeline.models.layers.padded_mask import Heads, Sight, attend
 # in 4 blocks, 24.3 in 8, 27.6 in one block per length, 70.1 in one block.
 _BLOCK_TEXTS = 16
 _MAX_BLOCKS = {"cpu": 8, "cuda": 2}  # by kind of device; on a GPU the launches of a block's kernels cost more
-_LEAST_VARLEN = 128  # tokens, of the longest text that the kernel is told
+_LEAST_VARLEN = 128  # lowest limit told to the kernel: the most tokens of its blocks
 
 
 @dataclass(frozen=True)
@@ -291,10 +291,12 @@ def _bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     """Bucket of each distance: one half of the buckets for each direction.
 
     The first half of a direction's buckets hold one distance each. The limits of the others grow
-    logarithmically up to `max_distance`.
+    logarithmically up to `max_distance`. The operations, their order and float32 are those of transformers,
+    so that rounding moves no distance to another bucket.
     """
     half, exact = buckets // 2, buckets // 4
     size = distance.abs()
+    # Negative below `exact`, and -inf at 0, which no integer represents: `where` takes `size` there.
     logarithmic = torch.log(size.float() / exact) / math.log(max_distance / exact) * (half - exact)
     far = torch.clamp(exact + logarithmic.clamp(min=0).long(), max=half - 1)
     return (distance > 0).long() * half + torch.where(size < exact, size, far)

@@ -16,7 +16,8 @@ from pipeline.models.layers.padded_mask import Heads, Sight
 MOST_PADDED = 512
 """tokens of the longest text that is padded: one of 1,000 tokens is faster in torch's kernel"""
 _MULTIPLE = 16  # of padded lengths: with others, softmax computes the rest of each row value by value
-_SCORES = 2**18  # products of queries and keys that are computed together, so that they stay in the cache
+# Scores computed together. They take 0.5 MB in bfloat16 and 1 MB in float32, and so stay in the cache.
+_SCORES = 2**18
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,19 @@ class PaddedGroup:
     length: int
     """tokens of a padded text"""
     sources: Tensor
-    """(texts * length,) int64, token of the group at each padded place; the last one of a text is repeated"""
+    """(texts * length,) int64, token of the group at each padded position. A text's last token is repeated;
+    any finite values would do, because padding gets a probability of exactly 0"""
     places: Tensor
-    """(stop - start,) int64, padded place of each token"""
+    """(stop - start,) int64, padded position of each token"""
     mask: Tensor
-    """(texts, 1, length) float32, -inf for padding, else 0"""
+    """(texts, 1, length) float32, -inf for padding, else 0. No row is all -inf, whose softmax would be NaN:
+    every text has a token"""
 
     def attend(self, heads: Heads, sight: Sight) -> Tensor:
-        """Attend from each token to all tokens of its text.
+        """Attend from each token to all tokens of its text (Vaswani et al. 2017, eq. 1).
 
-        Scores are rounded to bfloat16 once; softmax is float32.
+        Products are rounded to bfloat16, the type of oneDNN's fast kernel. They are scaled and masked in
+        float32, so that scaled scores are not rounded again, and probabilities once, after softmax.
 
         Args:
             heads: of all texts, (T, heads, head width) each, bfloat16.

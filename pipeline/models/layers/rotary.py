@@ -28,7 +28,7 @@ def angles_of(positions: Tensor, base: float, width: int) -> Angles:
     """
     steps = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device)
     frequencies = 1.0 / (base ** (steps / width))  # rounded as in transformers: far positions magnify it
-    angles = positions.float()[:, None] * frequencies
+    angles = positions.float()[:, None] * frequencies  # bfloat16 has no integer between 256 and 258
     cosines, sines = angles.cos(), angles.sin()
     return Angles(torch.cat([cosines, cosines], dim=1)[:, None], torch.cat([-sines, sines], dim=1)[:, None])
 

@@ -147,7 +147,8 @@ def retrying(call: Callable[[], T], where: str) -> T:
     """Return the result of `call`, repeating it after transient errors until the deadline.
 
     The deadline is MANTA_STORE_DEADLINE_S seconds after the first attempt (default 120). The pause before
-    each repetition is drawn uniformly between 0 and a ceiling that doubles each time.
+    each retry is drawn uniformly between 0 and a ceiling that doubles each time ("full jitter", M. Brooker,
+    AWS Architecture Blog 2015), so that workers that fail together do not return together.
 
     Args:
         call: the storage operation.
