@@ -68,6 +68,7 @@ ORDERS = {
         "spec",
         "folder",
         "layers",
+        "classic",
         "trainable",
         "inference",
         "translation",

@@ -1,4 +1,4 @@
-"""Models: encoders (folders, layers, inference, training), translators, masked language models, Glow.
+"""Models: encoders (folders, layers, training, inference), translators, masked language models.
 
 Other packages mostly use `folder.folder.open_folder` and `inference.encoder.load_encoder`. The docstring of
 each subpackage names the rest of its interface.

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.losses import word_prediction
+from pipeline.models.classic.recurrence import CELLS
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.layers.recurrence import CELLS
 from pipeline.models.layers.transfer import to_device
 from pipeline.models.trainable.decoder import ConditionalDecoder
 from pipeline.models.trainable.encoder import TrainableEncoder

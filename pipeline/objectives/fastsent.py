@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import sampled_word_prediction, word_prediction
-from pipeline.models.trainable.word_table import draw_vectors
+from pipeline.models.classic.word_table import draw_vectors
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
 from pipeline.objectives.draws import (
     cumulative_noise,

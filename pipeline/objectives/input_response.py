@@ -4,7 +4,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from pipeline.models.trainable.heads import new_dense
+from pipeline.models.layers.post_pooling import new_dense
 from pipeline.objectives import OBJECTIVES
 from pipeline.objectives.in_batch import InBatchContrast
 

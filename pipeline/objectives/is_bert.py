@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError
 from pipeline.losses import jensen_shannon
 from pipeline.models.folder.modules import Normalization
+from pipeline.models.layers.backbones import AtEmbedding
 from pipeline.models.spec.pooling import NGRAMS
-from pipeline.models.trainable.backbones import AtEmbedding
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
 from pipeline.text.tokens.tokens import Tokens

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import DataError, ModelError
 from pipeline.losses import sampled_word_prediction
-from pipeline.models.folder.paragraphs import ROWS
-from pipeline.models.trainable.paragraph import ParagraphBackbone
+from pipeline.models.classic.paragraph import ROWS, ParagraphBackbone
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
 from pipeline.objectives.draws import numpy_generator
 from pipeline.text.tokens.tokens import Tokens

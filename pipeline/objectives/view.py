@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.trainable.backbones import AtEmbedding
+from pipeline.models.layers.backbones import AtEmbedding
 from pipeline.models.trainable.perturbations import PerTextChange
 from pipeline.text.tokens.tokens import Tokens
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.losses import sampled_word_prediction
-from pipeline.models.trainable.word_table import WordTable, draw_vectors
+from pipeline.models.classic.word_table import WordTable, draw_vectors
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat, View
 from pipeline.objectives.draws import (
     cumulative_noise,

@@ -9,13 +9,11 @@ import torch
 
 from pipeline.config import Settings, digest_of
 from pipeline.log import announce
+from pipeline.models.classic import convolutional, dan, paragraph, recurrent, word_table
+from pipeline.models.classic.new_vocabulary import count_words, word_vector_folder
 from pipeline.models.folder.locate import cached_folder
-from pipeline.models.folder.paragraphs import FORMAT as PARAGRAPHS_FORMAT
 from pipeline.models.folder.word_vectors import FORMAT as WORDS_FORMAT
-from pipeline.models.trainable import new_convolutional, new_dan, new_recurrent, new_transformer
-from pipeline.models.trainable.new_paragraph import write_paragraph_folder
-from pipeline.models.trainable.new_vocabulary import count_words, word_vector_folder
-from pipeline.models.trainable.new_word_table import write_word_table_folder
+from pipeline.models.trainable import new_transformer
 from pipeline.objectives.build import data_requirements
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TEXTS, PairSettings, TrainSettings
@@ -41,17 +39,17 @@ class _NewEncoder(NamedTuple):
 
 # By the setting that asks for the encoder: `TrainSettings.new_encoder`.
 _NEW_ENCODERS = {
-    "train.recurrent": _NewEncoder("recurrent", new_recurrent.FORMAT, new_recurrent.write_recurrent_folder),
+    "train.recurrent": _NewEncoder("recurrent", recurrent.FORMAT, recurrent.write_recurrent_folder),
     "train.convolutional": _NewEncoder(
-        "convolutional", new_convolutional.FORMAT, new_convolutional.write_convolutional_folder
+        "convolutional", convolutional.FORMAT, convolutional.write_convolutional_folder
     ),
-    "train.dan": _NewEncoder("dan", new_dan.FORMAT, new_dan.write_dan_folder),
+    "train.dan": _NewEncoder("dan", dan.FORMAT, dan.write_dan_folder),
     "train.transformer": _NewEncoder(
         "transformer", new_transformer.FORMAT, new_transformer.write_transformer_folder
     ),
-    "train.word_table": _NewEncoder("words", WORDS_FORMAT, write_word_table_folder),
+    "train.word_table": _NewEncoder("words", WORDS_FORMAT, word_table.write_word_table_folder),
     "train.paragraph_vectors": _NewEncoder(
-        "paragraphs", PARAGRAPHS_FORMAT, write_paragraph_folder, needs_rows=True
+        "paragraphs", paragraph.FORMAT, paragraph.write_paragraph_folder, needs_rows=True
     ),
 }
 

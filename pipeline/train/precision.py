@@ -7,7 +7,7 @@ from torch import nn
 
 from pipeline.device import Device
 from pipeline.errors import ConfigError
-from pipeline.models.trainable.backbones import Backbone
+from pipeline.models.layers.backbones import Backbone
 from pipeline.settings.training import TrainSettings
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

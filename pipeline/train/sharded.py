@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from pipeline.models.trainable.backbones import Backbone
+from pipeline.models.layers.backbones import Backbone
 from pipeline.models.trainable.packed_backbone import PackedBackbone
 from pipeline.models.trainable.packed_layer import Layer
 from pipeline.models.trainable.padded_backbone import PaddedBackbone

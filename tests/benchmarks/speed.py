@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 import torch
 from sentence_transformers import SentenceTransformer
 
+from pipeline.models.classic.new_vocabulary import count_words
+from pipeline.models.classic.recurrent import write_recurrent_folder
 from pipeline.models.inference.encoder import load_encoder
-from pipeline.models.trainable.new_recurrent import write_recurrent_folder
-from pipeline.models.trainable.new_vocabulary import count_words
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.settings.weights import RecurrentSettings
 from tests.benchmarks.machine import machine, print_table, spread

@@ -18,8 +18,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from pipeline.models.classic.word_table import BagModel
 from pipeline.models.inference.padded import PaddedModel
-from pipeline.models.inference.word_average import BagModel
 from pipeline.models.spec.pooling import POOLINGS
 from tests.benchmarks.machine import print_table
 from tests.models.folder.static_folders import save_static

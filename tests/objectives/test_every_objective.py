@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.models.classic.word_table import write_word_table_folder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.new_word_table import write_word_table_folder
 from pipeline.objectives import OBJECTIVES, Batch, Objective
 from pipeline.objectives.declutr import Declutr
 from pipeline.objectives.is_bert import IsBert
@@ -26,8 +26,8 @@ from pipeline.settings import EncoderSettings
 from pipeline.settings.training import ROLES, TEXTS
 from pipeline.settings.weights import WordTableSettings
 from pipeline.train.gradcache import loss_and_backward
+from tests.models.classic.paragraphs import write_paragraphs
 from tests.models.folders import folder_of_language_model
-from tests.models.trainable.paragraphs import write_paragraphs
 from tests.objectives.tiny import Tiny, assert_same, batch_of, descend, pop_gradients, texts
 
 Make = Callable[..., Objective]

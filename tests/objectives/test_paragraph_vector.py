@@ -15,8 +15,8 @@ from pipeline.objectives import Batch
 from pipeline.objectives.paragraph_vector import ParagraphVector
 from pipeline.settings import EncoderSettings
 from pipeline.train.gradcache import loss_and_backward
+from tests.models.classic.paragraphs import write_paragraphs
 from tests.models.folder.wordfiles import write_words
-from tests.models.trainable.paragraphs import write_paragraphs
 from tests.objectives.tiny import batch_of, pop_gradients
 
 TEXTS = ["the dog runs", "unknown", "the cat sleeps here", "now"]

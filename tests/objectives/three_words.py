@@ -9,17 +9,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pipeline.models.classic.recurrent import write_recurrent_folder
+from pipeline.models.classic.word_table import write_word_table_folder
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.trainable.new_recurrent import write_recurrent_folder
-from pipeline.models.trainable.new_word_table import write_word_table_folder
 from pipeline.objectives import Batch
 from pipeline.objectives.encoder_decoder import EncoderDecoder
 from pipeline.objectives.fastsent import FastSent
 from pipeline.objectives.word2vec import Word2Vec
 from pipeline.settings import EncoderSettings
 from pipeline.settings.weights import RecurrentSettings, WordTableSettings
-from tests.models.trainable.recurrents import gru_step, lstm_step
+from tests.models.classic.recurrents import gru_step, lstm_step
 from tests.objectives.tiny import batch_of
 
 CELLS = {"gru": gru_step, "lstm": lstm_step}

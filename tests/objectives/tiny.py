@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pipeline.models.layers.backbones import AtEmbedding
 from pipeline.models.spec.pooling import find_segments
-from pipeline.models.trainable.backbones import AtEmbedding
 from pipeline.objectives import NO_PEERS, Batch, Column, Objective, Peers
 from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gradcache import loss_and_backward

@@ -121,6 +121,12 @@ def read_json(file: Path, required: bool = False) -> dict[str, Any]:
     return value
 
 
+def write_json(file: Path, value: object) -> None:
+    """Write a value as indented JSON; create the file's folder."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number in JSON")
 

@@ -3,15 +3,15 @@
 from torch import nn
 
 from pipeline.errors import ConfigError
+from pipeline.models.classic.convolutional import ConvolutionalModel
+from pipeline.models.classic.dan import DanModel
+from pipeline.models.classic.paragraph import ParagraphModel
+from pipeline.models.classic.recurrent import SteppedModel
+from pipeline.models.classic.word_table import BagModel
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.inference.convolutional import ConvolutionalModel
-from pipeline.models.inference.dan import DanModel
-from pipeline.models.inference.model import Model
 from pipeline.models.inference.packed import PackedModel
 from pipeline.models.inference.padded import PaddedModel
-from pipeline.models.inference.paragraph import ParagraphModel
-from pipeline.models.inference.recurrent import SteppedModel
-from pipeline.models.inference.word_average import BagModel
+from pipeline.models.layers.backbones import Model
 from pipeline.models.layers.numerics import Arithmetic
 from pipeline.models.layers.post_pooling import FixedRows, load_mlp
 from pipeline.models.layers.weights import open_checkpoint

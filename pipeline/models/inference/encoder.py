@@ -18,8 +18,8 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.token_filter import load_filter
 from pipeline.models.inference.backbone import load_backbone
-from pipeline.models.inference.model import Model
 from pipeline.models.inference.windows import Counters, EncodedBatch, Window, as_strings, windows
+from pipeline.models.layers.backbones import Model
 from pipeline.models.layers.ngrams import load_ngrams
 from pipeline.models.layers.numerics import arithmetic_of, use_threads, usual_threads, whole_float32
 from pipeline.models.layers.post_pooling import apply_tail, load_tail

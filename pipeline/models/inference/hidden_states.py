@@ -8,7 +8,7 @@ import torch
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.token_filter import spellings, unfiltered_tokens
-from pipeline.models.inference.model import Model
+from pipeline.models.layers.backbones import Model
 from pipeline.models.spec.pooling import TABLE_STATE
 from pipeline.stats.contextuality import States
 from pipeline.stats.occurrences import Tokenized

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.inference.model import Model
 from pipeline.models.inference.packed_layer import (
     Attend,
     FeedForward,
@@ -32,6 +31,7 @@ from pipeline.models.layers.attention import (
     relative_bias,
     varlen_limit,
 )
+from pipeline.models.layers.backbones import Model
 from pipeline.models.layers.fused import FusedKernel
 from pipeline.models.layers.linear import LEAST_ACTIVATIONS, Linear, LinearMap, is_onednn
 from pipeline.models.layers.numerics import Arithmetic

@@ -10,7 +10,7 @@ from torch import Tensor
 from pipeline.log import announce
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.identity import state_width
-from pipeline.models.inference.model import Model
+from pipeline.models.layers.backbones import Model
 from pipeline.models.layers.numerics import Arithmetic
 from pipeline.models.layers.transformers_model import ModuleState, encoder_of, hidden_states, load_model
 from pipeline.text.tokens.budget import longest_first

@@ -1,4 +1,4 @@
-"""Parts that inference and training share: attention, pooling and the modules after it, recurrence, weights.
+"""Parts that inference and training share: attention, pooling and the modules after it, weights.
 
 Other packages import `post_pooling` and `weights`.
 """

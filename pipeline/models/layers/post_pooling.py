@@ -3,8 +3,9 @@
 Their parameters have the names that sentence-transformers gives them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -148,6 +149,21 @@ class DenoiseModule(nn.Module):
         return Denoising("", width, self.transform.activation, self.transform.norm.eps, self.shortest)
 
 
+def new_dense(in_features: int, out_features: int, activation: Literal["Tanh", "Identity"]) -> DenseModule:
+    """Create a layer that keeps the scale of its input, however many are stacked.
+
+    It maps (n, in_features) to (n, out_features). New weights are those of Glorot & Bengio (2010), with the
+    gain of the activation, and biases are zero.
+    """
+    layer = DenseModule(
+        Dense("", in_features, out_features, bias=True, activation=activation, residual=False)
+    )
+    gain = nn.init.calculate_gain("tanh" if activation == "Tanh" else "linear")
+    nn.init.xavier_uniform_(layer.linear.weight, gain)
+    nn.init.zeros_(layer.linear.bias)
+    return layer
+
+
 class FixedRows(nn.Module):
     """Apply a module to parts of 64 rows, the last part padded with zeros.
 
@@ -280,3 +296,38 @@ def _load_denoise(folder: EncoderFolder, config: Denoising) -> DenoiseModule:
 def _open_weights(folder: EncoderFolder, config: Dense | Denoising) -> Checkpoint:
     file = folder.file(config.weights)
     return open_files(str(file), [file])
+
+
+class SavedModule(NamedTuple):
+    """Contents of the folder of a module."""
+
+    kind: str
+    """class name in sentence-transformers, or Denoise, of `template_modules`"""
+    config: dict[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+def saved_module(layer: nn.Module) -> SavedModule:
+    """Return the files of a layer after the pooling."""
+    if isinstance(layer, DenseModule):
+        dense = layer.config
+        module = "linear" if dense.activation == "Identity" else "activation"
+        config: dict[str, object] = {
+            "in_features": dense.in_features,
+            "out_features": dense.out_features,
+            "bias": dense.bias,
+            "activation_function": f"torch.nn.modules.{module}.{dense.activation}",
+        }
+        config |= {"use_residual": True} if dense.residual else {}
+        return SavedModule("Dense", config, layer.state_dict())
+    if isinstance(layer, DenoiseModule):
+        denoising = layer.config()
+        config = {
+            "width": denoising.width,
+            "activation": denoising.activation,
+            "epsilon": denoising.epsilon,
+            "shortest": denoising.shortest,
+            "longest": denoising.shortest + len(layer.table) - 1,
+        }
+        return SavedModule("Denoise", config, layer.state_dict())
+    return SavedModule("Normalize", {}, {})

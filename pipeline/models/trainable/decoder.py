@@ -4,11 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers.attention_pooling import repeat_per_word
+from pipeline.models.classic.recurrence import Cell, recurrence, repeat_per_word
+from pipeline.models.classic.recurrent import Direction, Steps, permute_rows
 from pipeline.models.layers.linear import TrainableLinear
-from pipeline.models.layers.recurrence import Cell, recurrence
 from pipeline.models.layers.transfer import to_device
-from pipeline.models.trainable.recurrent import Direction, Steps, permute_rows
 
 
 class ConditionalDecoder(nn.Module):

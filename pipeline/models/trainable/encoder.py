@@ -7,30 +7,30 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
+from pipeline.models.classic.convolutional import ConvolutionalBackbone
+from pipeline.models.classic.dan import DanBackbone
+from pipeline.models.classic.paragraph import ParagraphBackbone
+from pipeline.models.classic.recurrent import RecurrentBackbone
+from pipeline.models.classic.word_table import WordTable
 from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.layers.backbones import AtEmbedding, Backbone, ForwardRequest
 from pipeline.models.layers.ngrams import load_ngrams
 from pipeline.models.layers.post_pooling import DenseModule, apply_tail, load_tail, mlp_name
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.spec.pooling import NGRAMS, Segments, at_least_float32, layers_of, pool
-from pipeline.models.trainable.backbones import AtEmbedding, Backbone, ForwardRequest
-from pipeline.models.trainable.convolutional import load_convolutional
-from pipeline.models.trainable.dan import load_dan
 from pipeline.models.trainable.dropout_rates import rates_of
 from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.packed_backbone import PackedBackbone
 from pipeline.models.trainable.padded_backbone import PaddedBackbone
-from pipeline.models.trainable.paragraph import load_paragraphs
-from pipeline.models.trainable.recurrent import load_recurrent
-from pipeline.models.trainable.word_table import load_word_table
 from pipeline.text.tokens.tokens import Tokens
 
 _LOAD_OWN: Mapping[str, Callable[[EncoderFolder, Checkpoint, float | None], Backbone]] = {
-    "words": load_word_table,
-    "static": load_word_table,
-    "recurrent": load_recurrent,
-    "convolutional": load_convolutional,
-    "dan": load_dan,
-    "paragraph": load_paragraphs,
+    "words": WordTable.load,
+    "static": WordTable.load,
+    "recurrent": RecurrentBackbone.load,
+    "convolutional": ConvolutionalBackbone.load,
+    "dan": DanBackbone.load,
+    "paragraph": ParagraphBackbone.load,
 }
 """for each family of this project, the function that loads its backbone from the folder, the weights and the
 dropout rate"""

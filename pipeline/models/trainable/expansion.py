@@ -14,8 +14,8 @@ from pipeline.errors import ConfigError
 from pipeline.log import announce, counted
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.modules import write_json
 from pipeline.models.folder.word_vectors import END, START, TABLE, UNKNOWN, read_words
-from pipeline.models.trainable.saving import write_json
 from pipeline.settings import EncoderSettings
 
 _SETTING = "train.expand.words"

@@ -3,7 +3,6 @@
 from typing import Literal
 
 from torch import nn
-from torch.nn.init import calculate_gain, xavier_uniform_, zeros_
 
 from pipeline.models.folder.modules import Dense
 from pipeline.models.layers.post_pooling import DenseModule
@@ -19,21 +18,6 @@ class TanhHead(DenseModule):
             Dense("", in_features=dim, out_features=dim, bias=True, activation="Tanh", residual=False)
         )
         self.draw()
-
-
-def new_dense(in_features: int, out_features: int, activation: Literal["Tanh", "Identity"]) -> DenseModule:
-    """Create a layer that keeps the scale of its input, however many are stacked.
-
-    It maps (n, in_features) to (n, out_features). New weights are those of Glorot & Bengio (2010), with the
-    gain of the activation, and biases are zero.
-    """
-    layer = DenseModule(
-        Dense("", in_features, out_features, bias=True, activation=activation, residual=False)
-    )
-    gain = calculate_gain("tanh" if activation == "Tanh" else "linear")
-    xavier_uniform_(layer.linear.weight, gain)
-    zeros_(layer.linear.bias)
-    return layer
 
 
 def head_of(name: HeadName, dim: int) -> nn.Module:

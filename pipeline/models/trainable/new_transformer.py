@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from pipeline.models.classic.new_vocabulary import MAX_LENGTH, most_frequent, write_pooling
+from pipeline.models.folder.modules import write_json
 from pipeline.models.folder.word_vectors import END, START, UNKNOWN, word_pattern
-from pipeline.models.trainable.heads import new_dense
-from pipeline.models.trainable.new_vocabulary import MAX_LENGTH, most_frequent, write_pooling
-from pipeline.models.trainable.saving import write_json
+from pipeline.models.layers.post_pooling import new_dense
 from pipeline.settings.weights import TransformerSettings
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import first_position
 from pipeline.models.folder.identity import state_width
+from pipeline.models.layers.backbones import Backbone, ForwardRequest
 from pipeline.models.layers.transformers_model import ModuleState, encoder_of, hidden_states, load_model
 from pipeline.models.spec.pooling import Segments, find_segments
-from pipeline.models.trainable.backbones import Backbone, ForwardRequest
 
 
 class PaddedBackbone(Backbone):

@@ -14,6 +14,7 @@ from pipeline.models.folder.averaging import TokenAveraging
 from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
 from pipeline.models.folder.folder import positions_of
 from pipeline.models.folder.modules import Normalization
+from pipeline.models.layers.backbones import AtEmbedding
 from pipeline.models.layers.post_pooling import (
     DenoiseModule,
     DenoiseTransform,
@@ -21,7 +22,6 @@ from pipeline.models.layers.post_pooling import (
     Normalize,
     apply_tail,
 )
-from pipeline.models.trainable.backbones import AtEmbedding
 from pipeline.models.trainable.denoise import remove_texts, texts_up_to
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.mlm_head import load_language_head

@@ -1,6 +1,6 @@
 """Contents of the folders of the modules after the transformer, as sentence-transformers reads them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.folder.modules import Dense
-from pipeline.models.layers.post_pooling import DenoiseModule, DenseModule, TruncationModule
+from pipeline.models.layers.post_pooling import DenseModule, TruncationModule
 from pipeline.models.layers.weights import open_files
 from pipeline.models.spec.pooling import POOLINGS, ST_FLAGS
 from pipeline.models.trainable.classifier import Classifier, with_classifier
@@ -60,15 +60,6 @@ class SavedHeads(NamedTuple):
         return named, changed
 
 
-class SavedModule(NamedTuple):
-    """Contents of the folder of a module."""
-
-    kind: str
-    """class name in sentence-transformers, or Denoise, of `template_modules`"""
-    config: dict[str, Any]
-    tensors: Mapping[str, Tensor]
-
-
 def pooling_config(pooling: Sequence[str], width: int, include_prompt: bool) -> dict[str, Any]:
     """Return the config.json of the pooling.
 
@@ -111,29 +102,3 @@ def _selection(width: int, kept: int) -> DenseModule:
     dense = DenseModule(Dense("", width, kept, bias=False, activation="Identity", residual=False))
     dense.linear.weight = nn.Parameter(torch.eye(kept, width))
     return dense
-
-
-def saved_module(layer: nn.Module) -> SavedModule:
-    """Return the files of a layer after the pooling."""
-    if isinstance(layer, DenseModule):
-        dense = layer.config
-        module = "linear" if dense.activation == "Identity" else "activation"
-        config: dict[str, object] = {
-            "in_features": dense.in_features,
-            "out_features": dense.out_features,
-            "bias": dense.bias,
-            "activation_function": f"torch.nn.modules.{module}.{dense.activation}",
-        }
-        config |= {"use_residual": True} if dense.residual else {}
-        return SavedModule("Dense", config, layer.state_dict())
-    if isinstance(layer, DenoiseModule):
-        denoising = layer.config()
-        config = {
-            "width": denoising.width,
-            "activation": denoising.activation,
-            "epsilon": denoising.epsilon,
-            "shortest": denoising.shortest,
-            "longest": denoising.shortest + len(layer.table) - 1,
-        }
-        return SavedModule("Denoise", config, layer.state_dict())
-    return SavedModule("Normalize", {}, {})

@@ -11,17 +11,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pipeline.errors import ModelError
+from pipeline.models.classic.word_table import WordTable
 from pipeline.models.folder.concatenated import JOINED_CONFIG, PART_FOLDERS
 from pipeline.models.folder.cross_encoder import CROSS_ENCODER, LIBRARY, without_cross_encoder
 from pipeline.models.folder.encoder_folder import ENDS_SENTENCES, MASKED, MODEL2VEC, EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.identity import pooled_width
-from pipeline.models.folder.modules import OWN_MODULES, STATIC_EMBEDDING, read_json
+from pipeline.models.folder.modules import OWN_MODULES, STATIC_EMBEDDING, read_json, write_json
 from pipeline.models.folder.reading import NO_LIMIT
 from pipeline.models.folder.static_embedding import OWN_SETTINGS, TABLES
 from pipeline.models.folder.vectorfile import word2vec_text
 from pipeline.models.folder.word_vectors import read_words
-from pipeline.models.layers.post_pooling import DenseModule, mlp_name
+from pipeline.models.layers.post_pooling import DenseModule, SavedModule, mlp_name, saved_module
 from pipeline.models.layers.weights import open_checkpoint
 from pipeline.models.trainable import template_modules
 from pipeline.models.trainable.encoder import TrainableEncoder
@@ -32,13 +33,10 @@ from pipeline.models.trainable.padded_backbone import PaddedBackbone
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.models.trainable.saved_modules import (
     SavedHeads,
-    SavedModule,
     pooling_config,
-    saved_module,
     without_truncations,
 )
 from pipeline.models.trainable.soft_prompt import LearnedTemplate
-from pipeline.models.trainable.word_table import WordTable
 from pipeline.settings import EncoderSettings
 from pipeline.store.files.disk import temporary_folder
 from pipeline.text.tokens.templates import add_tokens, wrap_tokenizer
@@ -313,9 +311,3 @@ def _layers(
         )
     denoising = encoder.denoising() if isinstance(encoder, PromptedEncoder) else None
     return pooling, [layer for layer in (denoising, *layers, head) if layer is not None]
-
-
-def write_json(file: Path, value: object) -> None:
-    """Write a value as indented JSON; create the file's folder."""
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
+from pipeline.models.layers.backbones import AtEmbedding
 from pipeline.models.layers.post_pooling import DenoiseTransform
-from pipeline.models.trainable.backbones import AtEmbedding
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.packed_backbone import PackedBackbone
 from pipeline.models.trainable.prompted import PromptedEncoder

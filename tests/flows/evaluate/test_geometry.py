@@ -21,10 +21,10 @@ from pipeline.flows.evaluate.report import store_evaluation
 from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect
 from pipeline.log import Stages
+from pipeline.models.classic.dan import write_dan_folder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.vectorfile import read_vectors
 from pipeline.models.inference.encoder import load_encoder
-from pipeline.models.trainable.new_dan import write_dan_folder
 from pipeline.settings import ClusterSettings, EncoderSettings, Job
 from pipeline.settings.weights import DanSettings
 from pipeline.stats.encoder_geometry import GeometryReport

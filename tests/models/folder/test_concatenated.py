@@ -17,6 +17,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.models.trainable.saving import save_joined
 from pipeline.settings import EncoderSettings
+from tests.models.classic.recurrents import recurrent_folder
 from tests.models.folders import (
     TEXTS,
     add_noise,
@@ -26,7 +27,6 @@ from tests.models.folders import (
     folder_at,
     save_folder,
 )
-from tests.models.trainable.recurrents import recurrent_folder
 
 Pair = tuple[TrainableEncoder, TrainableEncoder]
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.models.layers.recurrence import CELLS
+from pipeline.models.classic.recurrence import CELLS
 from pipeline.models.trainable.decoder import ConditionalDecoder
-from tests.models.trainable.recurrents import STEPS
+from tests.models.classic.recurrents import STEPS
 
 LENGTHS = np.array([3, 1, 5])
 

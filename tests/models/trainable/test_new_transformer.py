@@ -17,8 +17,8 @@ from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.new_transformer import write_transformer_folder
 from pipeline.settings import Job
 from pipeline.settings.weights import TransformerSettings
+from tests.models.classic.recurrents import word_counts
 from tests.models.folders import LONG, TEXTS, encoder_at, folder_at
-from tests.models.trainable.recurrents import word_counts
 
 SMALL = TransformerSettings(width=16, layers=2, heads=2, output=12)
 CONTRACTIONS = ("I can't, and it's 3.14 o'clock!", "Unknown zebras' well-known ''quotes'' don\u2019t")

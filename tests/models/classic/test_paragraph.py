@@ -20,8 +20,8 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.normalize import normalize, text_keys
 from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gradcache import loss_and_backward
+from tests.models.classic.paragraphs import write_paragraphs
 from tests.models.folders import folder_at
-from tests.models.trainable.paragraphs import write_paragraphs
 from tests.objectives.tiny import batch_of
 
 TEXTS = [

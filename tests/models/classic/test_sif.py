@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ModelError
+from pipeline.models.classic.word_table import sif_weights
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.frequencies import read_frequencies
 from pipeline.models.inference.encoder import load_encoder
-from pipeline.models.inference.word_average import sif_weights
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.folder.wordfiles import minilm_table, write_counts, write_words
 from tests.models.folders import LONG, TEXTS, copy_listed_files, encoder_at

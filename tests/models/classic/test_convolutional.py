@@ -12,12 +12,13 @@ import torch.nn.functional as F
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, ModelError
+from pipeline.models.classic.convolutional import write_convolutional_folder
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.new_convolutional import write_convolutional_folder
 from pipeline.models.trainable.saving import save_folder
 from pipeline.settings import Job
 from pipeline.settings.weights import ConvolutionalSettings
+from tests.models.classic.recurrents import word_counts
 from tests.models.folder.wordfiles import minilm_table, write_words
 from tests.models.folders import LONG, TEXTS, edit_json, encoder_at, folder_at
 from tests.models.trainable.layer_calls import assert_checkpointing_is_exact
@@ -27,7 +28,6 @@ from tests.models.trainable.new_encoders import (
     assert_saved_as_trained,
 )
 from tests.models.trainable.padded import many, packed_ids
-from tests.models.trainable.recurrents import word_counts
 
 WIDTH, LAYERS = 9, 4
 SMALL = ConvolutionalSettings(width=WIDTH, word_dim=12)

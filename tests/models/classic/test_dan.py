@@ -11,15 +11,15 @@ import torch
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, ModelError
+from pipeline.models.classic.dan import Grams, buckets_of, grams_of, write_dan_folder
+from pipeline.models.classic.new_vocabulary import count_words
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.word_vectors import TABLE
-from pipeline.models.trainable.dan import Grams, buckets_of, grams_of
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
-from pipeline.models.trainable.new_dan import write_dan_folder
-from pipeline.models.trainable.new_vocabulary import count_words
 from pipeline.models.trainable.saving import save_folder
 from pipeline.settings import Job
 from pipeline.settings.weights import DanSettings
+from tests.models.classic.recurrents import word_counts
 from tests.models.folder.wordfiles import minilm_table, write_words
 from tests.models.folders import LONG, TEXTS, edit_json, encoder_at, folder_at
 from tests.models.trainable.new_encoders import (
@@ -28,7 +28,6 @@ from tests.models.trainable.new_encoders import (
     assert_saved_as_trained,
 )
 from tests.models.trainable.padded import many
-from tests.models.trainable.recurrents import word_counts
 
 SMALL = DanSettings(width=16, layers=2, word_dim=12, buckets=64)
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from pipeline.models.folder.paragraphs import NOISE
-from pipeline.models.trainable.new_paragraph import write_paragraph_folder
+from pipeline.models.classic.paragraph import NOISE, write_paragraph_folder
 from pipeline.settings.weights import ParagraphSettings
 
 WORDS = ("the", "dog", "cat", "runs", "sleeps", "here", "now")

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pipeline.models.classic.new_vocabulary import count_words
+from pipeline.models.classic.recurrent import RecurrentBackbone, write_recurrent_folder
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.trainable.new_recurrent import write_recurrent_folder
-from pipeline.models.trainable.new_vocabulary import count_words
-from pipeline.models.trainable.recurrent import RecurrentBackbone
 from pipeline.settings import EncoderSettings
 from pipeline.settings.weights import RecurrentSettings
 from tests.models.folders import LONG, TEXTS

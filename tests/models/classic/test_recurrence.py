@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
-from pipeline.models.layers.recurrence import CELLS, recurrence
+from pipeline.models.classic.recurrence import CELLS, recurrence
+from pipeline.models.classic.recurrent import Steps, permute_rows
 from pipeline.models.spec.pooling import find_segments, pool
-from pipeline.models.trainable.recurrent import Steps, permute_rows
-from tests.models.trainable.recurrents import STEPS
+from tests.models.classic.recurrents import STEPS
 
 
 def weights(

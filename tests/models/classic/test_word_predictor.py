@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pipeline.losses import sampled_word_prediction, word_prediction
-from pipeline.models.layers.paragraph import WordPredictor, contexts_of, sum_in_order
+from pipeline.models.classic.paragraph import WordPredictor, contexts_of, sum_in_order
 from pipeline.text.tokens.tokens import Tokens
 
 # An example worked by hand: paragraph vector d, vectors of words 1 and 2, output weights U; the bias b is 0.

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from pipeline.errors import ModelError
-from pipeline.models.layers.attention_pooling import AttentionPooling
+from pipeline.models.classic.recurrence import AttentionPooling
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.models.trainable.heads import TanhHead
 from pipeline.objectives import Batch
 from pipeline.objectives.simcse import SimCSE
 from pipeline.train.gradcache import loss_and_backward
+from tests.models.classic.recurrents import SHAPES, by_equations, recurrent_folder
 from tests.models.folders import LONG, TEXTS, encoder_at, folder_at
 from tests.models.trainable.layer_calls import assert_checkpointing_is_exact
 from tests.models.trainable.new_encoders import (
@@ -21,7 +22,6 @@ from tests.models.trainable.new_encoders import (
     assert_saved_as_trained,
 )
 from tests.models.trainable.padded import many, packed_ids
-from tests.models.trainable.recurrents import SHAPES, by_equations, recurrent_folder
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """Vocabularies of new encoders, from texts or from a file of word vectors, and the files of their folders."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pipeline.errors import ConfigError, ModelError
+from pipeline.models.classic.base import WordBackbone
 from pipeline.models.folder.locate import locate
-from pipeline.models.folder.modules import read_json
+from pipeline.models.folder.modules import read_json, write_json
 from pipeline.models.folder.word_vectors import (
     END,
     START,
@@ -21,10 +23,7 @@ from pipeline.models.folder.word_vectors import (
     read_words,
     words_of,
 )
-from pipeline.models.layers.post_pooling import DenseModule
-from pipeline.models.trainable.backbones import Backbone
-from pipeline.models.trainable.saved_modules import saved_module
-from pipeline.models.trainable.saving import write_json
+from pipeline.models.layers.post_pooling import DenseModule, saved_module
 from pipeline.settings.weights import VocabularySettings
 
 MAX_LENGTH = 256  # words of a text by default; each is one step of a recurrent encoder
@@ -94,14 +93,14 @@ def new_vocabulary(settings: VocabularySettings, counts: Counter[str]) -> NewVoc
 
 
 def write_new_encoder(
-    backbone: Backbone, vocabulary: NewVocabulary, config: Mapping[str, object], folder: Path
+    backbone: WordBackbone, vocabulary: NewVocabulary, file_format: int, folder: Path
 ) -> None:
     """Write the folder of a new encoder, except for its pooling; see `write_pooling`.
 
     Args:
         backbone: the new weights.
         vocabulary: its words; fixed word vectors replace those of the backbone.
-        config: contents of config.json.
+        file_format: version of the folders of this family.
         folder: folder to write to.
     """
     weights = {name: tensor.contiguous() for name, tensor in backbone.state_dict().items()}
@@ -110,6 +109,8 @@ def write_new_encoder(
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     (folder / "vocab.txt").write_bytes("\n".join(vocabulary.tokens).encode())
+    shape = asdict(backbone.shape)  # type: ignore[call-overload]
+    config = {"model_type": backbone.model_type, **shape, "format": file_format}
     write_json(folder / "config.json", config)
     write_json(
         folder / "sentence_bert_config.json",

@@ -1,11 +1,13 @@
-"""Trainable deep averaging networks (Iyyer et al. 2015; in USE: Cer et al. 2018, section 3.2).
+"""Deep averaging networks (Iyyer et al. 2015; in USE: Cer et al. 2018, section 3.2).
 
 A text becomes the mean of the vectors of all its words and of all its pairs of neighbouring words. The dense
 layers that follow are modules after the pooling.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,54 +15,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.errors import ModelError
+from pipeline.models.classic.base import TABLE_RANGE, WordBackbone, WordModel, WordShape, refuse_changes
+from pipeline.models.classic.new_vocabulary import new_vocabulary, write_new_encoder, write_pooling
 from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.word_vectors import DAN
+from pipeline.models.layers.backbones import ForwardRequest
+from pipeline.models.layers.numerics import Arithmetic
+from pipeline.models.layers.post_pooling import new_dense
 from pipeline.models.layers.weights import Checkpoint
 from pipeline.models.spec.pooling import Segments, find_segments
-from pipeline.models.trainable.backbones import Backbone, ForwardRequest
-from pipeline.models.trainable.word_backbone import WordShape
+from pipeline.settings.weights import DanSettings
 from pipeline.text.tokens.positions import surroundings
 from pipeline.text.tokens.tokens import Tokens
 
-_TABLE_RANGE = 0.1  # new vectors are uniform in [-0.1, 0.1], as those of recurrent encoders
-_REQUIRED_KEYS = ("hidden_size", "vocab_size", "bigram_buckets", "learned_words")
+FORMAT = 1  # version of the folders; raise it when they are written differently
 # odd constants that mix 64 bits, from the finalizer of splitmix64 (Steele et al. 2014)
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 @dataclass(frozen=True, kw_only=True)
 class DanShape(WordShape):
-    """Shape of the tables of a deep averaging network, as in its config.json.
+    """Shape of the tables. `dropout` applies to the vectors of words and of pairs of words."""
 
-    `dropout` applies to the vectors of words and of pairs of words.
-    """
-
-    buckets: int
+    hidden_size: int
+    vocab_size: int
+    bigram_buckets: int
     """number of vectors of pairs of words, which are always trained"""
-
-
-def dan_shape(folder: EncoderFolder, dropout: float | None = None) -> DanShape:
-    """Read the shape from config.json.
-
-    Args:
-        folder: the encoder's folder.
-        dropout: rate of dropout; None: the rate in config.json.
-
-    Raises:
-        ModelError: a value is missing.
-    """
-    config, file = folder.config, str(folder.transformer_path / "config.json")
-    if missing := [key for key in _REQUIRED_KEYS if key not in config]:
-        raise ModelError(
-            file, f"the keys {', '.join(_REQUIRED_KEYS)}", f"no {missing[0]}", "restore the file"
-        )
-    return DanShape(
-        vocabulary=int(config["vocab_size"]),
-        word_dim=int(config["hidden_size"]),
-        buckets=int(config["bigram_buckets"]),
-        learned=bool(config["learned_words"]),
-        dropout=float(config.get("dropout", 0.0)) if dropout is None else dropout,
-    )
+    learned_words: bool
+    dropout: float = 0.0
 
 
 class Grams(NamedTuple):
@@ -122,18 +104,15 @@ def buckets_of(first: np.ndarray, second: np.ndarray, buckets: int) -> np.ndarra
     return np.asarray((mixed ^ (mixed >> np.uint64(31))) % np.uint64(buckets)).astype(np.int64)
 
 
-class DanBackbone(Backbone):
+class DanBackbone(WordBackbone):
     """Tables of the vectors of words and of bigrams, which are the only hidden states of a text."""
 
+    name, model_type, shape_type = "a deep averaging network", DAN, DanShape
+
     def __init__(self, shape: DanShape, path: str) -> None:
-        super().__init__()
-        self.shape, self._path = shape, path
-        self.width, self.depth = shape.word_dim, 0
-        self.embeddings = nn.ModuleDict(
-            {"word_embeddings": nn.Embedding(shape.vocabulary, shape.word_dim)}
-        ).requires_grad_(shape.learned)
-        self.bigrams = nn.Embedding(shape.buckets, shape.word_dim)
-        self.dropout = nn.Dropout(shape.dropout)
+        super().__init__(shape, path)
+        self.width, self.depth = shape.hidden_size, 0
+        self.bigrams = nn.Embedding(shape.bigram_buckets, shape.hidden_size)
 
     def forward(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
         """Return the vectors of all words, then those of all bigrams, and the rows of each text in them.
@@ -141,37 +120,60 @@ class DanBackbone(Backbone):
         Raises:
             ModelError: the request has positions or changes the embeddings.
         """
-        if request.positions is not None or request.at_embedding is not None:
-            raise ModelError(
-                self._path,
-                "an encoder with layers, for views that permute positions or change embeddings",
-                "a deep averaging network",
-                "use another view",
-            )
-        grams = grams_of(request.tokens, self.shape.buckets, request.skip)
+        refuse_changes(request, self._path, self.name)
+        grams = grams_of(request.tokens, self.bigrams.num_embeddings, request.skip)
         words = F.embedding(self._put(grams.words), self.word_table)
         pairs = F.embedding(self._put(grams.buckets), self.bigrams.weight)
         x = self.dropout(torch.cat([words, pairs]))
         return dict.fromkeys(request.wanted, x), grams.segments(self._put)
 
-    @property
-    def word_table(self) -> Tensor:
-        """Word vectors (vocabulary, word_dim)."""
-        return self.embeddings.get_parameter("word_embeddings.weight")
-
     def draw(self) -> None:
         """Draw new vectors from torch's generator; fixed word vectors stay."""
-        for table in [self.bigrams.weight, *([self.word_table] if self.shape.learned else [])]:
-            nn.init.uniform_(table, -_TABLE_RANGE, _TABLE_RANGE)
+        nn.init.uniform_(self.bigrams.weight, -TABLE_RANGE, TABLE_RANGE)
+        super().draw()
 
 
-def load_dan(folder: EncoderFolder, weights: Checkpoint, dropout: float | None = None) -> DanBackbone:
-    """Load the backbone of a folder.
+class DanModel(WordModel):
+    """Vectors of words and of pairs of words, in float32 regardless of `encode.dtype`, as word vectors."""
+
+    has_token_states = False
+
+    def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:
+        self._backbone = DanBackbone.load(folder, checkpoint)
+        super().__init__(self._backbone, arithmetic)
+
+    def states(
+        self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
+    ) -> tuple[dict[int, Tensor], Segments]:
+        """Look up the vectors of all words and pairs of the texts `rows`; see `Model.states`."""
+        return self._backbone(ForwardRequest(tokens.of_rows(rows), wanted, skip))
+
+
+def write_dan_folder(settings: DanSettings, counts: Counter[str], folder: Path, *, seed: int) -> None:
+    """Write the folder of a new deep averaging network: the pooling mean, then dense layers.
+
+    Args:
+        settings: shape of the encoder, and the file of word vectors, if any.
+        counts: counts of the words to learn vectors for; not used with a file of word vectors.
+        folder: folder to write to.
+        seed: seed of the weights.
 
     Raises:
-        ModelError: the weights do not match the configuration.
+        ConfigError: there is no file of word vectors.
+        ModelError: the file of word vectors cannot be read, or `counts` is empty.
     """
-    with torch.device("meta"):
-        backbone = DanBackbone(dan_shape(folder, dropout), str(folder.path))
-    weights.fill(backbone)
-    return backbone
+    assert settings.width is not None, "the caller asks for a new encoder"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        words = new_vocabulary(settings, counts)
+        shape = DanShape(
+            hidden_size=words.dim(settings),
+            vocab_size=len(words.tokens),
+            bigram_buckets=settings.buckets,
+            learned_words=words.table is None,
+        )
+        backbone = DanBackbone.new(shape, str(folder))
+        inputs = [shape.hidden_size, *[settings.width] * (settings.layers - 1)]
+        layers = [new_dense(size, settings.width, "Tanh") for size in inputs]
+    write_new_encoder(backbone, words, FORMAT, folder)
+    write_pooling(folder, shape.hidden_size, "mean", layers)

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from pipeline.errors import ModelError
+from pipeline.models.classic.new_vocabulary import count_words
+from pipeline.models.classic.recurrent import write_recurrent_folder
 from pipeline.models.folder.word_vectors import END, START, TABLE, UNKNOWN
 from pipeline.models.layers.weights import open_checkpoint
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.new_recurrent import write_recurrent_folder
-from pipeline.models.trainable.new_vocabulary import count_words
 from pipeline.models.trainable.saving import save_folder
 from pipeline.settings.weights import RecurrentSettings
+from tests.models.classic.recurrents import SHAPES, recurrent_folder, word_counts
 from tests.models.folder.wordfiles import minilm_table, write_words
 from tests.models.folders import TEXTS, edit_json, encoder_at, folder_at
 from tests.models.trainable.new_encoders import assert_given_words_are_not_trained
-from tests.models.trainable.recurrents import SHAPES, recurrent_folder, word_counts
 
 
 def test_the_vocabulary_has_the_most_frequent_words_and_an_unknown_word(tmp_path):
