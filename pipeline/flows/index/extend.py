@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from pipeline.config import digest_of
-from pipeline.errors import SpaceMismatch
 from pipeline.flows.index import rebuild_rules
 from pipeline.flows.index.build import (
     IndexInput,
@@ -37,7 +36,9 @@ BuiltWithChoices = tuple[BuiltIndex, tuple[Choice, ...]]
 """an index, and the decisions that led to it"""
 
 
-def extend_index(run: Run, vectors: IndexInput, previous: ReleaseManifest) -> BuiltWithChoices:
+def extend_index(
+    run: Run, vectors: IndexInput, previous: ReleaseManifest | None, *, new_addresses: bool = False
+) -> BuiltWithChoices:
     """Extend the previous release's index to tonight's vectors; build a new one if that is not possible.
 
     Work that an earlier run finished is not repeated.
@@ -45,17 +46,19 @@ def extend_index(run: Run, vectors: IndexInput, previous: ReleaseManifest) -> Bu
     Args:
         vectors: all of tonight's vectors, with all dead rows. Old units have their old ordinals, new units
             ordinals from the previous release's next_ordinal on.
+        previous: the previous release; None on the first night.
+        new_addresses: all rows are in new units.
 
     Returns:
         The index over the live rows, and every decision about it with its numbers.
 
     Raises:
-        SpaceMismatch: the units are of two spaces, or of another space than the previous release.
+        SpaceMismatch: the units are of two spaces.
     """
-    if (space_id := space_of(vectors.units)) != previous.space_id:
-        location, expected = f"index of release {previous.release}", f"vectors of space {previous.space_id}"
-        remedy = "vectors of two spaces cannot be compared: build a new index"
-        raise SpaceMismatch(location, expected, f"space {space_id}", remedy)
+    space_id = space_of(vectors.units)
+    if choice := rebuild_rules.nothing_to_extend(previous, space_id, new_addresses=new_addresses):
+        return build_index(run, vectors), (choice,)
+    assert previous is not None, "there is nothing to extend before the first release"
     ordered = replace(vectors, units=tuple(sorted(vectors.units, key=lambda placed: placed.ordinal)))
     source = LiveRows(run.store, space_id, run.job.corpus.id, vectors.dead)
     try:
@@ -67,8 +70,8 @@ def extend_index(run: Run, vectors: IndexInput, previous: ReleaseManifest) -> Bu
 class _Rebuild(Exception):
     """The index has to be rebuilt; `choices` name the reasons."""
 
-    def __init__(self, *choices: Choice) -> None:
-        self.choices = choices
+    def __init__(self, *choices: Choice | None) -> None:
+        self.choices = tuple(filter(None, choices))
 
 
 class _ExtensionRecord(Stored):
@@ -88,22 +91,32 @@ class _Extender:
     previous: ReleaseManifest
 
     def extend(self) -> BuiltWithChoices:
-        """Extend the index.
+        """Extend the index. Rules are asked in the order of their cost.
 
-        Rules are checked in the order of their cost. The first that demands a rebuild raises _Rebuild.
+        Raises:
+            _Rebuild: a rule demands that the index is rebuilt.
         """
         previous, vectors, settings = self.previous, self.vectors, self.run.job.index
         last = previous.index
-        self._check_manifest()
+        _rebuild_if(
+            rebuild_rules.changed_settings(self.run.job, previous, vectors.transform, vectors.dim)
+            or rebuild_rules.changed_units(vectors.units, previous)
+            or rebuild_rules.unusable_files(self._incomplete_file())
+        )
         work = self._work_directory()
         survey = self.run.workers.run(Survey(self.source, previous, work), vectors.units, Pool(1))
         plan = plan_extension(survey.rows, vectors.indexed_dim, settings, last.kind, last.factory)
-        self._check_rows(survey, plan)
+        revived = f"{survey.revived:,} rows that were removed from it are live again"
+        _rebuild_if(
+            rebuild_rules.unusable_files(survey.unusable or (revived if survey.revived else None))
+            or rebuild_rules.turnover(previous.rows - survey.gone_rows, previous.rows)
+            or rebuild_rules.changed_kind(plan, last)
+        )
         delta_reason = rebuild_rules.delta_reason(plan, last, settings.rewrite_gib)
         checks = [rebuild_rules.quantizer_fit(last, survey.rows, None)]
         if delta_reason is not None:
             checks.append(rebuild_rules.compaction(survey.delta, survey.tombstone_rows, survey.rows))
-        _raise_if_rebuilt(checks)
+        _rebuild_if(*checks)
         extension = self._extension(survey, plan, work)
         record = load_or_make_racing(
             self.run.store,
@@ -112,40 +125,23 @@ class _Extender:
             lambda: self._extend_and_measure(extension, with_delta=delta_reason is not None),
         )
         checks[0] = rebuild_rules.quantizer_fit(last, survey.rows, record.built.measured)
-        _raise_if_rebuilt(checks[:1])
+        _rebuild_if(checks[0])
         new_rows = extension.live_rows_from(previous.next_ordinal)
         extended = rebuild_rules.extended(record.built, survey, new_rows, delta_reason, settings.rewrite_gib)
         return record.built, (extended, *checks, record.truth)
 
-    def _check_manifest(self) -> None:
-        """Check the rules that need only the manifest and the sizes of files."""
-        previous, index, vectors, store = self.previous, self.previous.index, self.vectors, self.run.store
-        changed = rebuild_rules.changed_settings(self.run.job, previous, vectors.transform, vectors.dim)
-        if changed := changed or rebuild_rules.changed_units(vectors.units, previous):
-            raise _Rebuild(changed)
+    def _incomplete_file(self) -> str | None:
+        """Describe a file of the previous release that is missing or has another size; None if none is."""
+        previous, index, store = self.previous, self.previous.index, self.run.store
         training_files = index.trained, index.queries, index.truth
         if None in training_files or "fingerprint" not in index.settings:
-            reason = f"release {previous.release} was published by a version that did not store the training"
-            raise _Rebuild(rebuild_rules.unusable_files(reason))
+            return f"release {previous.release} was published by a version that did not store the training"
         for file in filter(None, (*index.files, *previous.ids, *training_files, previous.tombstones)):
             if (size := store.size(file.path)) is None:
-                raise _Rebuild(rebuild_rules.unusable_files(f"{file.path} is gone"))
+                return f"{file.path} is gone"
             if size != file.bytes:
-                reason = f"{file.path} has {size:,} bytes instead of {file.bytes:,}"
-                raise _Rebuild(rebuild_rules.unusable_files(reason))
-
-    def _check_rows(self, survey: SurveyResult, plan: IndexPlan) -> None:
-        """Check the rules that need tonight's rows."""
-        index, rows = self.previous.index, self.previous.rows
-        if survey.unusable:
-            raise _Rebuild(rebuild_rules.unusable_files(survey.unusable))
-        if survey.revived:
-            reason = f"{survey.revived:,} rows that were removed from it are live again"
-            raise _Rebuild(rebuild_rules.unusable_files(reason))
-        if choice := rebuild_rules.turnover(rows - survey.gone_rows, rows) or rebuild_rules.changed_kind(
-            plan, index
-        ):
-            raise _Rebuild(choice)
+                return f"{file.path} has {size:,} bytes instead of {file.bytes:,}"
+        return None
 
     def _extension(self, survey: SurveyResult, plan: IndexPlan, work: str) -> Extension:
         """Return the inputs of the extension; its plan keeps last night's factory and number of lists."""
@@ -288,7 +284,7 @@ class _Extender:
         return tuple(each.truth for each in scanned)
 
 
-def _raise_if_rebuilt(checks: list[Choice]) -> None:
-    """Raise _Rebuild if one of the decisions is to rebuild the index."""
-    if rebuilding := [choice for choice in checks if choice.chosen == REBUILT]:
+def _rebuild_if(*choices: Choice | None) -> None:
+    """Raise _Rebuild with those of the decisions that are to rebuild the index, if there are any."""
+    if rebuilding := [choice for choice in choices if choice and choice.chosen == REBUILT]:
         raise _Rebuild(*rebuilding)

@@ -45,6 +45,19 @@ MAX_DEAD_QUERIES = 0.10
 _IGNORED_SETTINGS = {"shards", "rewrite_gib", "memory_gib", "part_gib"}
 
 
+def nothing_to_extend(
+    previous: ReleaseManifest | None, space_id: str, *, new_addresses: bool
+) -> Choice | None:
+    """Build an index if no release has vectors of this space at tonight's addresses; else None."""
+    if previous is None:
+        return _rebuilt("built from scratch: the first of this root")
+    if new_addresses:
+        return _rebuilt("built from scratch: all rows have new addresses")
+    if previous.space_id != space_id:
+        return _rebuilt("built from scratch: the vectors are of another space")
+    return None
+
+
 def changed_settings(
     job: Job, previous: ReleaseManifest, transform: Transform | None, dim: int
 ) -> Choice | None:
@@ -244,8 +257,10 @@ def near_dead_warnings(choices: Sequence[Choice]) -> list[str]:
     ]
 
 
-def unusable_files(reason: str) -> Choice:
-    """Rebuild because last night's files are damaged or do not match tonight's rows."""
+def unusable_files(reason: str | None) -> Choice | None:
+    """Rebuild because last night's files are damaged or do not match tonight's rows, if so."""
+    if reason is None:
+        return None
     return _rebuilt(f"built from scratch: last night's index cannot be extended: {reason}")
 
 

@@ -1,11 +1,11 @@
-"""Parts of a night: its checks, its ingestion, and the decision to extend or to build the index."""
+"""Parts of a night: its checks, its ingestion, and its index."""
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.judgements import read_judgements
 from pipeline.flows.corpus import corpus_of, read_corpus
 from pipeline.flows.encode.encoder_copy import keep_encoder
 from pipeline.flows.index import rebuild_rules
-from pipeline.flows.index.build import IndexInput, build_index
+from pipeline.flows.index.build import IndexInput
 from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.night.gates.user_queries import read_user_queries
@@ -159,26 +159,8 @@ def check_index_and_transform(job: Job, previous: ReleaseManifest | None = None)
 def extend_or_build(
     run: Run, vectors: IndexInput, corpus: Corpus, previous: ReleaseManifest | None
 ) -> tuple[BuiltIndex, tuple[Choice, ...]]:
-    """Extend last night's index if its rows keep their addresses and space, else build one.
-
-    Returns:
-        The index, and the decisions about it.
-    """
-    reason = None
-    if previous is None:
-        reason = "the first of this root"
-    elif corpus.rebuild_reason:
-        reason = "all rows have new addresses"
-    elif previous.space_id != vectors.units[0].unit.space_id:
-        reason = "the vectors are of another space"
-    choices: tuple[Choice, ...]
-    if previous is None or reason is not None:
-        index = build_index(run, vectors)
-        choices = (
-            Choice(what="index", chosen=rebuild_rules.REBUILT, sentence=f"built from scratch: {reason}"),
-        )
-    else:
-        index, choices = extend_index(run, vectors, previous)
+    """Extend last night's index or build one, and log why. Returns the index and the decisions about it."""
+    index, choices = extend_index(run, vectors, previous, new_addresses=bool(corpus.rebuild_reason))
     if near_dead := rebuild_rules.near_dead(index.measured, run.job.gates.wanted_recall):
         choices = (*choices, near_dead)
     for choice in choices:

@@ -88,10 +88,9 @@ def test_an_index_that_cannot_be_extended_is_rebuilt_with_a_reason(
 def test_vectors_of_two_spaces_are_not_mixed_in_one_index(first: Chain, cluster: Workers, tmp_path: Path):
     chain = first.copy(tmp_path / "root")
     other = Chain(tmp_path / "other", cluster, space_id="7" * 64).add(10).add(10).add(10)
-    mixed = [*chain.units, other.units[2]]
-    for units in (mixed, other.units):
-        with pytest.raises(SpaceMismatch, match=f"{'5' * 64}.*{'7' * 64}"):
-            extend_index(chain.run(Stages()), IndexInput(tuple(units), None, None, DIM), chain.before)
+    mixed = IndexInput((*chain.units, other.units[2]), None, None, DIM)
+    with pytest.raises(SpaceMismatch, match=f"{'5' * 64}.*{'7' * 64}"):
+        extend_index(chain.run(Stages()), mixed, chain.before)
     foreign = other.units[2].unit
     chain.store.write(foreign.path, other.store.read(foreign.path))
     disguised = PlacedUnit(ordinal=2, unit=foreign.model_copy(update={"space_id": chain.space_id}))

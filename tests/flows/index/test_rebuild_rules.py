@@ -154,6 +154,20 @@ def test_an_index_with_less_than_half_of_its_rows_left_is_rebuilt(kept, fires):
 
 
 @pytest.mark.parametrize(
+    ("previous", "space_id", "new_addresses", "reason"),
+    [
+        (None, "s", True, "the first of this root"),
+        (manifest(Job()), "t", True, "all rows have new addresses"),
+        (manifest(Job()), "t", False, "the vectors are of another space"),
+    ],
+)
+def test_an_index_of_other_vectors_is_not_extended(previous, space_id, new_addresses, reason):
+    choice = rebuild_rules.nothing_to_extend(previous, space_id, new_addresses=new_addresses)
+    assert (choice.chosen, choice.sentence) == (REBUILT, f"built from scratch: {reason}")
+    assert rebuild_rules.nothing_to_extend(manifest(Job()), "s", new_addresses=False) is None
+
+
+@pytest.mark.parametrize(
     ("section", "change", "word"),
     [
         ("index", {"queries": 50}, "index.queries"),
