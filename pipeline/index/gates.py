@@ -1,12 +1,14 @@
 """The quality gates of a release: limits that its index and row counts have to meet to be published."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from pipeline.index.build.index_shape import GIB
-from pipeline.index.measure.metrics import IndexMetrics, Proportion, RowCounts
+from pipeline.index.measure.metrics import IndexMetrics, Proportion
 from pipeline.settings import Dtype, GateSettings
+from pipeline.store.records.units import RowCounts
 from pipeline.store.releases.manifest import Gate
 from pipeline.text.tokens.coverage import ScriptCoverage
 
@@ -14,9 +16,27 @@ from pipeline.text.tokens.coverage import ScriptCoverage
 _MIN_CANARY_COSINE = {"float32": 0.9999, "bfloat16": 0.999, "float16": 0.999, "int8": 0.99}
 
 
+@dataclass(frozen=True)
+class RowMetrics:
+    """Metrics of the rows of a release that gates check."""
+
+    counts: RowCounts
+    """all rows of the corpus, including those reused from the previous release"""
+    bad_vectors: int = 0
+    """stored vectors that are zero or not finite"""
+    duplicate_ids: int = 0
+    """rows whose id occurs earlier in the corpus"""
+    token_coverage: ScriptCoverage | None = None
+    """tokens by script; None for a release of a version that did not count them"""
+    max_quarantined: float = 1.0
+    """highest allowed proportion of quarantined rows"""
+    failed_canaries: int = 0
+    """canary texts whose vectors are not finite"""
+
+
 def judge(
     metrics: IndexMetrics,
-    counts: RowCounts,
+    rows: RowMetrics,
     settings: GateSettings,
     *,
     canary: float | None = None,
@@ -29,19 +49,18 @@ def judge(
             are not compared.
         dtype: the encoder's dtype, on which the default of gates.canary_cosine depends.
     """
+    counts = rows.counts
     gates = {
-        "row_conservation": _exactly(
-            counts.vectors + counts.quarantined, counts.read, "rows read are vectors or quarantined"
-        ),
-        "indexed_rows": _exactly(metrics.rows, counts.vectors, "vectors are in the index"),
-        "finite_vectors": _exactly(counts.bad_vectors, 0, "vectors are non-finite or zero"),
+        "row_conservation": _exactly(counts.accounted, counts.rows, "rows read are vectors or quarantined"),
+        "indexed_rows": _exactly(metrics.rows, counts.good, "vectors are in the index"),
+        "finite_vectors": _exactly(rows.bad_vectors, 0, "vectors are non-finite or zero"),
         "unique_ids": _exactly(
-            counts.duplicate_ids + metrics.duplicate_addresses, 0, "ids or addresses repeat"
+            rows.duplicate_ids + metrics.duplicate_addresses, 0, "ids or addresses repeat"
         ),
         "quarantined": _at_most(
-            counts.quarantined / max(counts.read, 1),
-            counts.max_quarantined,
-            f"of the rows read, {counts.quarantined:,} of {counts.read:,}, are quarantined",
+            counts.quarantined / max(counts.rows, 1),
+            rows.max_quarantined,
+            f"of the rows read, {counts.quarantined:,} of {counts.rows:,}, are quarantined",
         ),
     }
     if settings.recall_at_10 is not None:
@@ -53,11 +72,11 @@ def judge(
         gates["p99_ms"] = _at_most(
             latency.p99_ms, settings.p99_ms, f"ms is the 99th percentile of {latency.queries} single queries"
         )
-    if counts.token_coverage is not None:
-        gates |= _token_gates(counts.token_coverage, settings)
+    if rows.token_coverage is not None:
+        gates |= _token_gates(rows.token_coverage, settings)
     min_cosine = settings.canary_cosine if settings.canary_cosine is not None else _MIN_CANARY_COSINE[dtype]
-    if counts.failed_canaries:
-        gates["canary_cosine"] = _failed_canary_gate(counts.failed_canaries, min_cosine)
+    if rows.failed_canaries:
+        gates["canary_cosine"] = _failed_canary_gate(rows.failed_canaries, min_cosine)
     elif canary is not None:
         gates["canary_cosine"] = _canary_gate(canary, min_cosine)
     return gates

@@ -23,6 +23,7 @@ from pipeline.report.formats import cosine, excerpt, gate_name, gate_value, perc
 from pipeline.report.page import Filters, render_template
 from pipeline.report.relevance import RelevanceSection
 from pipeline.stats.sample import Histogram
+from pipeline.store.records.units import RowCounts
 from pipeline.store.releases.fixed_query_results import Answers
 from pipeline.store.releases.manifest import USER_QUERY_RECALL, Gate
 from pipeline.store.releases.summary import Summary
@@ -33,15 +34,13 @@ Status = Literal["published", "refused", "held"]
 """A held night passed every gate and is not published, because the root is held at another release."""
 
 
-@dataclass(frozen=True)
-class NightCounts:
-    """Numbers of rows: read = live + quarantined, and live = encoded + reused."""
+class NightCounts(RowCounts):
+    """Numbers of rows; good rows are live, and were encoded or reused."""
 
-    read: int
-    live: int
     encoded: int
     reused: int = 0
-    quarantined: Mapping[str, int] = field(default_factory=dict)
+    reasons: Mapping[str, int] = {}
+    """quarantined rows by reason"""
     new: int = 0
     changed: int = 0
     deleted: int = 0
@@ -214,7 +213,7 @@ def _format_differences(report: NightReport) -> dict[str, str]:
     recall, latency, number = index.metrics.recall["10"], index.metrics.latency, previous.release
     points = None if previous.recall_at_10 is None else 100 * previous.recall_at_10
     return {
-        "rows": format_difference(report.counts.live, previous.rows, number, 1),
+        "rows": format_difference(report.counts.good, previous.rows, number, 1),
         "recall": format_difference(100 * recall.value, points, number, 0.1, " points"),
         "latency": _latency_difference(latency, previous),
         "index": format_difference(100 * index.bytes / previous.index_bytes, 100, number, 0.1, " %")
@@ -276,7 +275,7 @@ def _row_parts(counts: NightCounts) -> list[tuple[str, str, int]]:
         for part in (
             ("encoded", "encoded", counts.encoded),
             ("reused", "reused", counts.reused),
-            ("bad", "quarantined", sum(counts.quarantined.values())),
+            ("bad", "quarantined", counts.quarantined),
         )
         if part[2]
     ]

@@ -1,15 +1,17 @@
 """Each gate refuses the releases whose value is beyond its threshold, and no others."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pipeline.index.files.parts import Parts
-from pipeline.index.gates import judge, lowest_cosine
+from pipeline.index.gates import RowMetrics, judge, lowest_cosine
 from pipeline.index.measure.measure import measure
-from pipeline.index.measure.metrics import IndexMetrics, Proportion, RowCounts
+from pipeline.index.measure.metrics import IndexMetrics, Proportion
 from pipeline.settings import GateSettings, IndexSettings
+from pipeline.store.records.units import RowCounts
 from tests.index.clustered import clustered
 from tests.index.indexes import build_with_truth
 
@@ -34,38 +36,42 @@ def metrics_of_small_index(**changes: object) -> IndexMetrics:
     return measure(Parts([index]), queries, truth, IndexSettings(), 0.95).model_copy(update=changes)
 
 
+def row_metrics(rows: int, good: int, quarantined: int, **others: Any) -> RowMetrics:
+    return RowMetrics(RowCounts(rows=rows, good=good, quarantined=quarantined), **others)
+
+
 @pytest.mark.parametrize(
     ("changes", "row_counts", "settings", "failed_gates"),
     [
-        ({}, RowCounts(1_010, 1_000, 10), GateSettings(), set()),
-        ({}, RowCounts(1_010, 1_000, 9), GateSettings(), {"row_conservation"}),
-        ({"rows": 999}, RowCounts(1_000, 1_000, 0), GateSettings(), {"indexed_rows"}),
-        ({}, RowCounts(1_000, 1_000, 0, bad_vectors=1), GateSettings(), {"finite_vectors"}),
-        ({}, RowCounts(1_000, 1_000, 0, duplicate_ids=1), GateSettings(), {"unique_ids"}),
-        ({"duplicate_addresses": 1}, RowCounts(1_000, 1_000, 0), GateSettings(), {"unique_ids"}),
+        ({}, row_metrics(1_010, 1_000, 10), GateSettings(), set()),
+        ({}, row_metrics(1_010, 1_000, 9), GateSettings(), {"row_conservation"}),
+        ({"rows": 999}, row_metrics(1_000, 1_000, 0), GateSettings(), {"indexed_rows"}),
+        ({}, row_metrics(1_000, 1_000, 0, bad_vectors=1), GateSettings(), {"finite_vectors"}),
+        ({}, row_metrics(1_000, 1_000, 0, duplicate_ids=1), GateSettings(), {"unique_ids"}),
+        ({"duplicate_addresses": 1}, row_metrics(1_000, 1_000, 0), GateSettings(), {"unique_ids"}),
         (
             {"recall": {"10": Proportion.of(940, 1_000)}},
-            RowCounts(1_000, 1_000, 0),
+            row_metrics(1_000, 1_000, 0),
             GateSettings(),
             set(),
         ),  # 0.953 is the upper end
         (
             {"recall": {"10": Proportion.of(920, 1_000)}},
-            RowCounts(1_000, 1_000, 0),
+            row_metrics(1_000, 1_000, 0),
             GateSettings(),
             {"recall_at_10"},
         ),
         (
             {"recall": {"10": Proportion.of(920, 1_000)}},
-            RowCounts(1_000, 1_000, 0),
+            row_metrics(1_000, 1_000, 0),
             GateSettings(recall_at_10=None),
             set(),
         ),
-        ({"file_bytes": 2**30 + 1}, RowCounts(1_000, 1_000, 0), GateSettings(max_size_gib=1), {"size_gib"}),
-        ({}, RowCounts(1_000, 1_000, 0), GateSettings(p99_ms=1e-6), {"p99_ms"}),
-        ({}, RowCounts(2_000, 1_000, 1_000, max_quarantined=0.5), GateSettings(), set()),
-        ({}, RowCounts(2_001, 1_000, 1_001, max_quarantined=0.5), GateSettings(), {"quarantined"}),
-        ({}, RowCounts(1_000, 1_000, 0, failed_canaries=1), GateSettings(), {"canary_cosine"}),
+        ({"file_bytes": 2**30 + 1}, row_metrics(1_000, 1_000, 0), GateSettings(max_size_gib=1), {"size_gib"}),
+        ({}, row_metrics(1_000, 1_000, 0), GateSettings(p99_ms=1e-6), {"p99_ms"}),
+        ({}, row_metrics(2_000, 1_000, 1_000, max_quarantined=0.5), GateSettings(), set()),
+        ({}, row_metrics(2_001, 1_000, 1_001, max_quarantined=0.5), GateSettings(), {"quarantined"}),
+        ({}, row_metrics(1_000, 1_000, 0, failed_canaries=1), GateSettings(), {"canary_cosine"}),
     ],
 )
 def test_each_gate_refuses_values_beyond_its_threshold(changes, row_counts, settings, failed_gates):
@@ -90,7 +96,7 @@ def test_each_gate_refuses_values_beyond_its_threshold(changes, row_counts, sett
 def test_the_canary_threshold_depends_on_precision_and_settings(cosine, dtype, threshold, passed):
     gates = judge(
         metrics_of_small_index(),
-        RowCounts(1_000, 1_000, 0),
+        row_metrics(1_000, 1_000, 0),
         GateSettings(canary_cosine=threshold),
         canary=cosine,
         dtype=dtype,
@@ -99,7 +105,7 @@ def test_the_canary_threshold_depends_on_precision_and_settings(cosine, dtype, t
 
 
 def test_a_canary_without_a_finite_vector_is_not_compared_with_a_previous_release():
-    gate = judge(metrics_of_small_index(), RowCounts(1_000, 1_000, 0, failed_canaries=3), GateSettings())[
+    gate = judge(metrics_of_small_index(), row_metrics(1_000, 1_000, 0, failed_canaries=3), GateSettings())[
         "canary_cosine"
     ]
     assert gate.sentence.startswith("the encoder gives NaN or infinity for 3 canary texts; ")

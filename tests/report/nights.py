@@ -49,7 +49,7 @@ SMALLEST = NightReport(
     dim=16,
     space_id="5face" * 8,
     index=IndexSection("flat", "Flat", 32_500_000, ("indexes/a.faiss",), EXHAUSTIVE),
-    counts=NightCounts(read=300, live=300, encoded=300),
+    counts=NightCounts(rows=300, good=300, encoded=300),
 )
 FULL = replace(
     SMALLEST,
@@ -78,11 +78,12 @@ FULL = replace(
         ),
     ),
     counts=NightCounts(
-        read=19_875,
-        live=19_048,
+        rows=19_875,
+        good=19_048,
+        quarantined=827,
         encoded=1_204,
         reused=17_844,
-        quarantined={"empty": 820, "duplicate_id": 7},
+        reasons={"empty": 820, "duplicate_id": 7},
         new=900,
         changed=304,
         deleted=55,

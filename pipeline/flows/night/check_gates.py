@@ -17,8 +17,7 @@ from pipeline.flows.night.report.releases_page import load_summary
 from pipeline.flows.night.report.report import ReleaseComparison
 from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
-from pipeline.index.gates import judge, lowest_cosine
-from pipeline.index.measure.metrics import RowCounts
+from pipeline.index.gates import RowMetrics, judge, lowest_cosine
 from pipeline.log import announce
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.files.base import Store
@@ -92,18 +91,15 @@ def judge_candidate(
             previous_canaries = load_canary_vectors(previous, store)
             if previous_canaries is not None:
                 canary_cosine = lowest_cosine(previous_canaries, canaries)
-        counts = RowCounts(
-            read=manifest.counts["total"],
-            vectors=manifest.rows,
-            quarantined=manifest.counts["quarantined"],
-            bad_vectors=0,  # an index is never filled with such vectors
+        rows = RowMetrics(  # without bad vectors, with which an index is never filled
+            manifest.row_counts,
             duplicate_ids=corpus.repeated_ids,
             token_coverage=ScriptCoverage.of(manifest.counts),
             max_quarantined=job.corpus.max_quarantined,
             failed_canaries=failed,
         )
         measured, dtype = candidate.built.measured, job.encode.dtype
-        gates = judge(measured, counts, job.gates, canary=canary_cosine, dtype=dtype) | corpus.gates
+        gates = judge(measured, rows, job.gates, canary=canary_cosine, dtype=dtype) | corpus.gates
         gates |= user_query_gates(run, manifest)
         written = {"canary": _store_canary_vectors(store, canaries)}
         if relevance := measure_relevance(run, candidate.corpus, manifest, previous):

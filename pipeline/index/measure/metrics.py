@@ -1,11 +1,9 @@
-"""Metrics of an index, and row counts of its release: the input of the gates."""
+"""Metrics of an index, which gates check."""
 
 import math
-from dataclasses import dataclass
 from typing import Self
 
 from pipeline.config import Settings
-from pipeline.text.tokens.coverage import ScriptCoverage
 
 _Z = 1.959964  # standard normal quantile of a two-sided 95 % interval
 
@@ -88,24 +86,3 @@ class IndexMetrics(Settings):
     """recall at rank 10 of queries that are vectors of dead rows; null if there are too few of them"""
     raised_from: int | None = None
     """the chosen effort before it was raised for queries near dead rows; null if it was not raised"""
-
-
-@dataclass(frozen=True)
-class RowCounts:
-    """Row counts of a release. Every row is either a vector or quarantined."""
-
-    read: int
-    """rows of the corpus, including those reused from the previous release"""
-    vectors: int
-    quarantined: int
-    """rows without a vector, because their text could not be used"""
-    bad_vectors: int = 0
-    """stored vectors that are zero or not finite"""
-    duplicate_ids: int = 0
-    """rows whose id occurs earlier in the corpus"""
-    token_coverage: ScriptCoverage | None = None
-    """tokens by script; None for a release of a version that did not count them"""
-    max_quarantined: float = 1.0
-    """highest allowed proportion of quarantined rows"""
-    failed_canaries: int = 0
-    """canary texts whose vectors are not finite"""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from pipeline.config import Settings, digest_of
+from pipeline.errors import Defect
 from pipeline.store.records.sealed_json import FileRef, Stored
 
 CHUNKS_READ = "chunks_read"
@@ -60,8 +61,34 @@ class UnitRecord(Stored):
         yield from super().references()
 
 
-class InputFile(Settings):
-    """One input file of the corpus and the counts of its rows: rows = good + quarantined.
+class RowCounts(Settings):
+    """Numbers of rows of a file, a corpus or a release: each row that was read is good or quarantined."""
+
+    rows: int = 0
+    """number of rows that were read"""
+    good: int = 0
+    quarantined: int = 0
+    skipped: int = 0
+    """rows that were not read, because there are more than corpus.max_rows"""
+
+    def __add__(self, other: "RowCounts") -> "RowCounts":
+        names = RowCounts.model_fields
+        return RowCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    @property
+    def accounted(self) -> int:
+        """Number of rows that are good or quarantined."""
+        return self.good + self.quarantined
+
+    def check(self, where: str, what: str) -> None:
+        """Raise Defect unless all rows of `where`, a file or a corpus as `what` says, are accounted for."""
+        if self.rows != self.accounted:
+            expected, found = f"{self.rows} rows = good + quarantined", f"{self.good} + {self.quarantined}"
+            raise Defect(where, expected, found, f"report this with the {what}")
+
+
+class InputFile(RowCounts):
+    """One input file of the corpus and the counts of its rows.
 
     Of several rows with one id only one is live; the others count as good too, because the live one may be in
     another file. A row that is cut into chunks counts once.
@@ -70,10 +97,6 @@ class InputFile(Settings):
     name: str
     size: int
     stamp: str
-    rows: int
-    good: int
-    quarantined: int
-    skipped: int = 0
     notes: dict[str, int] = {}
     """counts by name: quarantined_<reason>, control_characters, surrogates_replaced, bad_files ..."""
 

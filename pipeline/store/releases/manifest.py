@@ -9,6 +9,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from pipeline.config import digest_of
 from pipeline.store.records.release_units import Units, UnitTable
 from pipeline.store.records.sealed_json import SCHEMA_VERSION, FileRef, Stored
+from pipeline.store.records.units import RowCounts
 
 # Name of the gate for the recall on the user's own queries (gates.queries); it never refuses a release.
 USER_QUERY_RECALL = "recall_at_10_queries"
@@ -169,6 +170,12 @@ class ReleaseManifest(Stored):
     def id(self) -> str:
         """sha256 of the content except the release number; it names a candidate."""
         return digest_of(self.model_dump(mode="json", exclude={"release"}))
+
+    @property
+    def row_counts(self) -> RowCounts:
+        """Counts of the rows; a good row has a live vector."""
+        counts = self.counts
+        return RowCounts(rows=counts["total"], good=self.rows, quarantined=counts["quarantined"])
 
     def references(self) -> Iterator[FileRef]:
         """Yield the files that the manifest itself names: the table of many units, not the files in it."""

@@ -21,6 +21,7 @@ from pipeline.store.records.units import (
     Corpus,
     CorpusUnit,
     InputFile,
+    RowCounts,
     TableBucket,
     sum_counts,
 )
@@ -37,7 +38,6 @@ from pipeline.text.ingest.write_units import GroupRecord
 from pipeline.text.key_tables.buckets import extend_bucket
 from pipeline.text.key_tables.partitions import read_partitions
 
-_COUNTS = ("rows", "good", "quarantined", "skipped")  # counts that are added up over the parts of a file
 TABLES_VERSION = 2  # a corpus with tables of another version is rebuilt
 
 
@@ -142,8 +142,7 @@ def _marked(file: InputFile, had_rows: Container[str]) -> InputFile:
 
 def _add_counts(one: InputFile, other: InputFile) -> InputFile:
     """Return a file with the sums of the counts of two of its parts."""
-    sums = {name: getattr(one, name) + getattr(other, name) for name in _COUNTS}
-    return one.model_copy(update=sums | {"notes": sum_counts((one.notes, other.notes))})
+    return one.model_copy(update={**dict(one + other), "notes": sum_counts((one.notes, other.notes))})
 
 
 def make_record(tonight: TonightsFiles, outcome: IngestOutcome, duplicates: int) -> Corpus:
@@ -177,29 +176,22 @@ def make_record(tonight: TonightsFiles, outcome: IngestOutcome, duplicates: int)
 
 
 def _count_rows(
-    tonight: TonightsFiles, files: Iterable[InputFile], outcome: IngestOutcome, duplicates: int
+    tonight: TonightsFiles, files: Sequence[InputFile], outcome: IngestOutcome, duplicates: int
 ) -> dict[str, int]:
     """Sum the counts of the files, and check that every row is good or quarantined."""
-    names = ("rows", "skipped", "quarantined")
-    counts = sum_counts({name: getattr(file, name) for name in names} | file.notes for file in files)
+    counts = sum_counts(file.notes for file in files)
     if tonight.left_out:
         counts[LEFT_OUT] = tonight.left_out
-    counts["good"] = sum(unit.rows - unit.dead for unit in outcome.units)
+    good = sum(unit.rows - unit.dead for unit in outcome.units)
     if tonight.is_chunked:
-        _check_chunks(tonight, outcome, counts["good"])
-        counts["chunks"] = counts["good"]
-        counts["good"] = sum(bucket.live_rows for bucket in outcome.buckets)
-    counts["quarantined"] += duplicates
+        _check_chunks(tonight, outcome, good)
+        counts["chunks"] = good
+        good = sum(bucket.live_rows for bucket in outcome.buckets)
     if duplicates:
         counts["quarantined_duplicate_id"] = duplicates
-    if counts["rows"] != counts["good"] + counts["quarantined"]:
-        raise Defect(
-            tonight.corpus.uri,
-            f"{counts['rows']} rows = good + quarantined",
-            f"{counts['good']} + {counts['quarantined']}",
-            "report this with the corpus",
-        )
-    return dict(sorted(counts.items()))
+    read = sum(files, RowCounts(quarantined=duplicates)).model_copy(update={"good": good})
+    read.check(tonight.corpus.uri, "corpus")
+    return dict(sorted({**counts, **dict(read)}.items()))
 
 
 def _check_chunks(tonight: TonightsFiles, outcome: IngestOutcome, chunks: int) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pipeline.errors import DataError, Defect
+from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
 from pipeline.store.records.sealed_json import FileRef, Stored
-from pipeline.store.records.units import CHUNKS_READ, InputFile
+from pipeline.store.records.units import CHUNKS_READ, InputFile, RowCounts
 from pipeline.text.formats.columns import Columns, RowGroups
 from pipeline.text.formats.quarantine import QuarantineFile, RejectedRow, quarantine
 from pipeline.text.formats.reader import CorpusSurvey, read_batches
@@ -191,28 +191,16 @@ class _Reading:
             good, bad = good + batch.good.num_rows, bad + batch.bad.num_rows
             self._add(batch, file_to_read)
             self.task.on_progress(self.rows, self.bytes_before + batch.position)
-        skipped = 0 if file_to_read.rows is None else file_to_read.rows - good - bad
-        if skipped < 0 or (skipped and self._remaining_rows()):
-            raise Defect(
-                file.uri,
-                f"{file_to_read.rows} rows = good + quarantined + skipped",
-                f"{good} + {bad} + {skipped}",
-                "report this with the file",
-            )
-        self._record_file(file, good, bad, skipped)
+        rows = good + bad if file_to_read.rows is None else file_to_read.rows
+        skipped = 0 if self._remaining_rows() else max(rows - good - bad, 0)
+        counts = RowCounts(rows=rows - skipped, good=good, quarantined=bad, skipped=skipped)
+        counts.check(file.uri, "file")
+        self._record_file(file, counts)
 
-    def _record_file(self, file: SourceFile, good: int = 0, bad: int = 0, skipped: int = 0) -> None:
+    def _record_file(self, file: SourceFile, counts: RowCounts = RowCounts()) -> None:
+        notes = {name: count for name, count in sorted(self.notes.items()) if count}
         self.inputs.append(
-            InputFile(
-                name=file.name,
-                size=file.size,
-                stamp=file.stamp,
-                rows=good + bad,
-                good=good,
-                quarantined=bad,
-                skipped=skipped,
-                notes={name: count for name, count in sorted(self.notes.items()) if count},
-            )
+            InputFile(name=file.name, size=file.size, stamp=file.stamp, **dict(counts), notes=notes)
         )
 
     def _read_limited(self, file_to_read: FileToRead) -> Iterator[SourceBatch]:

@@ -17,8 +17,8 @@ from pipeline.flows.rows import LiveRows, placed_units
 from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.tasks import PlainTask, Pool
-from pipeline.index.gates import judge
-from pipeline.index.measure.metrics import IndexMetrics, RowCounts
+from pipeline.index.gates import RowMetrics, judge
+from pipeline.index.measure.metrics import IndexMetrics
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.files.base import Store
@@ -69,16 +69,14 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
             reported |= relevance.gates
         bar.add(manifest.rows)
     covered = ScriptCoverage.of(manifest.counts)
-    counts = RowCounts(
-        read=manifest.counts["total"],
-        vectors=manifest.rows,
-        quarantined=manifest.counts["quarantined"],
+    rows = RowMetrics(
+        manifest.row_counts,
         bad_vectors=bad,
         duplicate_ids=repeated,
         token_coverage=covered if covered.scripts else None,
         max_quarantined=job.corpus.max_quarantined,
     )
-    return Remeasured(manifest.release, judge(measured, counts, job.gates) | reported, measured)
+    return Remeasured(manifest.release, judge(measured, rows, job.gates) | reported, measured)
 
 
 def _parent(releases: Releases, manifest: ReleaseManifest) -> ReleaseManifest | None:

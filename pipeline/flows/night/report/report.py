@@ -278,11 +278,10 @@ def _row_counts(candidate: Candidate) -> NightCounts:
     counts = candidate.manifest.counts
     # Without skipped rows: files beyond corpus.max_rows are not read, and the total does not count them.
     return NightCounts(
-        read=counts["total"],
-        live=candidate.manifest.rows,
+        **dict(candidate.manifest.row_counts),
         encoded=counts["encoded"],
         reused=counts["reused"],
-        quarantined=counts_under("quarantined_", counts),
+        reasons=counts_under("quarantined_", counts),
         new=counts["new"],
         changed=counts["changed"],
         deleted=counts["deleted"],
