@@ -66,7 +66,7 @@ def test_documented_gates_and_reasons_are_those_of_the_code():
     judged = (ROOT / "pipeline" / "index" / "gates.py").read_text()
     judged = judged[judged.index("def judge") :]
     in_judge = set(re.findall(r'(?:gates\[|^        )"(\w+)"', judged, re.MULTILINE))
-    compared = (ROOT / "pipeline" / "flows" / "night" / "corpus_gates.py").read_text()
+    compared = (ROOT / "pipeline" / "flows" / "night" / "gates" / "corpus_gates.py").read_text()
     of_the_corpus = set(re.findall(r'^ +yield "(\w+)", ', compared, re.MULTILINE))
     assert len(of_the_corpus) == 5
     assert gates == in_judge | of_the_corpus | {RELEVANCE, RELEVANCE_CHANGE, READABLE}

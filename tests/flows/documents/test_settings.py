@@ -19,7 +19,7 @@ def named() -> list[str]:
         text = file.read_text(encoding="utf-8")
         code = re.findall(r"^```(?:bash)?\n(.*?)^```|`([^`\n]+)`", text, re.DOTALL | re.MULTILINE)
         found |= {key for parts in code for key in KEY.findall("".join(parts))}
-    files = (".html", ".yaml")
+    files = (".html", ".py", ".yaml")
     return sorted(key for key in found if key.split(".")[0] in Job.model_fields and not key.endswith(files))
 
 
