@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
@@ -99,11 +100,12 @@ def show_value(value: Any) -> str:
 def convert_value(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
     """Convert a value to a type by the rules of Arrow's parser.
 
-    3 is a valid double, but 3.0 is not a valid integer, and true is neither.
+    3 is a valid double, but 3.0 is not a valid integer, and true is neither. Integers that a floating-point
+    number would round do not fit.
 
     Returns:
-        (converted value, True), or (None, False) if the value does not fit. If only objects without keys do
-        not fit inside of it, they become null: (rest of the value, False).
+        (converted value, True), or (None, False) if the value does not fit. If only objects without keys and
+        rounded integers do not fit inside of it, they become null: (rest of the value, False).
     """
     if value is None:
         return None, True
@@ -112,15 +114,33 @@ def convert_value(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
     if pa.types.is_boolean(kind):
         return (value, True) if isinstance(value, bool) else (None, False)
     if pa.types.is_floating(kind) and (is_integer(value) or isinstance(value, float)):
-        return _try_convert(lambda: float(value))
+        return _try_convert(lambda: float(value)) if _keeps_number(kind, value) else (None, False)
     if pa.types.is_integer(kind) and is_integer(value):
         return _try_convert(lambda: pa.scalar(value, kind).as_py())
     if not is_bounded(value) or not _has_fields(kind, value):
         return None, False
-    fitting = _without_empty_objects(kind, value)
+    fitting = _without_misfits(kind, value)
     line = json.dumps({"value": fitting}).encode()  # Arrow parses nested values and dates
     converted, fits = _try_convert(lambda: parse_block(line, {"value": kind})["value"][0].as_py())
     return converted, fits and fitting == value
+
+
+def _keeps_number(kind: pa.DataType, value: Any) -> bool:
+    """Return whether a floating-point type has the integer, or prints one of its numbers so.
+
+    JavaScript prints the double 2^64 as 18446744073709552000. Fractions may be rounded.
+    """
+    if isinstance(value, float) or abs(value) < 2 ** integer_bits(kind):
+        return True
+    with np.errstate(over="ignore"), contextlib.suppress(OverflowError):
+        number = kind.to_pandas_dtype()(value)
+        return value in (int(number), int(np.format_float_positional(number, trim="-")))
+    return False
+
+
+def integer_bits(kind: pa.DataType) -> int:
+    """Return the number of bits up to which a floating-point type has every integer."""
+    return int(np.finfo(kind.to_pandas_dtype()).nmant) + 1
 
 
 def _try_convert(convert: Callable[[], Any]) -> tuple[Any, bool]:
@@ -194,12 +214,17 @@ def _has_fields(kind: pa.DataType, value: Any) -> bool:
     return True
 
 
-def _without_empty_objects(kind: pa.DataType, value: Any) -> Any:
-    """Replace objects without keys by null wherever the type has no struct; it has a field for every key."""
+def _without_misfits(kind: pa.DataType, value: Any) -> Any:
+    """Replace objects without keys where the type has no struct, and integers that would be rounded, by null.
+
+    The type has a field for every key of the value.
+    """
     if isinstance(value, dict) and pa.types.is_struct(kind):
-        return {key: _without_empty_objects(kind.field(key).type, child) for key, child in value.items()}
+        return {key: _without_misfits(kind.field(key).type, child) for key, child in value.items()}
     if isinstance(value, list) and _is_list(kind):
-        return [_without_empty_objects(kind.value_type, child) for child in value]
+        return [_without_misfits(kind.value_type, child) for child in value]
+    if pa.types.is_floating(kind) and is_integer(value):
+        return value if _keeps_number(kind, value) else None
     return None if value == {} else value
 
 

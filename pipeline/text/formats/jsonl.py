@@ -16,12 +16,14 @@ import pyarrow.compute as pc
 
 from pipeline.settings import CorpusSettings
 from pipeline.store.rows.arrays import array_of
+from pipeline.store.rows.nested import leaf_types, leaves
 from pipeline.store.rows.schema import stored_name
 from pipeline.text.formats.columns import Columns, FileColumns, RowGroups
 from pipeline.text.formats.json_values import (
     JsonBlock,
     TypeInspection,
     convert_value,
+    integer_bits,
     is_id,
     parse_block,
     parse_line,
@@ -217,13 +219,25 @@ def _parse_by_arrow(
         table = parse_block(block.lines, types)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
-    if table.num_rows != rows:
+    if table.num_rows != rows or any(_may_be_rounded(column) for column in table.columns):
         return None
     columns = {column: table[key] for column, key in keys.items()}
     for column, value in partition_values(schema, file, corpus).items():
         columns[column] = pc.fill_null(columns[column], value)
     number = pa.array(np.arange(block.first, block.first + rows, dtype=np.int64))
     return pa.table({**columns, "row": number}).combine_chunks()
+
+
+def _may_be_rounded(column: pa.ChunkedArray) -> bool:
+    """Return whether a column has floating-point numbers that may be integers which the type cannot hold."""
+    if not any(map(pa.types.is_floating, leaf_types(column.type))):
+        return False
+    for leaf in (leaf for chunk in column.chunks for leaf in leaves(chunk)):
+        if pa.types.is_floating(leaf.type):
+            bounds = pc.min_max(leaf).as_py().values()
+            if any(abs(bound or 0) >= 2 ** integer_bits(leaf.type) for bound in bounds):
+                return True
+    return False
 
 
 def _count_object_lines(lines: bytes) -> int | None:

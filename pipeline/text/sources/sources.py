@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -135,9 +136,10 @@ def list_corpus(corpus: CorpusSettings) -> CorpusFiles:
         _refuse_lake_tables(corpus.uri, listing, by_name, parquet)
     hash_all = corpus.fingerprint == "full"
     left_out = {} if listing.single else _left_out(by_name, {file.name for file in files})
-    return CorpusFiles(
-        [_with_content_stamp(file) if hash_all or not file.stamp else file for file in files], left_out
-    )
+    files = [_with_content_stamp(file) if hash_all or not file.stamp else file for file in files]
+    if outer := _partitions(base):  # values of rows that the names of files do not tell
+        files = [replace(file, stamp=f"{file.stamp} {json.dumps(outer, sort_keys=True)}") for file in files]
+    return CorpusFiles(files, left_out)
 
 
 def _refuse_arrow_files(uri: str, names: Iterable[str]) -> None:

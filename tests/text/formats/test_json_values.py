@@ -42,6 +42,22 @@ def test_kept_values_keep_their_type_or_become_null(tmp_path):
     assert batches[0].head(3).nulled == (2,)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_integer_that_a_double_would_round_becomes_null(tmp_path, nested):
+    numbers = [2**53, 2**53 + 1, -(2**53) - 1, 2**63, 18446744073709552000, 2**64 - 1, 10**400, 0.1, 1e300]
+    lines = [
+        {"id": number, "text": "a", "n": {"x": [value]} if nested else value}
+        for number, value in enumerate(numbers)
+    ]
+    corpus = CorpusSettings(uri=str(write_json_lines(tmp_path, *lines)), keep=("n",))
+    good, bad, _ = rows_of(tmp_path / "a.jsonl", corpus)
+    kept = [float(2**53), None, None, float(2**63), float(2**64), None, None, 0.1, 1e300]
+    assert bad == []
+    assert [row["n"]["x"][0] if nested else row["n"] for row in good] == kept
+    (batch,) = read_batches(list_files(corpus)[0], corpus)
+    assert batch.nulled == (1, 2, 5, 6)
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_kept_column_widens_to_values_of_later_blocks(tmp_path, name):
     late = {"price": 1100.5, "note": 3, "tags": ["x"], "late": "here"}
