@@ -11,7 +11,18 @@ from typing import Annotated
 from pydantic import Field
 
 from pipeline.objectives.batch import NO_PEERS, Batch, Column, NoPeers, Peers
-from pipeline.objectives.objective import Loss, Objective, Roles, TrainedModel
+from pipeline.objectives.objective import (
+    AddsRowTerms,
+    ClassifiesPairs,
+    KeepsState,
+    Loss,
+    MasksWords,
+    Objective,
+    OffersCandidates,
+    PredictsRows,
+    Roles,
+    TrainedModel,
+)
 from pipeline.objectives.view import View, ViewEncoder
 from pipeline.registry import Registry
 
@@ -23,13 +34,19 @@ OBJECTIVES: Registry[type[Objective]] = Registry("objective", __name__)
 __all__ = [
     "NO_PEERS",
     "OBJECTIVES",
+    "AddsRowTerms",
     "Batch",
+    "ClassifiesPairs",
     "Column",
+    "KeepsState",
     "Loss",
+    "MasksWords",
     "NoPeers",
     "Objective",
+    "OffersCandidates",
     "Peers",
     "PositiveFloat",
+    "PredictsRows",
     "Roles",
     "TrainedModel",
     "View",

@@ -12,6 +12,7 @@ from pipeline.config import Settings, validated
 from pipeline.errors import ConfigError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Roles
+from pipeline.objectives.objective import row_terms_of
 from pipeline.objectives.weighted import Composite, Sum, Term, merged_roles
 from pipeline.settings.training import TrainSettings
 from pipeline.text.rows.adjacent import ADJACENT, RUNNING_TEXT
@@ -45,16 +46,12 @@ class Matryoshka(Composite):
             )
         self.objective, self.dims = objective, tuple(dims)
 
-    @property
-    def inner(self) -> list[Objective]:
-        return [self.objective]
-
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         losses = (self.objective.loss(self.objective.truncate(reps, dim), batch) for dim in self.dims)
         return sum(losses, Loss.of())
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
-        return self.objective.row_terms(outputs, batch)
+        return row_terms_of(self.objective, outputs, batch)
 
 
 Order = Literal["shuffled", "contiguous", "adjacent"]
@@ -100,8 +97,7 @@ def data_requirements(settings: TrainSettings) -> DataRequirements:
     roles = _roles(settings)
     columns, optional = merged_roles(roles)
     orders: dict[str, Order] = {
-        term.name: "adjacent" if set(ADJACENT) & set(each.required) else OBJECTIVES[term.name].order
-        for term, each in zip(settings.objective, roles, strict=True)
+        term.name: _order(each) for term, each in zip(settings.objective, roles, strict=True)
     }
     order = _common_order(orders)
     if order == "adjacent":
@@ -119,6 +115,13 @@ def _roles(settings: TrainSettings) -> list[Roles]:
     """Return the roles that each objective of `settings` reads."""
     classes = [OBJECTIVES[term.name] for term in settings.objective]
     return [objective.roles(_checked_options(settings, index)) for index, objective in enumerate(classes)]
+
+
+def _order(roles: Roles) -> Order:
+    """Return the order of rows that an objective with these roles needs."""
+    if set(ADJACENT) & set(roles.required):
+        return "adjacent"
+    return "contiguous" if "position" in roles.required else "shuffled"
 
 
 def _common_order(orders: Mapping[str, Order]) -> Order:

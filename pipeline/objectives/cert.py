@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pipeline.errors import ConfigError
 from pipeline.losses import enqueue, moco, moving_average, random_queue
 from pipeline.models.layers.post_pooling import draw_weights
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat, Roles, View
+from pipeline.objectives import OBJECTIVES, Batch, KeepsState, Loss, PositiveFloat, Roles, View
 
 _QUEUE_KEYS = 96_606  # as published; need not be a multiple of the batch size
 _KEY_DIM = 128  # dimension of queries and keys, as published
@@ -30,7 +30,7 @@ class Projection(nn.Module):
 
 
 @OBJECTIVES.register("cert")
-class Cert(Objective):
+class Cert(KeepsState):
     """InfoNCE of each query with its key from a momentum encoder; the negatives are a queue of earlier keys.
 
     The momentum encoder is a slowly moving copy of the encoder and its head. Queries and keys are the vectors
@@ -48,7 +48,6 @@ class Cert(Objective):
     columns: tuple[str, ...] = ("anchor", "positive")
     min_rows = 1  # rows are compared with the queue
     has_positive_pairs = True
-    has_stateful_loss = True
     queue: Tensor
     pointer: Tensor
 

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from pipeline.losses import FEATURES, SBERT_FEATURES, Feature, classification, pair_features
 from pipeline.models.layers.post_pooling import draw_weights
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective
+from pipeline.objectives import OBJECTIVES, Batch, ClassifiesPairs, Loss
 
 
 @OBJECTIVES.register("classification")
-class Classification(Objective):
+class Classification(ClassifiesPairs):
     """Cross-entropy of a classifier over features of the two vectors of a pair: u, v, |u - v|, u * v.
 
     The default is the classifier of SBERT: one linear layer over (u, v, |u - v|). InferSent's classifier uses
@@ -24,7 +24,6 @@ class Classification(Objective):
 
     columns = ("premise", "hypothesis", "label")
     min_rows = 1
-    classifies = True
 
     def __init__(
         self,

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.losses import contrastive_tension
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, TrainedModel, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, OffersCandidates, TrainedModel, View
 
 _NEGATIVES = 7  # for each positive, as published
 
 
 @OBJECTIVES.register("contrastive_tension")
-class ContrastiveTension(Objective):
+class ContrastiveTension(OffersCandidates):
     """Binary cross-entropy of predicting whether x equals x', from the raw inner product f1(x) . f2(x').
 
     The two encoders start with equal weights. Every row of a batch becomes the first text of one pair. The

@@ -15,7 +15,7 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.transfer import to_device
 from pipeline.models.trainable.decoder import ConditionalDecoder
 from pipeline.models.trainable.encoder import TrainableEncoder
-from pipeline.objectives import Batch, Loss, Objective, View
+from pipeline.objectives import AddsRowTerms, Batch, Loss, View
 from pipeline.text.tokens.tokens import Tokens
 
 # New output vectors are uniform in [-0.1, 0.1], as all non-recurrent weights of Skip-Thought.
@@ -25,7 +25,7 @@ _RANK_OFFSET = 2.7
 _LARGE_VOCABULARY = 30_000  # words; Skip-Thought has 20,000, and the output takes most of a step
 
 
-class EncoderDecoder(Objective):
+class EncoderDecoder(AddsRowTerms):
     """Sum of -log P(w_t | w_<t, v) over the words of texts, v the vector of the text in the column `text`.
 
     Each text that is written has a decoder of its own, as wide as v, whose gates also get v. It reads the
@@ -46,7 +46,6 @@ class EncoderDecoder(Objective):
     """
 
     min_rows = 1
-    needs_folder = True
 
     def __init__(self, encoder: nn.Module, *, written: Sequence[str], cell: str) -> None:
         super().__init__(encoder)
@@ -71,10 +70,6 @@ class EncoderDecoder(Objective):
 
     def views(self, batch: Batch) -> Sequence[View]:
         return (View(self.encoder, batch.tokens("text")),)
-
-    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        """Return no loss: each row's loss depends on that row alone, so `row_terms` returns it."""
-        return Loss.of()
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
         (vectors,) = outputs

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipeline.losses import sampled_word_prediction, word_prediction
 from pipeline.models.classic.word_table import draw_vectors
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
+from pipeline.objectives import OBJECTIVES, AddsRowTerms, Batch, Loss, View
 from pipeline.objectives.draws import (
     cumulative_noise,
     draw_negatives,
@@ -33,7 +33,7 @@ class _Targets(NamedTuple):
 
 
 @OBJECTIVES.register("fastsent")
-class FastSent(Objective):
+class FastSent(AddsRowTerms):
     """Sum of -log softmax(V s)_w over the words w of the sentences before and after, s the sentence's vector.
 
     The published model sums word vectors: a new table (`train.word_table`) has the pooling sum. The output
@@ -48,7 +48,6 @@ class FastSent(Objective):
 
     columns = ("previous", "text", "next")
     min_rows = 1
-    needs_folder = True
 
     def __init__(
         self,
@@ -74,10 +73,6 @@ class FastSent(Objective):
         """Draw the negatives of the whole batch, so that they do not depend on chunks."""
         self._targets = self._collect(batch)
         return (View(self.encoder, batch.tokens("text")),)
-
-    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        """Return no loss: each row's loss depends on that row alone, so `row_terms` returns it."""
-        return Loss.of()
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
         assert self._targets is not None, "views comes first"

@@ -28,7 +28,6 @@ class IsBert(Objective):
     """
 
     columns = ("text",)
-    needs_folder = True
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__(encoder)

@@ -12,7 +12,7 @@ from pipeline.errors import ModelError
 from pipeline.losses import mask_tokens, masked_lm
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.mlm_head import can_be_saved, has_language_head, load_language_head
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Roles, TrainedModel, View
+from pipeline.objectives import OBJECTIVES, AddsRowTerms, Batch, Loss, MasksWords, Roles, TrainedModel, View
 from pipeline.objectives.draws import numpy_generator
 from pipeline.settings.training import TextRole
 from pipeline.text.tokens.templates import mask_token
@@ -20,7 +20,7 @@ from pipeline.text.tokens.tokens import Tokens
 
 
 @OBJECTIVES.register("masked_lm")
-class MaskedLanguageModelling(Objective):
+class MaskedLanguageModelling(AddsRowTerms, MasksWords):
     """Mean cross-entropy of the masked words of a batch, in a separate pass over a copy of the texts.
 
     A proportion `rate` of the tokens that are not special is chosen; of these 80 % are masked, 10 % become
@@ -35,8 +35,6 @@ class MaskedLanguageModelling(Objective):
     columns = ("text",)
     min_rows = 1
     allows_truncation = True  # it compares no vectors
-    needs_folder = True
-    masks_words = True
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -91,7 +91,9 @@ class Objective(nn.Module):
     """Training objective: the views of a batch to encode, and the loss of their vectors.
 
     An objective holds the encoder that it trains and any heads, second encoders and queues; a checkpoint
-    stores its `state_dict`. Random numbers come from torch's generators.
+    stores its `state_dict`. Random numbers come from torch's generators. Most objectives need `columns`,
+    `views` and `loss`; an objective that does more, such as predicting classes, extends the class below that
+    says so.
 
     The keyword arguments of `__init__` are the objective's options in the settings; their defaults are those
     of the paper. An option without a default is the path of an encoder folder. The class attributes below
@@ -100,11 +102,9 @@ class Objective(nn.Module):
 
     columns: tuple[str, ...] = ()
     """roles of the columns that it requires. Those of `adjacent.ADJACENT`, such as next, are made from the
-    rows before and after"""
+    rows before and after; with position, a batch has consecutive sentences of documents"""
     optional: tuple[str, ...] = ()
     """roles of the columns that it uses if they exist"""
-    order: ClassVar[Literal["shuffled", "contiguous"]] = "shuffled"
-    """"contiguous" if a batch must be consecutive sentences of documents"""
     min_rows: int = 2
     """smallest number of rows, over all peers, for which the loss is defined"""
     allows_truncation: bool = False
@@ -112,20 +112,6 @@ class Objective(nn.Module):
     dimension"""
     has_positive_pairs: bool = False
     """True if row i of the first view and row i of the second mean the same, and other rows do not"""
-    has_stateful_loss: bool = False
-    """True if the loss depends on earlier steps, for example through a queue, so that the same rows get
-    another loss later"""
-    classifies: ClassVar[bool] = False
-    """True if it trains a classifier of sentence pairs, and implements `predict_classes`"""
-    predicts: ClassVar[tuple[Measure, ...]] = ()
-    """metrics of its own predictions that dev can measure, the default first. It then implements
-    `prediction_tokens` and `predict`. Empty: dev measures the vectors"""
-    masks_words: ClassVar[bool] = False
-    """True if it predicts masked words, whose probability dev can measure. It then implements `mask` and
-    `summed_log_likelihood`"""
-    needs_folder: ClassVar[bool] = False
-    """True if it needs an encoder loaded from a folder, for the tokenizer or for weights that are not in the
-    encoder"""
     numbers_rows: ClassVar[bool] = False
     """True if it has weights for each row, so that the rows of all sources must be numbered one source after
     another"""
@@ -167,6 +153,11 @@ class Objective(nn.Module):
             ConfigError: the objective cannot train with such batches.
         """
 
+    @property
+    def parts(self) -> tuple["Objective", ...]:
+        """Objectives that this one combines, or itself. Dev measures predictions of the first."""
+        return (self,)
+
     def views(self, batch: Batch) -> Sequence[View]:
         """Return the views to encode, by default one per column of texts; called once per step.
 
@@ -186,33 +177,14 @@ class Objective(nn.Module):
         """
         raise NotImplementedError
 
-    def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
-        """Mean over rows of the part of the loss that each row has by itself, such as that of masked words.
-
-        By default there is no such part. The method is called for some of the batch's rows at a time, so that
-        it may run the encoder again on few rows.
-
-        Args:
-            outputs: vectors (n, dim) of each view, with their graph.
-            batch: the same n rows of the step's batch.
-        """
-        return Loss.of()
-
-    def tokens_beside_views(self, batch: Batch) -> int:
-        """Count the tokens of the step's batch that `row_terms` reads and no view has; by default none."""
-        return 0
-
     def vectors(self, reps: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
-        """Return the sentence vectors (n, dim) of each view, for metrics and `after_step`; by default `reps`.
+        """Return the sentence vectors (n, dim) of each view, for metrics; by default `reps`.
 
         Args:
             reps: outputs of the encoder of each view.
             batch: the same n rows.
         """
         return reps
-
-    def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
-        """Update momentum encoders and queues with the vectors of a step, after the weights have changed."""
 
     def truncate(self, reps: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
         """Truncate the vectors of each view to `dim` dimensions."""
@@ -221,42 +193,6 @@ class Objective(nn.Module):
     def trained_model(self) -> TrainedModel:
         """Return the result of the training; by default the encoder alone."""
         return TrainedModel(self.encoder)
-
-    def candidates(self) -> tuple[TrainedModel, ...]:
-        """Return the possible results: the best one on dev is used, or the first if there is no dev set."""
-        return (self.trained_model(),)
-
-    def select(self, candidate: int) -> None:
-        """Choose the trained model by its index in `candidates`; the choice is part of the state."""
-
-    def predict_classes(self, left: Tensor, right: Tensor) -> Tensor:
-        """Predict the class of each pair of vectors (n, dim): (n,) int64. Requires `classifies`."""
-        raise NotImplementedError
-
-    def prediction_tokens(self, batch: Batch) -> Tokens:
-        """Tokenize what a prediction reads of each row, such as pairs of texts. Requires `predicts`."""
-        raise NotImplementedError
-
-    def predict(self, vectors: Tensor) -> Tensor:
-        """Predict the class or the score of each row: (n,). Requires `predicts`.
-
-        Args:
-            vectors: (n, dim) vectors of `prediction_tokens`.
-        """
-        raise NotImplementedError
-
-    def mask(self, tokens: Tokens, rng: np.random.Generator) -> Tokens:
-        """Mask words of texts; `kept` marks the tokens to predict. Requires `masks_words`."""
-        raise NotImplementedError
-
-    def summed_log_likelihood(self, masked: Tokens, ids: np.ndarray) -> Tensor:
-        """Sum log p(original token) over the tokens that `mask` marked: scalar. Requires `masks_words`.
-
-        Args:
-            masked: result of `mask`.
-            ids: ids of the tokens of the texts as they were.
-        """
-        raise NotImplementedError
 
     def warnings(self) -> list[str]:
         """Describe settings that are legal but probably unintended.
@@ -271,3 +207,95 @@ class Objective(nn.Module):
         Used for modules that are fixed, or that share their weights with a registered one.
         """
         object.__setattr__(self, name, module)
+
+
+class AddsRowTerms(Objective):
+    """Part of the loss, or all of it, is a mean over rows of terms that each row has by itself."""
+
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        """Return no loss by default: `row_terms` returns it."""
+        return Loss.of()
+
+    def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
+        """Mean over rows of the part of the loss that each row has by itself, such as that of masked words.
+
+        Called for some of the batch's rows at a time, so that it may run the encoder again on few rows.
+
+        Args:
+            outputs: vectors (n, dim) of each view, with their graph.
+            batch: the same n rows of the step's batch.
+        """
+        raise NotImplementedError
+
+    def tokens_beside_views(self, batch: Batch) -> int:
+        """Count the tokens of the step's batch that `row_terms` reads and no view has; by default none."""
+        return 0
+
+
+def row_terms_of(objective: Objective, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
+    """Return the row terms of an objective, or no loss if it adds none."""
+    return objective.row_terms(outputs, batch) if isinstance(objective, AddsRowTerms) else Loss.of()
+
+
+class KeepsState(Objective):
+    """The loss depends on earlier steps, as through a queue, so that the same rows get another loss later."""
+
+    def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
+        """Update momentum encoders and queues after the weights have changed; `reps` are its `vectors`."""
+        raise NotImplementedError
+
+
+class OffersCandidates(Objective):
+    """The trained model is one of several, the best one on dev."""
+
+    def candidates(self) -> tuple[TrainedModel, ...]:
+        """Return the possible results; without a dev set, the first is used."""
+        raise NotImplementedError
+
+    def select(self, candidate: int) -> None:
+        """Choose the trained model by its index in `candidates`; the choice is part of the state."""
+        raise NotImplementedError
+
+
+class ClassifiesPairs(Objective):
+    """It trains a classifier of the vectors of sentence pairs, whose accuracy dev can measure."""
+
+    def predict_classes(self, left: Tensor, right: Tensor) -> Tensor:
+        """Predict the class of each pair of vectors (n, dim): (n,) int64."""
+        raise NotImplementedError
+
+
+class PredictsRows(Objective):
+    """It predicts labels or scores, which dev measures instead of the vectors."""
+
+    measures: ClassVar[tuple[Measure, ...]]
+    """metrics of the predictions that dev can measure, the default first"""
+
+    def prediction_tokens(self, batch: Batch) -> Tokens:
+        """Tokenize what a prediction reads of each row, such as pairs of texts."""
+        raise NotImplementedError
+
+    def predict(self, vectors: Tensor) -> Tensor:
+        """Predict the class or the score of each row: (n,).
+
+        Args:
+            vectors: (n, dim) vectors of `prediction_tokens`.
+        """
+        raise NotImplementedError
+
+
+class MasksWords(Objective):
+    """It predicts masked words, whose probability dev can measure."""
+
+    def mask(self, tokens: Tokens, rng: np.random.Generator) -> Tokens:
+        """Mask words of texts; `kept` marks the tokens to predict."""
+        raise NotImplementedError
+
+    def summed_log_likelihood(self, masked: Tokens, ids: np.ndarray) -> Tensor:
+        """Sum log p(original token) over the tokens that `mask` marked: scalar.
+
+        Args:
+            masked: result of `mask`.
+            ids: ids of the tokens of the texts as they were.
+        """
+        raise NotImplementedError

@@ -31,7 +31,6 @@ class OptiPrompt(InBatchContrast):
     """
 
     columns = ("text",)
-    needs_folder = True
     _training_encoder: LearnedTemplate
     _inference_encoder: LearnedTemplate
 

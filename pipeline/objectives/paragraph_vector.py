@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pipeline.errors import DataError, ModelError
 from pipeline.losses import sampled_word_prediction
 from pipeline.models.classic.paragraph import ROWS, ParagraphBackbone
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
+from pipeline.objectives import OBJECTIVES, AddsRowTerms, Batch, Loss, View
 from pipeline.objectives.draws import numpy_generator
 from pipeline.text.tokens.tokens import Tokens
 
@@ -29,7 +29,7 @@ class _Predictions(NamedTuple):
 
 
 @OBJECTIVES.register("paragraph_vector")
-class ParagraphVector(Objective):
+class ParagraphVector(AddsRowTerms):
     """Negative log-likelihood of words of each text, given the row's own vector; the mean over rows.
 
     In each step every row draws words of its text, which its models predict by negative sampling: PV-DM from
@@ -41,7 +41,6 @@ class ParagraphVector(Objective):
 
     columns = ("text",)
     min_rows = 1
-    needs_folder = True
     numbers_rows = True
 
     def __init__(self, encoder: nn.Module) -> None:
@@ -79,10 +78,6 @@ class ParagraphVector(Objective):
         negatives = self._backbone.draw_words(rng.random((len(rows), settings.negatives)))
         self._predictions = _Predictions(tokens, batch.step_indices[rows], at, negatives)
         return ()
-
-    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        """Return no loss: each row's loss depends on that row alone, so `row_terms` returns it."""
-        return Loss.of()
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
         assert self._predictions is not None, "views comes first"

@@ -29,7 +29,6 @@ class Prompt(HeadedContrast):
     """
 
     columns = ("text",)
-    needs_folder = True
     _training_encoder: PromptedEncoder
     _inference_encoder: PromptedEncoder
 

@@ -39,7 +39,6 @@ class PromptSupervised(InBatchContrast):
 
     columns = ("anchor", "positive")
     optional = ("negative", "negative2")
-    needs_folder = True
     _training_encoder: PromptedEncoder
     _inference_encoder: PromptedEncoder
 

@@ -31,7 +31,6 @@ class QuickThoughts(Objective):
     """
 
     columns = ("text", "document", "position")
-    order = "contiguous"
     allows_truncation = True
     min_rows = 3  # with two, a sentence's neighbour is its only candidate
 

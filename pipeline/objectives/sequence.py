@@ -12,12 +12,12 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.modules import Dense
 from pipeline.models.layers.post_pooling import draw_weights
 from pipeline.models.trainable.classifier import Classifier, pooler_of
-from pipeline.objectives import Batch, Objective, Roles, TrainedModel, View
+from pipeline.objectives import Batch, PredictsRows, Roles, TrainedModel, View
 from pipeline.text.tokens.pairs import PairFormat
 from pipeline.text.tokens.tokens import Tokens
 
 
-class FineTuning(Objective):
+class FineTuning(PredictsRows):
     """A new linear layer over the encoder's vector of a text, or of two texts that are read together.
 
     With the pooling cls_mlp this is the model of BERT's fine-tuning: tanh(W h + b) of the state of [CLS],
@@ -25,7 +25,6 @@ class FineTuning(Objective):
     """
 
     min_rows = 1
-    needs_folder = True
     target: str
     """role of the column of labels or scores"""
     regresses = False

@@ -22,7 +22,7 @@ class SequenceClassification(FineTuning):
 
     target = "label"
     columns = ("text", "label")
-    predicts = ("accuracy", "f1", "matthews")
+    measures = ("accuracy", "f1", "matthews")
 
     def __init__(
         self,

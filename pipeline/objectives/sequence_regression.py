@@ -22,7 +22,7 @@ class SequenceRegression(FineTuning):
 
     target = "score"
     columns = ("text", "score")
-    predicts = ("spearman", "pearson")
+    measures = ("spearman", "pearson")
     regresses = True
 
     def __init__(

@@ -5,11 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-import numpy as np
 from torch import Tensor, nn
 
-from pipeline.objectives import Batch, Loss, Objective, Roles, TrainedModel, View
-from pipeline.text.tokens.tokens import Tokens
+from pipeline.objectives import AddsRowTerms, Batch, KeepsState, Loss, Objective, Roles, TrainedModel, View
+from pipeline.objectives.objective import row_terms_of
 
 
 @dataclass(frozen=True)
@@ -23,12 +22,11 @@ class Term:
     """name of the data source whose batches it trains on; None: those of all sources"""
 
 
-class Composite(Objective):
+class Composite(AddsRowTerms, KeepsState):
     """Base class of objectives that combine other objectives over the same rows.
 
-    Each inner objective has its own views; the views of a step share a forward pass. The trained model,
-    its candidates and its classifier are those of the first inner objective; the trained model also has the
-    first language head of an inner objective.
+    Each inner objective has its own views; the views of a step share a forward pass. The trained model
+    is that of the first inner objective, with the first language head of an inner objective.
     """
 
     def __init__(self, encoder: nn.Module, inner: Sequence[Objective]) -> None:
@@ -40,14 +38,13 @@ class Composite(Objective):
             [Roles(objective.columns, objective.optional) for objective in inner]
         )
         self.has_positive_pairs = inner[0].has_positive_pairs
-        self.has_stateful_loss = any(objective.has_stateful_loss for objective in inner)
         self.min_rows = max(objective.min_rows for objective in inner)
+        self.inner = list(inner)  # a list, so that only the subclass's name for them is in `state_dict`
         self._view_counts: list[int] = []  # of each inner objective that the current step trains
 
     @property
-    def inner(self) -> list[Objective]:
-        """Objectives that are combined."""
-        raise NotImplementedError
+    def parts(self) -> tuple[Objective, ...]:
+        return tuple(part for objective in self.inner for part in objective.parts)
 
     def trained_on(self, batch: Batch) -> list[Objective]:
         """Return the inner objectives that a batch trains; by default all."""
@@ -64,36 +61,17 @@ class Composite(Objective):
 
     def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
         for objective, vectors in self.split(reps, batch):
-            objective.after_step(vectors, batch)
+            if isinstance(objective, KeepsState):
+                objective.after_step(vectors, batch)
 
     def trained_model(self) -> TrainedModel:
         model, *others = (objective.trained_model() for objective in self.inner)
         heads = (each.language_head for each in (model, *others))
         return replace(model, language_head=next((head for head in heads if head is not None), None))
 
-    def candidates(self) -> tuple[TrainedModel, ...]:
-        return self.inner[0].candidates()
-
-    def select(self, candidate: int) -> None:
-        self.inner[0].select(candidate)
-
-    def predict_classes(self, left: Tensor, right: Tensor) -> Tensor:
-        return self.inner[0].predict_classes(left, right)
-
-    def prediction_tokens(self, batch: Batch) -> Tokens:
-        return self.inner[0].prediction_tokens(batch)
-
-    def predict(self, vectors: Tensor) -> Tensor:
-        return self.inner[0].predict(vectors)
-
-    def mask(self, tokens: Tokens, rng: np.random.Generator) -> Tokens:
-        return self.inner[0].mask(tokens, rng)
-
     def tokens_beside_views(self, batch: Batch) -> int:
-        return sum(objective.tokens_beside_views(batch) for objective in self.trained_on(batch))
-
-    def summed_log_likelihood(self, masked: Tokens, ids: np.ndarray) -> Tensor:
-        return self.inner[0].summed_log_likelihood(masked, ids)
+        added = (each for each in self.trained_on(batch) if isinstance(each, AddsRowTerms))
+        return sum(objective.tokens_beside_views(batch) for objective in added)
 
     def warnings(self) -> list[str]:
         return [warning for objective in self.inner for warning in objective.warnings()]
@@ -121,10 +99,6 @@ class Sum(Composite):
             self.has_positive_pairs = False  # not in the batches of every source
         self.terms = nn.ModuleList(term.objective for term in terms)
 
-    @property
-    def inner(self) -> list[Objective]:
-        return [module for module in self.terms if isinstance(module, Objective)]
-
     def trained_on(self, batch: Batch) -> list[Objective]:
         return [self.inner[term] for term in self._terms_of(batch)]
 
@@ -133,7 +107,9 @@ class Sum(Composite):
         return self._weighted_sum(losses, batch)
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
-        losses = (objective.row_terms(vectors, batch) for objective, vectors in self.split(outputs, batch))
+        losses = (
+            row_terms_of(objective, vectors, batch) for objective, vectors in self.split(outputs, batch)
+        )
         return self._weighted_sum(losses, batch)
 
     def _terms_of(self, batch: Batch) -> list[int]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError
 from pipeline.losses import sampled_word_prediction
 from pipeline.models.classic.word_table import WordTable, draw_vectors
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat, View
+from pipeline.objectives import OBJECTIVES, AddsRowTerms, Batch, Loss, PositiveFloat, View
 from pipeline.objectives.draws import (
     cumulative_noise,
     draw_negatives,
@@ -40,7 +40,7 @@ class _WordPredictions(NamedTuple):
 
 
 @OBJECTIVES.register("word2vec")
-class Word2Vec(Objective):
+class Word2Vec(AddsRowTerms):
     """Negative log-likelihood of words, given words of the same text that are near them.
 
     With `model: cbow` each word is predicted from the mean of the vectors of all words within `window`; with
@@ -56,7 +56,6 @@ class Word2Vec(Objective):
 
     columns = ("text",)
     min_rows = 1
-    needs_folder = True
 
     def __init__(
         self,
@@ -101,10 +100,6 @@ class Word2Vec(Objective):
         negatives = draw_negatives(self._cumulative, (len(words), self.negatives), rng)
         self._predictions = _WordPredictions(batch.step_indices[owners], words, inputs, is_input, negatives)
         return ()
-
-    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        """Return no loss: each row's loss depends on that row alone, so `row_terms` returns it."""
-        return Loss.of()
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
         assert self._predictions is not None, "views comes first"

@@ -190,9 +190,9 @@ class TrainingReport:
     @property
     def predicts(self) -> bool:
         """True if dev measures predictions of the first objective instead of vectors."""
-        from pipeline.objectives import OBJECTIVES  # imported here, because it loads torch
+        from pipeline.objectives import OBJECTIVES, PredictsRows  # imported here, because it loads torch
 
-        return bool(OBJECTIVES[self.settings.objective[0].name].predicts)
+        return issubclass(OBJECTIVES[self.settings.objective[0].name], PredictsRows)
 
     @property
     def measure(self) -> str:

@@ -17,7 +17,7 @@ from pipeline.config import validated
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.similarity import row_similarities
 from pipeline.evaluate.sts import StsTask, correlation
-from pipeline.objectives import Objective, TrainedModel
+from pipeline.objectives import ClassifiesPairs, Objective, TrainedModel
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.settings.trackers import DevSettings, Measure
 from pipeline.settings.training import PairSettings, Values
@@ -145,12 +145,13 @@ class DevSet:
         left, right = np.split(vectors[self._sentences[1]], 2)
         if self.measure == "accuracy":
             assert objective is not None, "accuracy needs the objective's classifier"
-            return self._accuracy(left, right, objective)
+            return self._accuracy(left, right, objective.parts[0])
         return 100 * correlation(spearman, row_similarities("cosine", left, right), self.gold)
 
     @torch.no_grad()
     def _accuracy(self, left: np.ndarray, right: np.ndarray, objective: Objective) -> float:
         """Return the percentage of pairs of vectors (n, dim) that the classifier predicts correctly."""
+        assert isinstance(objective, ClassifiesPairs), "the first objective classifies"
         device = next(objective.parameters()).device
         predicted = objective.predict_classes(
             torch.from_numpy(left).to(device), torch.from_numpy(right).to(device)

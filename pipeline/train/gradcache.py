@@ -9,7 +9,8 @@ from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, Defect
 from pipeline.models.trainable.perturbations import ChangePerView, PerTextChange
-from pipeline.objectives import Batch, Loss, Objective, View
+from pipeline.objectives import AddsRowTerms, Batch, Loss, Objective, View
+from pipeline.objectives.objective import row_terms_of
 from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gather import average_gradients, mean_over_ranks, set_gradient_sync, world_size
 from pipeline.train.generators import RandomGenerators
@@ -238,7 +239,8 @@ def _encode(
 
 def _row_terms(objective: Objective, batch: Batch, chunk: Chunk, outputs: tuple[Tensor, ...]) -> Loss:
     """Return the row terms of a chunk, weighted so that the sum over chunks is the mean over the batch."""
-    return objective.row_terms(outputs, batch.of_rows(chunk.indices)) * (len(chunk.indices) / len(batch))
+    terms = row_terms_of(objective, outputs, batch.of_rows(chunk.indices))
+    return terms * (len(chunk.indices) / len(batch))
 
 
 def _backward_through_encoders(
@@ -280,7 +282,8 @@ def _backward_through_encoders(
 
 def _count_tokens(objective: Objective, batch: Batch, views: Sequence[View]) -> int:
     """Count this rank's tokens of a step."""
-    return sum(len(view.tokens.ids) for view in views) + objective.tokens_beside_views(batch)
+    beside = objective.tokens_beside_views(batch) if isinstance(objective, AddsRowTerms) else 0
+    return sum(len(view.tokens.ids) for view in views) + beside
 
 
 def _step_result(loss: Loss, reps: Sequence[Tensor], tokens: int) -> StepResult:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.objectives import Batch, Loss, Objective
+from pipeline.objectives import Batch, KeepsState, Loss, Objective
 from pipeline.settings.training import TrainSettings
 from pipeline.train.check_finite import non_finite_error
 from pipeline.train.gather import Ranks, world_size
@@ -126,7 +126,8 @@ class Training:
         result, norm, overflows = self._gradient(batch)
         rate = self._update(norm)
         self.number += 1
-        self.objective.after_step(result.reps, batch)
+        if isinstance(self.objective, KeepsState):
+            self.objective.after_step(result.reps, batch)
         return Step(
             number=self.number,
             loss=result.loss,

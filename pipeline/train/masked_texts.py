@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from pipeline.config import validated
 from pipeline.errors import DataError, ModelError
-from pipeline.objectives import OBJECTIVES, Objective, TrainedModel
+from pipeline.objectives import OBJECTIVES, MasksWords, Objective, TrainedModel
 from pipeline.settings.training import PairSettings, TrainSettings
 from pipeline.text.rows.training_rows import open_training_rows
 from pipeline.train.dev import DIVERGED, DevMetrics, buffers_of_rank, evaluating
@@ -49,7 +49,7 @@ class MaskedTexts:
 
         Args:
             model: modules to evaluate.
-            objective: objective that masks and predicts words.
+            objective: objective whose first part masks and predicts words.
 
         Raises:
             DataError: no word of the texts is masked, or the weights have diverged.
@@ -57,7 +57,9 @@ class MaskedTexts:
         encoder = model.encoder
         device = next(encoder.parameters()).device
         tokens = encoder.folder.tokenizer()(list(self.texts))
-        masked = objective.mask(tokens, np.random.default_rng(_SEED))
+        masking = objective.parts[0]
+        assert isinstance(masking, MasksWords)
+        masked = masking.mask(tokens, np.random.default_rng(_SEED))
         assert masked.kept is not None
         count = int(masked.kept.sum())
         if not count:
@@ -68,7 +70,7 @@ class MaskedTexts:
         try:
             with evaluating(encoder, objective):
                 for rows, is_own in buffers_of_rank(masked, encoder.folder.max_length, device):
-                    summed = objective.summed_log_likelihood(masked.of_rows(rows), tokens.of_rows(rows).ids)
+                    summed = masking.summed_log_likelihood(masked.of_rows(rows), tokens.of_rows(rows).ids)
                     total += is_own * summed.double()
         except ModelError as error:  # an error of a step would name the rows of a batch
             found = f"{error.found}, of {error.where}"

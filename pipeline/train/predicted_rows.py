@@ -11,7 +11,7 @@ from pipeline.config import validated
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.sts import correlation
 from pipeline.log import counted
-from pipeline.objectives import OBJECTIVES, Batch, Column, Objective, TrainedModel
+from pipeline.objectives import OBJECTIVES, Batch, Column, Objective, PredictsRows, TrainedModel
 from pipeline.settings.trackers import DevSettings, Measure, TestSetSettings
 from pipeline.settings.training import TEXTS, PairSettings, TrainSettings, Values
 from pipeline.stats.classes import POSITIVE, accuracy, f1, matthews
@@ -62,6 +62,7 @@ class PredictedRows:
         term = settings.objective[0]
         values = settings.data[0].values if settings.data else Values()
         objective = OBJECTIVES[term.name]
+        assert issubclass(objective, PredictsRows)
         has_two_labels = len(values.labels) == 2
         if file is settings.dev and settings.dev.measure == "f1" and not has_two_labels:
             raise ConfigError(
@@ -86,7 +87,7 @@ class PredictedRows:
             columns,
             target=target,
             measure=settings.dev.measure,
-            measures=tuple(each for each in objective.predicts if each != "f1" or has_two_labels),
+            measures=tuple(each for each in objective.measures if each != "f1" or has_two_labels),
         )
 
     @property
@@ -110,18 +111,20 @@ class PredictedRows:
 
         Args:
             model: modules to evaluate.
-            objective: objective that predicts from their vectors.
+            objective: objective whose first part predicts from their vectors.
 
         Raises:
             DataError: on every rank, for vectors that are not finite.
         """
+        predictor = objective.parts[0]
+        assert isinstance(predictor, PredictsRows)
         tokenizer = model.encoder.folder.tokenizer()
         batch = Batch(self.columns, np.arange(len(self.gold)), tokenizer)
         with evaluating(model.encoder, objective):
-            vectors = encode_on_all_ranks(model, objective.prediction_tokens(batch))
+            vectors = encode_on_all_ranks(model, predictor.prediction_tokens(batch))
             check_finite(self.where, vectors, [str(text) for text in next(iter(self.columns.values()))])
             device = next(objective.parameters()).device
-            predicted = objective.predict(torch.from_numpy(vectors).to(device)).cpu().numpy()
+            predicted = predictor.predict(torch.from_numpy(vectors).to(device)).cpu().numpy()
         return {measure: 100 * _METRICS[measure](predicted, self.gold) for measure in self.measures}
 
 

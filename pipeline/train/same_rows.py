@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pipeline.objectives import Batch
+from pipeline.objectives import Batch, KeepsState
 from pipeline.text.rows.batches import Order
 from pipeline.train.dev import evaluating
 from pipeline.train.gather import Ranks, world_size
@@ -58,8 +58,9 @@ def _measure(training: Training, batch: Batch) -> dict[str, float]:
     objective = training.objective
     result = loss_without_gradient(objective, batch, chunk_rows=training.settings.chunk_rows)
     reps = tuple(Ranks().gather(rep) for rep in result.reps)
+    has_state = any(isinstance(part, KeepsState) for part in objective.parts)
     return (
-        ({} if objective.has_stateful_loss else {"loss": float(result.loss.total)})
+        ({} if has_state else {"loss": float(result.loss.total)})
         | _retrieval(reps, objective.has_positive_pairs)
         | vector_metrics(reps, positives=objective.has_positive_pairs)
     )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.objectives import NO_PEERS, Batch, Objective, Peers
+from pipeline.objectives import NO_PEERS, Batch, KeepsState, Objective, Peers
 from pipeline.objectives.cert import Cert
 from pipeline.objectives.consert import Consert
 from pipeline.objectives.contrastive_tension import ContrastiveTension
@@ -114,7 +114,8 @@ def trained(
             rows = with_documents(rows, ROWS if name == "declutr" else ROWS // WORLD)
         outcome = loss_and_backward(objective, rows)
         descend(objective, rate=0.05)
-        objective.after_step(outcome.reps, rows)
+        if isinstance(objective, KeepsState):
+            objective.after_step(outcome.reps, rows)
         losses.append(outcome.loss.total)
     return torch.stack(losses), dict(objective.state_dict())
 

@@ -16,7 +16,8 @@ import torch
 from pipeline.models.classic.word_table import write_word_table_folder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.objectives import OBJECTIVES, Batch, Objective
+from pipeline.objectives import OBJECTIVES, Batch, KeepsState, Objective
+from pipeline.objectives import objective as definitions
 from pipeline.objectives.declutr import Declutr
 from pipeline.objectives.is_bert import IsBert
 from pipeline.objectives.regression import CosineRegression
@@ -28,8 +29,13 @@ from pipeline.settings.weights import WordTableSettings
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.classic.paragraphs import write_paragraphs
 from tests.models.folders import folder_of_language_model
-from tests.objectives.tiny import Tiny, assert_same, batch_of, descend, pop_gradients, texts
+from tests.objectives.tiny import assert_same, batch_of, descend, pop_gradients, texts
 
+ABILITIES = [
+    kind
+    for kind in vars(definitions).values()
+    if isinstance(kind, type) and issubclass(kind, Objective) and kind is not Objective
+]
 Make = Callable[..., Objective]
 ROWS = 6
 NUMBERS = {
@@ -46,8 +52,7 @@ pytestmark = pytest.mark.parametrize("name", OBJECTIVES.names())
 def make(tmp_path_factory) -> Make:
     """Return a function that builds an objective with its defaults, in float64.
 
-    The encoder is `Tiny`, or that of a folder if the objective needs one. Options without a default name
-    another encoder's folder, such as a teacher's.
+    Options without a default name another encoder's folder, such as a teacher's.
     """
     top = tmp_path_factory.mktemp("encoders")
     folders = [folder_of_language_model(top / str(seed), seed) for seed in range(3)]
@@ -71,12 +76,10 @@ def make(tmp_path_factory) -> Make:
             encoder = load_trainable(open_folder(EncoderSettings(path=str(paragraphs[seed]))))
         elif kind is Word2Vec:
             encoder = load_trainable(open_folder(EncoderSettings(path=str(top / f"letters {seed}"))))
-        elif kind.needs_folder:
+        else:
             pooling = "ngrams" if kind is IsBert else None
             settings = EncoderSettings(path=str(folders[seed]), pooling=pooling)
             encoder = load_trainable(open_folder(settings), dropout=0.0)
-        else:
-            encoder = Tiny(seed=seed)
         options = {
             option.name: str(folders[2])
             for option in inspect.signature(kind).parameters.values()
@@ -95,15 +98,12 @@ def batch_for(objective: Objective) -> Batch:
         for seed, role in enumerate(ROLES)
         if role in roles
     }
-    folder = getattr(objective.encoder, "folder", None)
-    has_spans = any(isinstance(module, Declutr) for module in objective.modules())
-    if has_spans or (folder is not None and folder.family == "words"):
+    folder = objective.encoder.folder
+    if folder.family == "words" or any(isinstance(part, Declutr) for part in objective.parts):
         columns = {  # each letter is a word
             role: [" ".join(text) for text in values] if role in TEXTS else values
             for role, values in columns.items()
         }
-    if folder is None:
-        return batch_of(columns)
     return replace(batch_of(columns), tokenize=folder.tokenizer())
 
 
@@ -118,6 +118,13 @@ def test_every_objective_is_documented_and_its_roles_are_known_to_the_settings(n
     assert kind.__doc__
     assert kind.columns
     assert {*kind.columns, *kind.optional} <= set(ROLES)
+
+
+def test_every_objective_that_can_do_more_says_so_in_its_type(name: str):
+    kind = OBJECTIVES[name]
+    for ability in ABILITIES:
+        methods = {each for each in vars(ability) if not each.startswith("_")} - {"loss"}
+        assert issubclass(kind, ability) or not methods & {*dir(kind)}
 
 
 def test_a_pickled_or_copied_objective_has_the_same_loss(name: str, make: Make):
@@ -155,7 +162,9 @@ def test_chunks_give_the_same_loss_and_gradient(name: str, make: Make):
 
 def test_the_state_can_be_saved_and_loaded(name: str, make: Make):
     objective, batch = make(name), batch_for(make(name))
-    objective.after_step(loss_and_backward(objective, batch).reps, batch)
+    reps = loss_and_backward(objective, batch).reps
+    if isinstance(objective, KeepsState):
+        objective.after_step(reps, batch)
     file = io.BytesIO()
     torch.save(objective.state_dict(), file)
     file.seek(0)
@@ -175,7 +184,7 @@ def test_a_step_does_not_modify_the_batch(name: str, make: Make):
 
 def test_the_loss_does_not_depend_on_the_order_of_rows(name: str, make: Make):
     objective = make(name)
-    if objective.order == "contiguous" or name == "contrastive_tension":
+    if "position" in objective.columns or name == "contrastive_tension":
         pytest.skip("the order of rows matters")
     batch, order = batch_for(objective), np.random.default_rng(0).permutation(ROWS)
     reps = tuple(view.encode().detach() for view in objective.views(batch))

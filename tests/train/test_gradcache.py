@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pipeline.errors import ConfigError, DataError, Defect
 from pipeline.losses import info_nce
 from pipeline.models.spec.pooling import Segments
-from pipeline.objectives import Batch, Loss, Objective, View
+from pipeline.objectives import AddsRowTerms, Batch, Loss, Objective, View
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
 from pipeline.train.gradcache import loss_and_backward, loss_without_gradient
@@ -165,7 +165,7 @@ def test_random_numbers_advance_as_if_each_chunk_were_encoded_once(chunk_rows: i
     assert torch.equal(after, torch.rand(3))
 
 
-class FixedTwin(Objective):
+class FixedTwin(AddsRowTerms):
     """Objective with a second encoder without gradient, random changes of a view, and random row terms."""
 
     columns = ("text",)

@@ -18,6 +18,7 @@ from pipeline.flows.train.mine_tasks import MineUnit, PairUnits
 from pipeline.flows.workers.tasks import Pool
 from pipeline.log import announce
 from pipeline.models.folder.folder import open_folder
+from pipeline.objectives.build import data_requirements
 from pipeline.settings import CorpusSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
 from pipeline.store.files.base import Store
@@ -90,8 +91,6 @@ def mine(run: Run, sources: Sequence[PairSettings]) -> tuple[PairSettings, ...]:
 
 def check_mining(job: Job) -> None:
     """Raise ConfigError if training starts from new weights, or if the objectives read no negatives."""
-    from pipeline.objectives.build import data_requirements
-
     if job.train.fresh or job.train.new_encoder is not None:
         raise ConfigError(
             "train.mine.enabled",

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -11,6 +10,9 @@ from pipeline.errors import ConfigError
 from pipeline.log import announce
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.word_vectors import words_of
+from pipeline.models.trainable.lora import check_adapters
+from pipeline.objectives import OBJECTIVES, ClassifiesPairs, MasksWords, PredictsRows
+from pipeline.objectives.build import adjacent_roles, data_requirements
 from pipeline.settings.training import TrainSettings
 from pipeline.stats.geometry import Metric
 from pipeline.stats.lexical import lexical_overlap
@@ -23,11 +25,11 @@ from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.row_sample import sample_rows
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 from pipeline.text.sources.listing import local_path
-
-if TYPE_CHECKING:
-    from pipeline.train.dev import DevFile
-    from pipeline.train.predicted_rows import PredictedRows
-
+from pipeline.train.dev import DevFile, DevSet
+from pipeline.train.masked_texts import MaskedTexts
+from pipeline.train.predicted_rows import PredictedRows
+from pipeline.train.schedule import Schedule
+from pipeline.train.trackers import tracker_names
 
 _MAX_ROWS = 10_000  # the mean has a standard error of about 0.003 for a standard deviation of 0.25
 _BESIDE_ANCHOR = ("positive", "negative", "negative2")
@@ -103,11 +105,6 @@ def check_settings(settings: TrainSettings) -> None:
         ConfigError: invalid adapters, trackers, dev set, schedule, objectives or options; or a batch that
             cannot be divided among the workers.
     """
-    from pipeline.models.trainable.lora import check_adapters
-    from pipeline.objectives.build import data_requirements
-    from pipeline.train.schedule import Schedule
-    from pipeline.train.trackers import tracker_names
-
     check_adapters(settings)
     Schedule(settings.schedule, settings.optimizer.learning_rate, steps=1, steps_per_epoch=1)
     tracker_names(settings.watch)
@@ -182,8 +179,6 @@ def _open_source(settings: TrainSettings) -> tuple[TrainingRows, type[NeighbourO
     Raises:
         DataError: as in `plan_of`.
     """
-    from pipeline.objectives.build import adjacent_roles, data_requirements
-
     required = data_requirements(settings)
     rows = open_training_rows(settings.data[0], required.columns, required.optional)
     if required.order == "adjacent":
@@ -191,42 +186,34 @@ def _open_source(settings: TrainSettings) -> tuple[TrainingRows, type[NeighbourO
     return rows, (NeighbourOrder if required.order == "contiguous" else ShuffledOrder)
 
 
-def open_dev(settings: TrainSettings) -> "DevFile | None":
+def open_dev(settings: TrainSettings) -> DevFile | None:
     """Open the dev set; None if the settings have none.
 
     Raises:
         ConfigError: the metric does not fit the classes.
         DataError: an unusable file.
     """
-    from pipeline.objectives import OBJECTIVES
-    from pipeline.train.dev import DevSet
-    from pipeline.train.masked_texts import MaskedTexts
-    from pipeline.train.predicted_rows import PredictedRows
-
     if settings.dev.uri is None:
         return None
     if settings.dev.measure == "log_likelihood":
         return MaskedTexts.open(settings)
-    if OBJECTIVES[settings.objective[0].name].predicts:
+    if issubclass(OBJECTIVES[settings.objective[0].name], PredictsRows):
         return PredictedRows.open(settings, settings.dev)
     return DevSet.open(settings.dev, settings.data[0].values if settings.data else None)
 
 
-def open_test(settings: TrainSettings) -> "PredictedRows | None":
+def open_test(settings: TrainSettings) -> PredictedRows | None:
     """Open the test set; None if the settings have none.
 
     Raises:
         ConfigError: the first objective predicts neither labels nor scores.
         DataError: an unusable file.
     """
-    from pipeline.objectives import OBJECTIVES
-    from pipeline.train.predicted_rows import PredictedRows
-
     if settings.test.uri is None:
         return None
     first = settings.objective[0].name
-    if not OBJECTIVES[first].predicts:
-        known = [name for name in OBJECTIVES.names() if OBJECTIVES[name].predicts]
+    if not issubclass(OBJECTIVES[first], PredictsRows):
+        known = [name for name in OBJECTIVES.names() if issubclass(OBJECTIVES[name], PredictsRows)]
         raise ConfigError(
             "train.test.uri",
             f"a first objective that predicts labels or scores: {' or '.join(known)}",
@@ -301,12 +288,13 @@ def _check_dev(settings: TrainSettings) -> None:
 
 def _check_measure(settings: TrainSettings) -> None:
     """Raise ConfigError if the first objective has no such score on dev."""
-    from pipeline.objectives import OBJECTIVES
 
     def measures(name: str) -> tuple[str, ...]:
         objective = OBJECTIVES[name]
-        others = ("accuracy",) * objective.classifies + ("log_likelihood",) * objective.masks_words
-        return objective.predicts or ("spearman", *others)
+        if issubclass(objective, PredictsRows):
+            return objective.measures
+        classifies, masks = issubclass(objective, ClassifiesPairs), issubclass(objective, MasksWords)
+        return ("spearman", *("accuracy",) * classifies, *("log_likelihood",) * masks)
 
     measure, first = settings.dev.measure, settings.objective[0].name
     is_default = settings.dev.uri is None and "measure" not in settings.dev.model_fields_set
@@ -322,8 +310,6 @@ def _check_measure(settings: TrainSettings) -> None:
 
 def _check_rows(settings: TrainSettings) -> None:
     """Raise ConfigError if a batch cannot be divided among the workers, or has unsuitable rows."""
-    from pipeline.objectives import OBJECTIVES
-
     rows = settings.order.batch_rows
     first, last = RankSlice(0, settings.workers).bounds(rows)
     compared = rows if settings.across_ranks else last - first  # rows that the loss compares with each other

@@ -4,23 +4,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.config import to_yaml
 from pipeline.flows.train.run_folder import ENCODER, REPORT, RESULT, ResultRecord, RunFolder, RunRecord
 from pipeline.log import counted, packages
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.expansion import expand_vocabulary
+from pipeline.models.trainable.saved_modules import SavedHeads
+from pipeline.models.trainable.saving import save_folder, save_joined
+from pipeline.objectives import TrainedModel
+from pipeline.report.model_card import write_card
+from pipeline.report.training import render
+from pipeline.report.training_report import EncoderSummary, SourceSummary, TrainingReport
+from pipeline.report.training_warnings import training_warnings
 from pipeline.settings import EncoderSettings
 from pipeline.settings.trackers import Measure
 from pipeline.settings.training import TrainSettings
 from pipeline.store.files.base import Store
+from pipeline.train.dev import BestScore
+from pipeline.train.metrics import read_metrics
 from pipeline.train.metrics_line import MetricsLine
-
-if TYPE_CHECKING:
-    from pipeline.objectives import TrainedModel
-    from pipeline.report.training_report import EncoderSummary, TrainingReport
-    from pipeline.train.dev import BestScore
 
 _PACKAGES = ("manta-embeddings", "torch", "ray", "tokenizers", "transformers", "pyarrow")
 # Uploaded last: without them a folder is not recognized as an encoder.
@@ -33,7 +37,7 @@ class Outcome:
 
     steps: int
     """number of steps taken"""
-    best: "BestScore"
+    best: BestScore
     """best score on dev; `best.score` is None if nothing was measured"""
     workers: int
     """number of ranks"""
@@ -48,7 +52,7 @@ class Outcome:
 def publish(
     run: RunFolder,
     settings: TrainSettings,
-    model: "TrainedModel",
+    model: TrainedModel,
     outcome: Outcome,
     expansion: EncoderSettings | None = None,
 ) -> ResultRecord:
@@ -61,12 +65,6 @@ def publish(
         outcome: state of the training at its end.
         expansion: word vectors with which the vocabulary is expanded first, or None.
     """
-    from pipeline.models.trainable.expansion import expand_vocabulary
-    from pipeline.report.model_card import write_card
-    from pipeline.report.training import render
-    from pipeline.report.training_report import EncoderSummary
-    from pipeline.report.training_warnings import training_warnings
-
     with run.store.scratch() as scratch:
         folder = _save(model, scratch / ENCODER)
         if expansion is not None:
@@ -94,11 +92,8 @@ def publish(
     return result
 
 
-def _save(model: "TrainedModel", path: Path) -> EncoderFolder:
+def _save(model: TrainedModel, path: Path) -> EncoderFolder:
     """Write the folder of the trained encoder, or of both encoders of an objective that trains two."""
-    from pipeline.models.trainable.saved_modules import SavedHeads
-    from pipeline.models.trainable.saving import save_folder, save_joined
-
     if model.twin is not None:
         return save_joined((model.encoder, model.twin), path, language_head=model.language_head)
     heads = SavedHeads(model.head, model.language_head, model.classifier)
@@ -120,12 +115,9 @@ def _metrics_at_start_and_end(lines: Sequence[MetricsLine]) -> dict[str, float]:
 
 
 def _report(
-    run: RunFolder, settings: TrainSettings, encoder: "EncoderSummary", outcome: Outcome
-) -> "TrainingReport":
+    run: RunFolder, settings: TrainSettings, encoder: EncoderSummary, outcome: Outcome
+) -> TrainingReport:
     """Collect the data of the report."""
-    from pipeline.report.training_report import SourceSummary, TrainingReport
-    from pipeline.train.metrics import read_metrics
-
     record = run.record()
     # Trainings that an earlier version began have no overlap and no count of missing texts.
     overlaps = record.lexical_overlap or ({},) * len(settings.data)

@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from pipeline.errors import ConfigError, DataError, ModelError
 from pipeline.flows.train.plan import Plan
@@ -17,24 +17,25 @@ from pipeline.flows.train.publish import Outcome, publish
 from pipeline.flows.train.run_folder import CHECKPOINTS, RunFolder
 from pipeline.log import announce
 from pipeline.models.folder.folder import open_folder
-from pipeline.objectives import Batch
+from pipeline.models.trainable.encoder import load_trainable
+from pipeline.models.trainable.lora import adapt
+from pipeline.objectives import NO_PEERS, Batch, Objective, OffersCandidates
+from pipeline.objectives.build import build_objective
 from pipeline.settings import EncoderSettings
+from pipeline.settings.trackers import Measure
 from pipeline.settings.training import TrainSettings
 from pipeline.text.rows.batches import RankSlice
 from pipeline.text.rows.training_rows import changed_file, stamps_of
+from pipeline.train.batches import rank_batches
+from pipeline.train.check_finite import NonFinite
 from pipeline.train.checkpoint import Checkpoints, load_state
 from pipeline.train.dev import BestScore, DevFile, DevMetrics
+from pipeline.train.gather import Ranks
 from pipeline.train.loop import Step, Training, fit
-
-if TYPE_CHECKING:
-    from pipeline.objectives import Batch, Objective
-    from pipeline.settings.trackers import Measure
-    from pipeline.train.check_finite import NonFinite
-    from pipeline.train.dev import DevFile
-    from pipeline.train.loop import Training
-    from pipeline.train.metrics import TrainingLog
-    from pipeline.train.predicted_rows import PredictedRows
-
+from pipeline.train.metrics import MetricsFile, TrainingLog
+from pipeline.train.predicted_rows import PredictedRows
+from pipeline.train.same_rows import batches_needed, measure_same_rows
+from pipeline.train.trackers import TrackedRun, open_trackers
 
 _BEST = "best"  # key of `BestScore` in a checkpoint, beside the state of the training
 
@@ -131,10 +132,13 @@ class ResumableTraining:
     def _measure(self, dev: DevFile) -> DevMetrics:
         """Score the candidates for the trained model, select the best one, and return its metrics."""
         objective = self.training.objective
-        measured = [dev.metrics(candidate, objective) for candidate in objective.candidates()]
+        first = objective.parts[0]
+        models = first.candidates() if isinstance(first, OffersCandidates) else (objective.trained_model(),)
+        measured = [dev.metrics(model, objective) for model in models]
         scores = [metrics.score for metrics in measured]
         best = scores.index(max(scores))
-        objective.select(best)
+        if isinstance(first, OffersCandidates):
+            first.select(best)
         self.training.schedule.observe(scores[best])
         self.best = self.best.observe(self.number, scores[best])
         return measured[best]
@@ -160,13 +164,13 @@ class TrainRank:
     """settings of the training"""
     plan: Plan
     """rows and steps"""
-    dev: "DevFile | None" = None
+    dev: DevFile | None = None
     """dev set, if any"""
     done_steps: int = 0
     """number of steps done before this command"""
     expansion: EncoderSettings | None = None
     """word vectors of `ExpandSettings`, if any, with a path that workers can read"""
-    test: "PredictedRows | None" = None
+    test: PredictedRows | None = None
     """test set, if any"""
     lease: str | None = None
     """file of the driver's lease in the folder, by which a rank knows that it sees the same folder"""
@@ -185,10 +189,6 @@ class TrainRank:
                 file was replaced.
         """
         self._check_folder()
-        from pipeline.flows.train.rank import ResumableTraining
-        from pipeline.train.checkpoint import Checkpoints, load_state
-        from pipeline.train.loop import Training
-
         with closing(Checkpoints(self.run.store, CHECKPOINTS, self.settings.checkpoint)) as checkpoints:
             training = Training(
                 self._objective(),
@@ -227,18 +227,16 @@ class TrainRank:
 
     def _train(
         self,
-        resumable: "ResumableTraining",
+        resumable: ResumableTraining,
         rank_slice: RankSlice,
-        batches: "Generator[Batch, None, None]",
-        log: "TrainingLog | None",
+        batches: Generator[Batch, None, None],
+        log: TrainingLog | None,
         report: Reporter,
     ) -> None:
         """Take all remaining steps, with their metrics and checkpoints.
 
         `log` is None on all ranks but the first.
         """
-        from pipeline.train.check_finite import NonFinite
-
         # as this node sees the files; a copy on another node may have other stamps
         stamps = {} if rank_slice.rank else stamps_of(self.plan.sources)
         try:
@@ -258,7 +256,7 @@ class TrainRank:
             raise self._store_refused_batch(error, resumable.number + 1) from None
 
     def _save_if_due(
-        self, resumable: "ResumableTraining", log: "TrainingLog | None", stamps: Mapping[str, str]
+        self, resumable: ResumableTraining, log: TrainingLog | None, stamps: Mapping[str, str]
     ) -> None:
         """Save a checkpoint if it is wanted, after the metrics of all steps before it.
 
@@ -279,31 +277,24 @@ class TrainRank:
             log.checkpoint()
         resumable.save()
 
-    def _measure_same_rows(self, resumable: "ResumableTraining", rank_slice: RankSlice) -> dict[str, float]:
+    def _measure_same_rows(self, resumable: ResumableTraining, rank_slice: RankSlice) -> dict[str, float]:
         """Measure metrics on the batches that would follow the last step; empty if there is a dev set.
 
         They are measured before the first step and after the last, so on the same rows. A training that ends
         within its first epoch has not seen these rows. Texts are truncated as the trained encoder truncates
         them, not by train.max_length.
         """
-        from pipeline.train.same_rows import batches_needed, measure_same_rows
-
         if self.dev is not None:
             return {}
         count = batches_needed(self.plan.order, self.plan.steps)
         with closing(self._batches(self.plan.steps, rank_slice)) as batches:
             return measure_same_rows(resumable.training, list(islice(batches, count)))
 
-    def _final_scores(
-        self, training: "Training", checkpoint: Path
-    ) -> "Mapping[str, Mapping[Measure, float]]":
+    def _final_scores(self, training: Training, checkpoint: Path) -> Mapping[str, Mapping[Measure, float]]:
         """Measure the trained model's predictions on dev and test by all their metrics; see `Outcome.scores`.
 
         Every rank has to call it. The training gets the weights of the checkpoint.
         """
-        from pipeline.train.checkpoint import load_state
-        from pipeline.train.predicted_rows import PredictedRows
-
         files = {"dev": self.dev, "test": self.test}
         predicted = {name: rows for name, rows in files.items() if isinstance(rows, PredictedRows)}
         if not predicted:
@@ -313,12 +304,9 @@ class TrainRank:
         return {name: rows.scores(objective.trained_model(), objective) for name, rows in predicted.items()}
 
     def _log(
-        self, resumable: "ResumableTraining", rank_slice: RankSlice
-    ) -> "AbstractContextManager[TrainingLog | None]":
+        self, resumable: ResumableTraining, rank_slice: RankSlice
+    ) -> AbstractContextManager[TrainingLog | None]:
         """Open the log on the first rank; a context with None on others."""
-        from pipeline.train.metrics import MetricsFile, TrainingLog
-        from pipeline.train.trackers import TrackedRun, open_trackers
-
         if rank_slice.rank:
             return nullcontext()
         objective, watch = resumable.training.objective, self.settings.watch
@@ -334,14 +322,8 @@ class TrainRank:
             positives=objective.has_positive_pairs,
         )
 
-    def _objective(self) -> "Objective":
+    def _objective(self) -> Objective:
         """Build the objective. All weights, new ones included, are equal on every rank."""
-        import torch
-
-        from pipeline.models.trainable.encoder import load_trainable
-        from pipeline.models.trainable.lora import adapt
-        from pipeline.objectives.build import build_objective
-
         torch.manual_seed(self.settings.seed)
         encoder = load_trainable(
             open_folder(self.encoder, cross_encoder=True),
@@ -353,7 +335,7 @@ class TrainRank:
 
     def _batches(
         self, start: int, rank_slice: RankSlice, max_length: int | None = None
-    ) -> "Generator[Batch, None, None]":
+    ) -> Generator[Batch, None, None]:
         """Yield this rank's batches after step `start`.
 
         Args:
@@ -361,16 +343,12 @@ class TrainRank:
             rank_slice: this rank, and the number of ranks.
             max_length: number of tokens to which texts are truncated; None for that of the encoder.
         """
-        from pipeline.objectives import NO_PEERS
-        from pipeline.train.batches import rank_batches
-        from pipeline.train.gather import Ranks
-
         folder = open_folder(self.encoder, cross_encoder=True)
         tokenize = replace(folder, max_length=max_length or folder.max_length).tokenizer()
         peers = Ranks() if self.settings.across_ranks else NO_PEERS
         return rank_batches(self.plan.order, tokenize, start=start, rank_slice=rank_slice, peers=peers)
 
-    def _store_refused_batch(self, error: "NonFinite | ModelError", step: int) -> DataError:
+    def _store_refused_batch(self, error: NonFinite | ModelError, step: int) -> DataError:
         """Store the rows of the step on all ranks, and return an error that names their file.
 
         Every rank that has the error stores the same file, because other ranks may not notice the error.

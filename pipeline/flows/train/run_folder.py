@@ -13,6 +13,7 @@ from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
+from pipeline.objectives.build import corrections
 from pipeline.settings.training import TrainSettings
 from pipeline.stats.geometry import Metric
 from pipeline.store.files.base import Store
@@ -201,8 +202,6 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
             repr(settings.name),
             "choose another name, or null for a generated one",
         )
-    from pipeline.objectives.build import corrections
-
     definition = {
         "version": _VERSION,
         "encoder": {"space_id": encoder.space_id},

@@ -17,10 +17,12 @@ from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.interface import Workers
 from pipeline.log import Stages, announce
 from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.expansion import check_expansion
 from pipeline.settings import Job
 from pipeline.settings.training import TrainSettings
 from pipeline.store.files.lease import describe_holders, lease
 from pipeline.store.files.open_store import open_store
+from pipeline.train.initial_state import starting_encoder
 
 _LEASES = "leases"  # subfolder of a training
 _MINED = "mined"  # subfolder of train.root; trainings with the same encoder and rows share its files
@@ -50,8 +52,6 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
     check_encoder(job.train, open_folder(job.encoder, cross_encoder=True))
     vectors = job.train.expand.vectors
     if vectors is not None:
-        from pipeline.models.trainable.expansion import check_expansion
-
         check_expansion(open_folder(job.encoder), open_folder(vectors), job.train.expand.vocabulary)
     run.check()
     if (result := run.result()) is not None:
@@ -113,8 +113,6 @@ def _open_with(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
     """Open the training of the job with these training settings."""
     job = job.model_copy(update={"train": settings})
     if settings.new_encoder is not None:
-        from pipeline.train.initial_state import starting_encoder
-
         job = job.model_copy(update={"encoder": starting_encoder(settings, job.encoder)})
     return job, open_run(settings, open_folder(job.encoder, cross_encoder=True))
 

@@ -50,13 +50,13 @@ def test_every_code_block_has_a_test():
 
 
 def test_the_example_objective_computes_its_loss(example: Example):
-    example('register("norm_matching")')
-    objective = OBJECTIVES["norm_matching"](Tiny())
+    example('register("agreement")')
+    objective = OBJECTIVES["agreement"](Tiny())
     batch = batch_of({"anchor": texts(4, 0), "positive": texts(4, 1)})
-    left, right = (view.encode() for view in objective.views(batch))
-    norms = [np.linalg.norm(part.detach().numpy(), axis=1) for part in (left, right)]
-    found = objective.loss((left, right), batch).total.item()
-    assert found == pytest.approx(np.mean((norms[0] - norms[1]) ** 2))
+    reps = tuple(view.encode().detach() for view in objective.views(batch))
+    left, right = (rep.numpy() / np.linalg.norm(rep, axis=1, keepdims=True) for rep in reps)
+    found = objective.loss(reps, batch).total.item()
+    assert found == pytest.approx(np.mean((1 - (left * right).sum(axis=1)) ** 2))
 
 
 def test_the_example_augmentation_rotates_words(example: Example):
