@@ -9,7 +9,10 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from pipeline.store.rows.nested import map_values
+
 ZONES = ("UTC", "Europe/Berlin", "+01:00", "utc", "Z", "UTC+01:00", "Local", "Nowhere/At all")
+"""names of time zones, some of which Arrow or Python do not know"""
 NAMES = ("a", "b", "id", "text", "element", "a.b", "é", "key", "")
 WORDS = (b"", b"a", b"true", "é 文".encode(), b"2024-01-01", b"nul\x00", b"long " * 20)
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -30,9 +33,11 @@ _plain_leaves = st.sampled_from(
         pa.fixed_shape_tensor(pa.int8(), [2]),
     ]
 )
+zoned = st.builds(pa.timestamp, st.sampled_from(list(_UNITS)), st.sampled_from(ZONES))
+"""times in a zone"""
 _leaves = (
     _plain_leaves
-    | st.builds(pa.timestamp, st.sampled_from(list(_UNITS)), st.sampled_from(ZONES))
+    | zoned
     | st.sampled_from(list(_DECIMALS)).flatmap(
         lambda make: st.integers(1, _DECIMALS[make]).flatmap(
             lambda precision: st.integers(0, precision).map(lambda scale: make(precision, scale))
@@ -93,6 +98,18 @@ def draw(kind: pa.DataType, count: int, rng: np.random.Generator, faulty: float)
     if pa.types.is_nested(kind):
         return _draw_nested(kind, count, rng, faulty)
     return _draw_leaf(kind, count, rng, faulty)
+
+
+def in_zone(array: pa.Array, zone: str) -> pa.Array:
+    """Return the same instants in another time zone, at all levels; other values stay as they are."""
+    return map_values(array, lambda leaf: _leaf_in_zone(leaf, zone))
+
+
+def _leaf_in_zone(leaf: pa.Array, zone: str) -> pa.Array:
+    if pa.types.is_dictionary(leaf.type):
+        return pa.DictionaryArray.from_arrays(leaf.indices, _leaf_in_zone(leaf.dictionary, zone))
+    is_zoned = pa.types.is_timestamp(leaf.type) and leaf.type.tz
+    return leaf.view(pa.timestamp(leaf.type.unit, zone)) if is_zoned else leaf
 
 
 def _draw_encoded(kind: pa.DataType, count: int, rng: np.random.Generator, faulty: float) -> Drawn:
