@@ -1,4 +1,7 @@
-"""Read delete files of Iceberg tables: Parquet files of positions, and Puffin files of deletion vectors."""
+"""Read which rows a table has deleted: files of positions, and deletion vectors.
+
+Iceberg keeps deletion vectors in Puffin files, Delta in files of its own or in its log.
+"""
 
 import contextlib
 import zlib
@@ -13,19 +16,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
+from pipeline.store.files.base import Store
 from pipeline.store.files.open_store import store_of
-from pipeline.text.sources.lake_file import DeleteFile
+from pipeline.text.sources.lake_file import DeleteFile, DeletionVector
 from pipeline.text.sources.storage_errors import storage_errors
 
 _NO_ROWS = np.zeros(0, np.int64)
 _MAX_CACHED_ROWS = 1 << 20  # of a file of positions: 8 MiB of numbers
+_MAGIC = (1_681_511_377).to_bytes(4, "little")  # begins a deletion vector, in both formats
+_VERSION = b"\1"  # begins a file of deletion vectors of Delta
 
 
 def data_files_of(file: DeleteFile) -> frozenset[str]:
     """Return the locations of the data files of which a delete file lists rows."""
     with _opened(file) as stream:
         if file.is_puffin:
-            return frozenset(map(_data_file_of, _puffin(stream).footer.blobs))
+            return frozenset(map(_data_file_of, _blobs(stream.read())))
         batches = pq.ParquetFile(stream).iter_batches(columns=["file_path"])
         return frozenset(path for batch in batches for path in pc.unique(_paths(batch)).to_pylist())
 
@@ -38,14 +44,32 @@ def deleted_rows(file: DeleteFile, location: str, rows: int) -> np.ndarray:
     found = [_NO_ROWS]
     with _opened(file) as stream:
         if file.is_puffin:
-            vectors = (vector.to_vector() for vector in _vectors(_puffin(stream), location, rows))
-            found += [np.asarray(vector.to_numpy(), np.int64) for vector in vectors]
+            content = stream.read()
+            wanted = [blob for blob in _blobs(content) if _data_file_of(blob) == location]
+            stored = (content[blob.offset : blob.offset + blob.length] for blob in wanted)
+            found += [_rows_of(vector, rows) for vector in stored]
         else:
             for batch in pq.ParquetFile(stream).iter_batches(columns=["file_path", "pos"]):
                 found.append(np.unique(_positions(batch.filter(pc.equal(_paths(batch), location)))))
                 if len(found[-1]):
                     _check_last(int(found[-1][-1]), rows)
     return np.unique(np.concatenate(found))
+
+
+@lru_cache(maxsize=16)
+def rows_of_vector(vector: DeletionVector, rows: int) -> np.ndarray:
+    """Return (n,) int64, ascending: the rows of a data file of so many rows that a deletion vector lists."""
+    with _stored(vector.uri) as (store, name):
+        if vector.content is not None:
+            found = _rows_of_bitmap(vector.content, rows)
+        else:
+            if store.read_range(name, 0, len(_VERSION)).to_pybytes() != _VERSION:
+                raise ValueError("a file of deletion vectors of an unknown version")
+            stop = vector.offset + 4 + vector.size + 4  # with its length and checksum
+            found = _rows_of(store.read_range(name, vector.offset, stop).to_pybytes(), rows)
+        if len(found) != vector.cardinality:
+            raise ValueError(f"{len(found):,} rows, and the log says {vector.cardinality:,}")
+    return found
 
 
 @lru_cache(maxsize=4)
@@ -87,71 +111,65 @@ def _positions(listed: pa.Table | pa.RecordBatch) -> np.ndarray:
 
 @contextlib.contextmanager
 def _opened(file: DeleteFile) -> Iterator[pa.NativeFile]:
-    with storage_errors(file.uri, ""):
-        store, name = store_of(file.uri)
+    with _stored(file.uri) as (store, name), store.open(name) as stream:
+        yield stream
+
+
+@contextlib.contextmanager
+def _stored(uri: str) -> Iterator[tuple[Store, str]]:
+    """Yield the store and the name of a file. Errors in the block are those of a delete file."""
+    with storage_errors(uri, ""):
         try:
-            with store.open(name) as stream:
-                yield stream
+            yield store_of(uri)
         except FileNotFoundError as error:
             raise DataError(
-                file.uri,
+                uri,
                 "a delete file of the table",
-                "no such file: the snapshot has expired",
+                "no such file: the table was vacuumed, or its snapshots have expired",
                 "read a newer snapshot (corpus.snapshot), or restore the file",
             ) from error
         except (ValueError, LookupError) as error:
             raise DataError(
-                file.uri,
+                uri,
                 "a delete file of the table",
                 f"a damaged one: {type(error).__name__}: {' '.join(str(error).split())}"[:400],
                 "restore the file, or read another snapshot (corpus.snapshot)",
             ) from error
 
 
-def _puffin(stream: pa.NativeFile) -> Any:
-    """Read a Puffin file; raise ValueError if it is none."""
+def _blobs(content: bytes) -> list[Any]:
+    """Return what the footer of a Puffin file says about its vectors; raise ValueError if it is none."""
     from pyiceberg.table.puffin import PuffinFile
 
-    return PuffinFile(stream.read())
+    return list(PuffinFile(content).footer.blobs)
 
 
 def _data_file_of(blob: Any) -> str:
-    from pyiceberg.table.deletion_vector import PROPERTY_REFERENCED_DATA_FILE
-
-    return str(blob.properties[PROPERTY_REFERENCED_DATA_FILE])
+    return str(blob.properties["referenced-data-file"])
 
 
-def _vectors(file: Any, location: str, rows: int) -> list[Any]:
-    """Decode the deletion vectors of one data file; raise ValueError or LookupError if one is damaged."""
-    from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
-    from zstandard import ZstdError
-
-    wanted = [blob for blob in file.footer.blobs if _data_file_of(blob) == location]
-    file.footer = file.footer.model_copy(update={"blobs": wanted})
-    try:
-        for blob in wanted:
-            _check_vector(file.get_blob_payload(blob), rows)
-    except ZstdError as error:
-        raise ValueError(str(error)) from error
-    return deletion_vectors_from_puffin_file(file)
-
-
-def _check_vector(blob: bytes, rows: int) -> None:
-    """Raise ValueError unless a blob has its checksum, and rows below `rows`: the library makes them all.
-
-    Its length and vector precede the checksum. Each bitmap has the numbers of 2^32 rows.
-    """
-    from pyroaring import BitMap
-
+def _rows_of(blob: bytes, rows: int) -> np.ndarray:
+    """Return the rows that a stored deletion vector lists. Its length precedes it, its checksum follows."""
     stop = 4 + int.from_bytes(blob[:4], "big")
     if len(blob) != stop + 4 or zlib.crc32(blob[4:stop]) != int.from_bytes(blob[stop:], "big"):
         raise ValueError("a deletion vector without the checksum that it was written with")
-    start = 16
-    for _ in range(int.from_bytes(blob[8:16], "little")):
-        key = int.from_bytes(blob[start : start + 4], "little")
-        bitmap = BitMap.deserialize(blob[start + 4 : stop])
-        _check_last((key << 32) + (bitmap.max() if bitmap else 0), rows)
-        start += 4 + len(bitmap.serialize())
+    return _rows_of_bitmap(blob[4:stop], rows)
+
+
+def _rows_of_bitmap(vector: bytes, rows: int) -> np.ndarray:
+    """Return the rows that a deletion vector lists: after a magic number, a 64-bit Roaring bitmap.
+
+    Raises:
+        ValueError: it is damaged, or lists a row that its data file of so many rows does not have.
+    """
+    from pyroaring import BitMap64
+
+    if vector[:4] != _MAGIC:
+        raise ValueError("no deletion vector")
+    bitmap = BitMap64.deserialize(vector[4:])
+    if bitmap:
+        _check_last(bitmap.max(), rows)  # before all rows are in memory
+    return np.array(bitmap.to_array(), np.int64)
 
 
 def _check_last(row: int, rows: int) -> None:

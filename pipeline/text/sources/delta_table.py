@@ -1,29 +1,34 @@
-"""List the live data files of a Delta table, with the library deltalake."""
+"""List the live data files of a Delta table, with the library deltalake.
 
-import contextlib
+The library does not say which deletion vectors data files have, and reads vectors itself with a value in
+memory for every row. So a log that may name vectors is read here, too.
+"""
+
+import base64
+import io
 import json
 import os
-import struct
-import subprocess
-import sys
-from collections.abc import Iterator
+import re
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from itertools import chain
+from functools import partial
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from pipeline.daemon import in_daemon_thread
 from pipeline.errors import DataError, PipelineError, TransientError
-from pipeline.store.files.disk import regular_file
-from pipeline.store.files.open_store import open_store
+from pipeline.store.files.base import in_threads
+from pipeline.store.files.open_store import open_store, store_of
 from pipeline.store.records.units import TableSnapshot
-from pipeline.text.sources import delta_vectors
-from pipeline.text.sources.lake_file import TableColumn, TableFile
-from pipeline.text.sources.listing import FoundFile, Listing, local_path, uri_of
+from pipeline.text.sources.lake_file import DeletionVector, TableColumn, TableFile
+from pipeline.text.sources.listing import FoundFile, Listing, local_names, local_path, remote_names, uri_of
 from pipeline.text.sources.storage_errors import storage_errors
 
 # Features of the protocol for readers that change nothing about data files, or that this module handles.
@@ -40,19 +45,22 @@ _FEATURES = {
 }
 _OTHER_VERSION = "check corpus.uri and corpus.snapshot: the log may have no such version; null is the latest"
 _MAPPING = "delta.columnMapping."
-_RESTORE = "restore the file of the vector, or read another version"
-# Memory of the child that reads vectors, beyond its imports: room for the log and for the stacks of the
-# library's 512 threads, and the values of each row as the library, Arrow and NumPy hold them.
-_MEMORY, _BYTES_PER_ROW = (1 << 30) + 540 * (2 << 20), 12
-# Time limit of the child: for its imports on a busy machine, and for the vector of each data file.
-_START_S, _S_PER_FILE = 600.0, 0.2
-_COOKIE_OF_RUNS = (
-    12_347  # begins a Roaring bitmap with runs, and with the number of containers; 12,346 all others
+_LOG, _SIDECARS = "_delta_log", "_sidecars"
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10})|\.[\da-fA-F-]{36})?\.(?:parquet|json)")
+# The columns of a checkpoint that are read: an action is a value of one of them.
+_ACTIONS = ["add.path", "add.deletionVector", "sidecar.path"]
+# From base 85 in the alphabet of ZeroMQ to that of Python; characters that only the latter has are invalid.
+_FROM_Z85 = bytes.maketrans(
+    f"{digits}{ascii_lowercase}{ascii_uppercase}.-:+=^!/*?&<>()[]{{}}@%$#;_`|~".encode(),
+    f"{digits}{ascii_uppercase}{ascii_lowercase}!#$%&()*+-;<=>?@^_`{{|}}~     ".encode(),
 )
+_ENCODED_UUID = 20  # characters
+_MAX_BYTES = 1 << 31  # of a file of vectors: the protocol's numbers are of 32 bits
 
 
 def list_delta_files(uri: str, snapshot: int | datetime | None) -> Listing:
-    """List the data files of a version of a table. Reads its log and its deletion vectors.
+    """List the data files of a version of a table. Reads its log.
 
     Args:
         uri: root of the table.
@@ -61,7 +69,7 @@ def list_delta_files(uri: str, snapshot: int | datetime | None) -> Listing:
     Raises:
         DataError: there is no such version, or a feature of the table is not supported.
     """
-    table = _open(uri, snapshot)
+    table = in_daemon_thread(partial(_open, uri, snapshot), "manta-delta").result()  # ends with the process
     features = _features(table)
     if unknown := sorted(features - _FEATURES):
         raise DataError(
@@ -71,27 +79,25 @@ def list_delta_files(uri: str, snapshot: int | datetime | None) -> Listing:
             "write the current rows to a table without them",
         )
     read, columns = TableSnapshot(format="Delta", id=table.version()), _columns(table, features)
-    deleted = _deleted_rows(uri, table) if "deletionVectors" in features else {}
+    added = list(_added_files(table))
+    paths = [add["path"] for add, _ in added]
+    vectors = _vectors(uri, read, paths) if "deletionVectors" in features else {}
     files = [
         FoundFile(
-            path=unquote(add["path"]),
-            uri=_file_uri(uri, add["path"]),
+            path=unquote(path),
+            uri=_file_uri(uri, path),
             size=add["size_bytes"],
             stamp=str(add["modification_time"]),
             table=TableFile(
                 snapshot=read,
-                location=add["path"],
+                location=path,
                 columns=columns,
                 constants=constants,
-                deleted=deleted.pop(unquote(add["path"]), np.zeros(0, np.int64)),
+                vector=vectors.get(path),
             ),
         )
-        for add, constants in _added_files(table)
+        for path, (add, constants) in zip(paths, added, strict=True)
     ]
-    if deleted:
-        raise DataError(
-            uri, f"data files of {read}", f"a deletion vector of {min(deleted)}", "check the log of the table"
-        )
     return Listing("", files)
 
 
@@ -114,10 +120,11 @@ def _open(uri: str, snapshot: int | datetime | None) -> Any:
 
 def _check_log(root: str | None) -> None:
     """Raise DataError if the log of a local table has a pipe or the like: the library would wait for it."""
-    folder = Path(root or "", "_delta_log")
-    for entry in os.scandir(folder) if root and folder.is_dir() else ():
+    folder = Path(root or "", _LOG)
+    entries = [*folder.glob("*"), *folder.glob(f"{_SIDECARS}/*")] if root else []
+    for entry in entries:
         if not (entry.is_file() or entry.is_dir()):
-            raise DataError(entry.path, "a regular file", "a pipe, a device or a socket", "remove it")
+            raise DataError(str(entry), "a regular file", "a pipe, a device or a socket", "remove it")
 
 
 def _check_time(uri: str, version: int, snapshot: datetime) -> None:
@@ -125,7 +132,7 @@ def _check_time(uri: str, version: int, snapshot: datetime) -> None:
 
     As for the library, the time of a commit is that of its file in the log.
     """
-    entry = open_store(uri).entry(f"_delta_log/{version:020d}.json")
+    entry = open_store(uri).entry(f"{_LOG}/{version:020d}.json")
     if entry is not None and int(entry.modified * 1_000) > int(snapshot.timestamp() * 1_000):
         raise DataError(
             uri,
@@ -135,12 +142,12 @@ def _check_time(uri: str, version: int, snapshot: datetime) -> None:
         )
 
 
-def _explained(uri: str, error: Exception, remedy: str = _OTHER_VERSION) -> PipelineError:
+def _explained(uri: str, error: Exception) -> PipelineError:
     """Return the project's error for an error of the library."""
     found = next(iter(str(error).splitlines()), type(error).__name__)  # a stack trace may follow
     if "error sending request" in found or isinstance(error, TimeoutError | ConnectionError):
         return TransientError(uri, "an answer of the storage", found, "run again")
-    return DataError(uri, "a readable Delta table", found, remedy)
+    return DataError(uri, "a readable Delta table", found, _OTHER_VERSION)
 
 
 def _storage_options() -> dict[str, str]:
@@ -187,66 +194,119 @@ def _added_files(table: Any) -> Iterator[tuple[dict[str, Any], dict[str, pa.Scal
         yield add, {name: column[row] for name, column in zip(names, values, strict=True)}
 
 
-def _deleted_rows(uri: str, table: Any) -> dict[str, np.ndarray]:
-    """Return the deleted rows of each data file with a deletion vector, by its path. A child reads them."""
-    files = pa.table(table.get_add_actions()).select(["num_records"])
-    rows, limit_s = pc.sum(files["num_records"]).as_py() or 0, _START_S + len(files) * _S_PER_FILE
-    with storage_errors(uri, ""):
-        for file in _vector_files(uri):
-            regular_file(file)
-    job = [local_path(uri) or uri, table.version(), _storage_options(), _MEMORY + rows * _BYTES_PER_ROW]
-    program = [sys.executable, "-m", delta_vectors.__name__, json.dumps(job)]
-    try:
-        child = subprocess.run(program, capture_output=True, timeout=limit_s)
-    except subprocess.TimeoutExpired as error:
-        found = f"no end after {limit_s:,.0f} s: a vector may be a pipe, or its storage not answer"
-        raise DataError(uri, "deletion vectors that can be read", found, _RESTORE) from error
-    if child.returncode:
-        raise _vector_error(uri, child, rows)
-    deleted = pa.ipc.open_stream(child.stdout).read_all()
-    paths = (unquote(path.removeprefix(table.table_uri)) for path in deleted["path"].to_pylist())
-    return {path: row.values.to_numpy() for path, row in zip(paths, deleted["rows"], strict=True)}
+def _vectors(uri: str, read: TableSnapshot, paths: list[str]) -> dict[str, DeletionVector]:
+    """Return the deletion vectors of a version, by the paths of their data files in the log.
 
+    Args:
+        paths: the data files of the version, as the library lists them.
 
-def _vector_error(uri: str, child: "subprocess.CompletedProcess[bytes]", rows: int) -> PipelineError:
-    """Return the error for a child that could not read the deletion vectors of a table with so many rows."""
-    if child.returncode > 0:  # the library's message names the vector
-        message = child.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        return _explained(uri, ValueError(message), _RESTORE)
-    large = [str(file) for file in _vector_files(uri) if _last_row(file.read_bytes()) >= rows]
-    found = f"one that crashes a process or exceeds its memory (signal {-child.returncode})"
-    return DataError(", ".join(large) or uri, f"deletion vectors of {rows:,} rows", found, _RESTORE)
-
-
-def _vector_files(uri: str) -> list[Path]:
-    """Return the files of deletion vectors in the folder of a local table, and in those just below it."""
-    root = Path(local_path(uri) or os.devnull)
-    return sorted(chain(root.glob("deletion_vector_*.bin"), root.glob("*/deletion_vector_*.bin")))
-
-
-def _last_row(content: bytes) -> int:
-    """Return about the last row that a file of deletion vectors lists: at most 2^16 less, or 2^32.
-
-    A vector precedes its checksum: bitmaps of 2^32 rows each, whose header has the upper 16 bits of all rows.
+    Raises:
+        DataError: the log cannot be read, or has other data files.
     """
-    start, last = 1, 0
-    with contextlib.suppress(struct.error):
-        while start < len(content):
-            (size,) = struct.unpack_from(">I", content, start)
-            bitmaps, key, cookie, containers = struct.unpack_from("<QIII", content, start + 8)
-            has_runs = cookie & 0xFFFF == _COOKIE_OF_RUNS
-            count = (cookie >> 16) + 1 if has_runs else containers
-            keys = start + 24 + ((count + 7) // 8 if has_runs else 4)
-            (upper,) = struct.unpack_from("<H", content, keys + 4 * (count - 1))
-            last = max(last, 1 << 32 if bitmaps > 1 or key else upper << 16)
-            start += size + 8
-    return last
+    live = dict[tuple[str, str], DeletionVector | None]()
+    with storage_errors(uri, ""):
+        for action, path, vector in _log(uri, read.id):
+            file = (path, vector.id if vector else "")
+            if action == "add":
+                live[file] = vector
+            elif action == "remove":
+                live.pop(file, None)
+    listed, found = Counter(paths), Counter(path for path, _ in live)
+    if others := sorted(path for path in listed | found if not listed[path] == found[path] == 1):
+        raise DataError(
+            _file_uri(uri, others[0]),
+            f"once in the log of {read}, as deltalake lists it",
+            f"{found[others[0]]:,} times in the log, {listed[others[0]]:,} times in the list",
+            "check the log of the table",
+        )
+    return {path: vector for (path, _), vector in live.items() if vector}
+
+
+def _log(uri: str, version: int) -> Iterator[tuple[str, str, DeletionVector | None]]:
+    """Yield the actions on data files that make up a version: of the last checkpoint, then of commits."""
+    root = local_path(uri)
+    top = f"{root or uri}/{_LOG}"
+    names = remote_names(uri, _LOG) if root is None else local_names(top)
+    checkpoints, commits = defaultdict[tuple[int, int], list[str]](list), list[int]()
+    for name in names:
+        if (found := _CHECKPOINT.fullmatch(name)) and int(found[1]) <= version:
+            checkpoints[int(found[1]), int(found[2] or 1)].append(f"{top}/{name}")
+        elif found := _COMMIT.fullmatch(name):
+            commits.append(int(found[1]))
+    complete = [(*key, sorted(files)) for key, files in checkpoints.items() if len(files) >= key[1]]
+    last, count, files = max(complete, default=(-1, 0, []))
+    for file in files[:count]:
+        for action in _actions(uri, file):
+            yield action
+            if action[0] == "sidecar":
+                yield from _actions(uri, f"{top}/{_SIDECARS}/{unquote(action[1]).rpartition('/')[2]}")
+    later = [f"{top}/{number:020d}.json" for number in sorted(commits) if last < number <= version]
+    if len(later) != version - last:
+        remedy = "restore the others, or read another version"
+        raise DataError(top, f"commits {last + 1} to {version}", f"{len(later)} of them", remedy)
+    for actions in in_threads(lambda file: [*_actions(uri, file)], later):
+        yield from actions
+
+
+def _actions(uri: str, file: str) -> Iterator[tuple[str, str, DeletionVector | None]]:
+    """Yield the actions of a file of the log: add, remove or sidecar, the path of a file, and its vector."""
+    try:
+        for actions in _stored_actions(file):
+            for name in {"add", "remove", "sidecar"} & actions.keys():
+                if action := actions[name]:
+                    yield name, str(action["path"]), _vector(uri, action)
+    except FileNotFoundError as error:
+        raise DataError(file, "a file of the log", "no such file", "restore it") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        found = f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
+        raise DataError(file, "actions of the protocol of Delta", found, "restore the file") from error
+
+
+def _stored_actions(file: str) -> Iterator[dict[str, Any]]:
+    store, name = store_of(file)
+    if name.endswith(".json"):
+        yield from map(json.loads, filter(bytes.strip, io.BytesIO(store.read(name))))
+        return
+    with store.open(name) as stream:
+        for batch in pq.ParquetFile(stream).iter_batches(columns=_ACTIONS):
+            yield from batch.to_pylist()
+
+
+def _vector(root: str, action: Mapping[str, Any]) -> DeletionVector | None:
+    """Return the deletion vector of a data file. Raises ValueError, LookupError or TypeError if damaged."""
+    stored = action.get("deletionVector")
+    if stored is None:
+        return None
+    kind, text, offset = stored["storageType"], stored["pathOrInlineDv"], stored.get("offset")
+    start, size = int(1 if offset is None else offset), int(stored["sizeInBytes"])
+    if not (0 <= start < _MAX_BYTES and 0 < size < _MAX_BYTES):
+        raise ValueError(f"a deletion vector of {size:,} bytes at {start:,}")
+    if kind == "u":
+        name = f"deletion_vector_{uuid.UUID(bytes=_from_z85(text[-_ENCODED_UUID:]))}.bin"
+        prefix = text[:-_ENCODED_UUID]
+        path = f"{prefix}/{name}" if prefix else name
+    else:
+        path = {"p": text, "i": action["path"]}[kind]
+    return DeletionVector(
+        id=kind + text + ("" if offset is None else f"@{offset}"),
+        uri=_file_uri(root, path),
+        offset=start,
+        size=size,
+        cardinality=int(stored["cardinality"]),
+        content=_from_z85(text)[:size] if kind == "i" else None,
+    )
+
+
+def _from_z85(text: str) -> bytes:
+    return base64.b85decode(text.encode().translate(_FROM_Z85))
 
 
 def _file_uri(root: str, path: str) -> str:
-    """Return the URI of a data file. The path in the log is percent-encoded, and may be absolute."""
+    """Return the URI of a file that the log names. Paths are percent-encoded, and may be absolute."""
     decoded = unquote(path)
     if "://" in path or path.startswith("file:"):
         return uri_of(decoded)
     top = local_path(root) or root if "://" in root else root
+    if decoded.startswith("/"):
+        return "/".join(top.split("/")[:3]) + decoded if "://" in top else decoded
     return f"{top.rstrip('/')}/{decoded}"

@@ -22,8 +22,8 @@ _MARKERS = {
 }
 LOG_FOLDERS = ("_delta_log", "metadata")
 """Names of the folders that hold the logs."""
-_EXTRAS = {"Delta": ("delta", "deltalake"), "Iceberg": ("iceberg", "pyiceberg")}
-"""The extra of pyproject.toml and the module that read a table."""
+_EXTRAS = {"Delta": ("delta", ("deltalake", "pyroaring")), "Iceberg": ("iceberg", ("pyiceberg",))}
+"""The extra of pyproject.toml and the modules that read a table."""
 
 
 def list_table(corpus: CorpusSettings) -> Listing | None:
@@ -74,8 +74,8 @@ def _names_in(uri: str, folder: str) -> Iterable[str]:
 
 
 def _check_library(uri: str, kind: str) -> None:
-    extra, module = _EXTRAS[kind]
-    if importlib.util.find_spec(module) is None:
+    extra, modules = _EXTRAS[kind]
+    if module := next((name for name in modules if importlib.util.find_spec(name) is None), None):
         raise ConfigError(
             uri,
             f"the package {module}, which reads tables of {kind}",

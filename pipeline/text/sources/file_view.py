@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.store.rows.arrays import plain_type
-from pipeline.text.sources.delete_files import deleted_rows
+from pipeline.text.sources.delete_files import deleted_rows, rows_of_vector
 from pipeline.text.sources.lake_file import TableFile
 from pipeline.text.sources.sources import SourceFile
 
@@ -77,7 +77,7 @@ def view_of(file: SourceFile, schema: pa.Schema, rows: int) -> FileView:
     """Return how the corpus sees a file.
 
     Args:
-        file: the file; if a table has deleted rows of it, its delete files are read.
+        file: the file; if a table has deleted rows of it, its delete files and its vector are read.
         schema: schema of the file.
         rows: number of rows of the file.
 
@@ -95,8 +95,8 @@ def view_of(file: SourceFile, schema: pa.Schema, rows: int) -> FileView:
     names = dict.fromkeys([*file.table.columns, *file.table.constants])
     constants = {name: file.table.constants.get(name, _NULL) for name in names if name not in stored}
     table = file.table
-    listed = (deleted_rows(each, table.location, rows) for each in table.delete_files)
-    deleted = _sorted([table.deleted, *listed])
+    listed = [deleted_rows(each, table.location, rows) for each in table.delete_files]
+    deleted = _sorted(listed + ([rows_of_vector(table.vector, rows)] if table.vector else []))
     if len(deleted) and deleted[-1] >= rows:
         raise file.error(
             f"deleted rows below {rows}", f"row {deleted[-1]}", "check the metadata of the table"

@@ -2,16 +2,13 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from pipeline.config import digest_of
 from pipeline.errors import DataError
 from pipeline.store.records.units import TableSnapshot
-
-_NO_ROWS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,23 @@ class DeleteFile:
 
 
 @dataclass(frozen=True)
+class DeletionVector:
+    """The deleted rows of a data file of a Delta table, as the log describes them."""
+
+    id: str
+    """identifies the vector in the table"""
+    uri: str
+    """the file that holds it; the data file if the log holds it"""
+    offset: int
+    size: int
+    """bytes, without length and checksum"""
+    cardinality: int
+    """number of rows"""
+    content: bytes | None
+    """the vector if the log holds it"""
+
+
+@dataclass(frozen=True)
 class TableFile:
     """The columns of a data file, and the rows of it that the table has deleted."""
 
@@ -53,8 +67,7 @@ class TableFile:
     """columns that the file may have, by their names in the table"""
     constants: Mapping[str, pa.Scalar]
     """values of columns that the file does not have, the same in all rows"""
-    deleted: np.ndarray = field(default_factory=lambda: _NO_ROWS)
-    """(n,) int64, ascending: rows that a deletion vector of Delta lists"""
+    vector: DeletionVector | None = None
     delete_files: tuple[DeleteFile, ...] = ()
 
     def stamp(self, used: Iterable[str]) -> str:
@@ -72,7 +85,7 @@ class TableFile:
         constants = {
             name: [str(value.type), str(value)] for name, value in self.constants.items() if name in used
         }
-        deleted = hashlib.sha256(self.deleted.tobytes()).hexdigest()
+        deleted = hashlib.sha256(self.vector.id.encode() if self.vector else b"").hexdigest()
         delete_files = [[file.uri, file.size] for file in self.delete_files]
         return digest_of([columns, constants, deleted, delete_files])[:32]
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,7 +52,7 @@ def commit(root: Path, *actions: Mapping[str, Any]) -> None:
 def added(root: Path) -> dict[str, dict[str, Any]]:
     """The add actions of the live files of a Delta table by path, from its log."""
     live: dict[str, dict[str, Any]] = {}
-    for entry in sorted((root / "_delta_log").glob("*.json")):
+    for entry in sorted((root / "_delta_log").glob(f"{'[0-9]' * 20}.json")):
         for action in map(json.loads, entry.read_text().splitlines()):
             if "remove" in action:
                 live.pop(action["remove"]["path"], None)
@@ -86,35 +86,43 @@ def change_type(root: Path, name: str, kind: str) -> None:
     commit(root, {"protocol": protocol}, {"metaData": {**metadata, "schemaString": json.dumps(schema)}})
 
 
-def _vector(root: Path, positions: Sequence[int], *, inline: bool = False) -> dict[str, Any]:
-    """Write a deletion vector; return what the log says about it."""
+def delete_by_vector(
+    root: Path, path: str, positions: Sequence[int], kind: str = "u", folder: str = ""
+) -> dict[str, Any]:
+    """Delete rows of one data file of a Delta table by a deletion vector. Returns the new add action.
+
+    Args:
+        kind: storage of the vector: u for a file in a folder of the table, p for a file behind another vector
+            by its absolute path, i for the log.
+    """
     bitmap = struct.pack("<i", _DELETION_VECTOR) + BitMap64(positions).serialize()
-    if inline:
-        vector = {"storageType": "i", "pathOrInlineDv": _z85(bitmap + b"\0" * (-len(bitmap) % 4))}
+    vector = {"storageType": kind, "sizeInBytes": len(bitmap), "cardinality": len(positions)}
+    if kind == "i":
+        vector |= {"pathOrInlineDv": _z85(bitmap + b"\0" * (-len(bitmap) % 4))}
     else:
-        name = uuid.uuid4()
-        content = b"\1" + struct.pack(">i", len(bitmap)) + bitmap + struct.pack(">I", zlib.crc32(bitmap))
-        (root / f"deletion_vector_{name}.bin").write_bytes(content)
-        vector = {"storageType": "u", "pathOrInlineDv": _z85(name.bytes), "offset": 1}
-    return {**vector, "sizeInBytes": len(bitmap), "cardinality": len(positions)}
+        name, stored = uuid.uuid4(), framed(bitmap)
+        (root / folder).mkdir(exist_ok=True)
+        file = root / folder / f"deletion_vector_{name}.bin"
+        before = b"\1" if kind == "u" else b"\1" + stored
+        file.write_bytes(before + stored)
+        place = f"{folder}{_z85(name.bytes)}" if kind == "u" else f"file://{quote(str(file))}"
+        vector |= {"pathOrInlineDv": place, "offset": len(before)}
+    return replace_vector(root, path, vector)
 
 
-def add_copies_with_vectors(root: Path, path: str, deleted: Mapping[str, int]) -> None:
-    """Add copies of a data file of a Delta table, by their paths in the log, with one deleted row each."""
-    actions = []
-    for name, row in deleted.items():
-        (root / unquote(name)).hardlink_to(root / path)
-        copy = {**added(root)[path], "path": name} if not actions else {**actions[0]["add"], "path": name}
-        actions.append({"add": {**copy, "deletionVector": _vector(root, [row])}})
-    commit(root, *actions)
+def framed(bitmap: bytes) -> bytes:
+    """Return a deletion vector as it is stored, with its length and checksum."""
+    return struct.pack(">i", len(bitmap)) + bitmap + struct.pack(">I", zlib.crc32(bitmap))
 
 
-def delete_by_vector(root: Path, path: str, positions: Sequence[int], *, inline: bool = False) -> None:
-    """Delete rows of one data file of a Delta table by a deletion vector, in a file or in the log."""
-    add, vector = added(root)[path], _vector(root, positions, inline=inline)
+def replace_vector(root: Path, path: str, vector: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a data file of a Delta table another deletion vector. Returns the new add action."""
+    add = added(root)[path]
     remove = {key: add[key] for key in ("path", "size", "partitionValues", "deletionVector") if key in add}
     remove |= {"dataChange": True, "deletionTimestamp": add["modificationTime"], "extendedFileMetadata": True}
-    commit(root, {"remove": remove}, {"add": {**add, "deletionVector": vector}})
+    add = {**add, "deletionVector": vector}
+    commit(root, {"remove": remove}, {"add": add})
+    return add
 
 
 def _z85(content: bytes) -> str:
@@ -193,7 +201,7 @@ def delete_by_puffin(table: Table, deleted: Mapping[str, Sequence[int]], like: D
     content, blobs = b"PFA1", []
     for location, positions in sorted(deleted.items()):
         body = struct.pack("<i", _DELETION_VECTOR) + BitMap64(positions).serialize()
-        blob = struct.pack(">i", len(body)) + body + struct.pack(">I", zlib.crc32(body))
+        blob = framed(body)
         properties = {"referenced-data-file": location, "cardinality": str(len(positions))}
         place = {"offset": len(content), "length": len(blob), "properties": properties}
         blobs.append(

@@ -3,7 +3,7 @@
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,17 +13,9 @@ from deltalake import DeltaTable, write_deltalake
 from pipeline.errors import DataError
 from pipeline.store.records.units import Changes
 from pipeline.text.formats import parquet
-from pipeline.text.sources import delta_table
 from pipeline.text.sources.sources import list_files
 from tests.text.ingest.editing import addresses
-from tests.text.ingest.lake_tables import (
-    add_copies_with_vectors,
-    added,
-    commit,
-    delete_by_vector,
-    rename_column,
-    rows,
-)
+from tests.text.ingest.lake_tables import added, commit, delete_by_vector, rename_column, rows
 from tests.text.ingest.table_nights import DeltaNights
 
 VECTORS = {"delta.enableDeletionVectors": "true"}
@@ -66,10 +58,10 @@ def test_unchanged_data_files_are_not_opened(tmp_path):
     assert (ingested.read_files, ingested.changes) == (1, Changes(new=2, unchanged=20))
 
 
-@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize("kind", ["u", "p", "i"])
 @pytest.mark.parametrize("partition_by", [None, ["lang"]])
 def test_a_file_with_another_deletion_vector_is_read_again_without_the_deleted_rows(
-    tmp_path, partition_by, inline
+    tmp_path, partition_by, kind
 ):
     nights = DeltaNights(tmp_path)
     nights.write(rows(range(20)), partition_by=partition_by, configuration=VECTORS)
@@ -80,7 +72,7 @@ def test_a_file_with_another_deletion_vector_is_read_again_without_the_deleted_r
         ([0, 3], Changes(deleted=2, unchanged=28)),
         ([0, 2, 3], Changes(deleted=1, unchanged=27)),
     ):
-        delete_by_vector(nights.root, file.table.location, positions, inline=inline)
+        delete_by_vector(nights.root, file.table.location, positions, kind)
         ingested = nights.checked(untouched=nights.others(file))
         assert (ingested.read_files, ingested.changes) == (1, changes)
 
@@ -260,75 +252,6 @@ def test_a_table_at_a_file_uri_has_its_partitions(tmp_path, absolute, slashes):
         assert nights.night().changes == Changes(deleted=1, unchanged=3)
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "empty", "one bit", "a row behind the last"])
-def test_a_damaged_deletion_vector_is_an_error_of_the_table(tmp_path, damage):
-    nights = DeltaNights(tmp_path)
-    nights.write(rows(range(20)), configuration=VECTORS)
-    (file,) = list_files(nights.corpus)
-    delete_by_vector(nights.root, file.table.location, [0, 25 if damage == "a row behind the last" else 3])
-    (path,) = Path(nights.root).glob("deletion_vector_*.bin")
-    content = path.read_bytes()
-    if damage == "missing":
-        path.unlink()
-    elif damage != "a row behind the last":
-        flipped = content[:-6] + bytes([content[-6] ^ 1]) + content[-5:]
-        path.write_bytes({"cut": content[:-9], "empty": b"", "one bit": flipped}[damage])
-    with pytest.raises(DataError, match="readable Delta table") as caught:
-        nights.night()
-    name = Path(file.uri).name if damage == "a row behind the last" else path.name
-    assert name in caught.value.found
-
-
-@pytest.mark.parametrize("row", [2**31, 2**40])
-def test_a_deletion_vector_of_a_row_that_no_table_has_ends_no_process(tmp_path, row, monkeypatch):
-    nights = DeltaNights(tmp_path)
-    nights.write(rows(range(20)), configuration=VECTORS)
-    (file,) = list_files(nights.corpus)
-    delete_by_vector(nights.root, file.table.location, [3])
-    delete_by_vector(nights.root, file.table.location, [3, row])
-    large = max(Path(nights.root).glob("deletion_vector_*.bin"), key=os.path.getmtime)
-    with pytest.raises(DataError, match=r"deletion vectors of 20 rows.*exceeds its memory") as caught:
-        nights.night()
-    assert caught.value.where == str(large)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_more_vectors_than_the_library_has_threads_are_read(tmp_path, checkpoint):
-    nights = DeltaNights(tmp_path)
-    nights.write(rows(range(4)), configuration=VECTORS)
-    nights.write(rows(range(4, 8)), configuration=VECTORS)
-    first = next(iter(added(nights.root)))
-    deleted = {f"{number}%20.parquet": number % 4 for number in range(600)}
-    add_copies_with_vectors(nights.root, first, deleted)
-    if checkpoint:
-        nights.table.create_checkpoint()
-    log = {path.name: path.read_bytes() for path in (nights.root / "_delta_log").iterdir()}
-    found = {Path(file.uri).name: file.table.deleted.tolist() for file in list_files(nights.corpus)}
-    assert {name: rows for name, rows in found.items() if rows} == {
-        unquote(name): [row] for name, row in deleted.items()
-    }
-    assert len(found) == 602
-    assert log == {path.name: path.read_bytes() for path in (nights.root / "_delta_log").iterdir()}
-
-
-def test_a_deletion_vector_that_is_a_pipe_is_refused(tmp_path, monkeypatch):
-    """At once in a folder of the table; a process that waits for one elsewhere is ended."""
-    nights = DeltaNights(tmp_path)
-    nights.write(rows(range(20)), configuration=VECTORS)
-    (file,) = list_files(nights.corpus)
-    delete_by_vector(nights.root, file.table.location, [3])
-    (path,) = Path(nights.root).glob("deletion_vector_*.bin")
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(DataError, match="a pipe, a device or a socket"):
-        nights.night()
-    monkeypatch.setattr(delta_table, "_START_S", 0.5)
-    monkeypatch.setattr(delta_table, "_vector_files", lambda uri: [])
-    with pytest.raises(DataError, match="a vector may be a pipe"):
-        nights.night()
-
-
 def test_pipes_that_a_table_names_are_refused_at_once(tmp_path):
     nights = DeltaNights(tmp_path)
     nights.write(rows(range(20)))
@@ -337,6 +260,11 @@ def test_pipes_that_a_table_names_are_refused_at_once(tmp_path):
     os.mkfifo(file.uri)
     with pytest.raises(DataError, match="a pipe, a device or a socket"):
         nights.night()
-    os.mkfifo(nights.root / "_delta_log" / "_last_checkpoint")
-    with pytest.raises(DataError, match="a pipe, a device or a socket"):
-        list_files(nights.corpus)
+    for name in ("_last_checkpoint", "_sidecars/pipe.parquet"):
+        pipe = nights.root / "_delta_log" / name
+        pipe.parent.mkdir(exist_ok=True)
+        os.mkfifo(pipe)
+        with pytest.raises(DataError, match="a pipe, a device or a socket") as caught:
+            list_files(nights.corpus)
+        assert caught.value.where == str(pipe)
+        pipe.unlink()
