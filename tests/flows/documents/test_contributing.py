@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from pipeline.augment import AUGMENTERS, keyed_rng
@@ -14,8 +15,10 @@ from pipeline.config import validated
 from pipeline.evaluate import TASKS
 from pipeline.objectives import OBJECTIVES
 from pipeline.registry import Registry
-from pipeline.settings import WhitenSettings
+from pipeline.settings import CorpusSettings, WhitenSettings
 from pipeline.stats.moments import Moments
+from pipeline.text.formats.reject_rows import RawBatch
+from pipeline.text.ingest.corpus_record import reading_digest
 from pipeline.transforms import TRANSFORMS, load_transform
 from pipeline.transforms.chain import fit_transform
 from tests.conftest import ROOT
@@ -46,7 +49,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Example:
 
 
 def test_every_code_block_has_a_test():
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 6
 
 
 def test_the_example_objective_computes_its_loss(example: Example):
@@ -83,6 +86,14 @@ def test_the_example_task_scores_a_file(example: Example, tmp_path: Path):
     task = task_of("margins", save(tmp_path / "rows.parquet", columns))
     score = task.score(random_vectors())
     assert score.value == pytest.approx(task.statistic(score.evidence, np.arange(9)))
+
+
+def test_the_example_setting_decides_rows_and_keeps_digests_at_its_default(example: Example):
+    html = example("strip_tags")
+    raw = RawBatch(pa.table({"id": ["a", "b"], "text": ["<p>one<br/>two", "1 < 2"]}), position=0)
+    assert html.without_tags(raw).rows["text"].to_pylist() == [" one two", "1 < 2"]
+    assert reading_digest(html.HtmlSettings()) == reading_digest(CorpusSettings())
+    assert reading_digest(html.HtmlSettings(strip_tags=True)) != reading_digest(CorpusSettings())
 
 
 def test_the_example_store_creates_a_file_once(example: Example, tmp_path: Path):
