@@ -20,7 +20,7 @@ def pairs(run: CommandRun) -> Answer:
     were set aside in _test.parquet. A command that was stopped continues where it was; a finished one is not
     repeated.
     """
-    from pipeline.text.builders.build import build_rows, open_build
+    from pipeline.text.pairs.build import build_rows, open_build
 
     build = open_build(run.job.pairs)
     status, built = build_rows(build, run.stages)

@@ -62,7 +62,7 @@ ORDERS = {
         "chunks",
         "ingest",
         "rows",
-        "builders",
+        "pairs",
     ),
     "pipeline.models": (
         "spec",

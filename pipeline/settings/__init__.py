@@ -7,7 +7,6 @@ from pydantic import model_validator
 
 from pipeline.config import Settings
 from pipeline.settings.augment import AugmentSettings
-from pipeline.settings.build import BuildSettings
 from pipeline.settings.cluster import ClusterSettings, NodesSettings, WorkerSettings
 from pipeline.settings.corpus import CHUNK_COLUMNS, ChunkSettings, CorpusSettings
 from pipeline.settings.encode import Dtype, EncoderSettings, EncodeSettings
@@ -21,14 +20,16 @@ from pipeline.settings.evaluate import (
     TaskSettings,
     TemplateSettings,
 )
-from pipeline.settings.index import GateSettings, IndexSettings, ReleaseSettings, RelevanceSettings
+from pipeline.settings.gates import GateSettings, RelevanceSettings
+from pipeline.settings.index import IndexSettings
+from pipeline.settings.pairs import PairsSettings
+from pipeline.settings.release import ReleaseSettings
 from pipeline.settings.training import TrainSettings
-from pipeline.settings.transform import FlowSettings, WhitenSettings
+from pipeline.settings.whiten import FlowSettings, WhitenSettings
 
 __all__ = [
     "CHUNK_COLUMNS",
     "AugmentSettings",
-    "BuildSettings",
     "CandidateSettings",
     "ChunkSettings",
     "ClusterSettings",
@@ -46,6 +47,7 @@ __all__ = [
     "Job",
     "MaskWordsSettings",
     "NodesSettings",
+    "PairsSettings",
     "ReleaseSettings",
     "RelevanceSettings",
     "TaskSettings",
@@ -71,7 +73,7 @@ class Job(Settings):
     evaluate: EvaluateSettings = EvaluateSettings()
     train: TrainSettings = TrainSettings()
     augment: AugmentSettings = AugmentSettings()
-    pairs: BuildSettings = BuildSettings()
+    pairs: PairsSettings = PairsSettings()
     release: ReleaseSettings = ReleaseSettings()
     cluster: ClusterSettings = ClusterSettings()
 

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from pipeline.config import Settings
 from pipeline.settings.encode import EncoderSettings
-from pipeline.settings.transform import WhitenSettings
+from pipeline.settings.whiten import WhitenSettings
 
 _RELEASE = re.compile(r"(release:|(?P<root>(?!release:).+)?#)(?P<release>current|\d+)", re.DOTALL)
 _TIMES = ("never", "once")

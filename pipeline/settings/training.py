@@ -61,7 +61,7 @@ class Values(Settings):
         return self
 
 
-class PairSettings(ShortSettings):
+class SourceSettings(ShortSettings):
     """Files with training rows, and the roles of their columns."""
 
     uri: str
@@ -154,7 +154,7 @@ class TrainSettings(Settings):
     name: str | None = None
     """name of the folder; null: made from the objective and a digest of the settings, so that a repeated
     command continues the same training"""
-    data: tuple[PairSettings, ...] = ()
+    data: tuple[SourceSettings, ...] = ()
     """files with training rows: plain URIs or {uri, name, columns, values, weight}"""
     mixing: Literal["alternate", "blend"] = "alternate"
     """alternate: each batch has rows of one source; blend: each batch has rows of all sources"""
@@ -257,7 +257,7 @@ class TrainSettings(Settings):
         """Names of sources that objectives are bound to."""
         return {term.source for term in self.objective if term.source is not None}
 
-    def of_source(self, source: PairSettings) -> Self:
+    def of_source(self, source: SourceSettings) -> Self:
         """Return the settings with this source alone, and the objectives that its batches train."""
         objectives = tuple(term for term in self.objective if term.source in (None, source.name))
         return self.model_copy(update={"data": (source,), "objective": objectives})

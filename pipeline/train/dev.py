@@ -20,7 +20,7 @@ from pipeline.evaluate.sts import StsTask, correlation
 from pipeline.objectives import ClassifiesPairs, Objective, TrainedModel
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.settings.trackers import DevSettings, Measure
-from pipeline.settings.training import PairSettings, Values
+from pipeline.settings.training import SourceSettings, Values
 from pipeline.stats.correlation import spearman
 from pipeline.stats.geometry import alignment, uniformity
 from pipeline.store.files.open_store import store_of
@@ -103,7 +103,7 @@ class DevSet:
     def _labelled(cls, settings: DevSettings, values: Values) -> "DevSet":
         """Read the pairs of a file that have a label."""
         source = {"uri": settings.uri, "columns": settings.columns, "values": values}
-        pairs = open_training_rows(validated(PairSettings, source, "train.dev"), _LABELLED)
+        pairs = open_training_rows(validated(SourceSettings, source, "train.dev"), _LABELLED)
         table = pa.concat_tables(pairs.read(pairs.spans()))
         left, right = (tuple(table[role].to_pylist()) for role in _LABELLED[:2])
         return cls(pairs.name, left, right, table["label"].to_numpy(), settings.measure)

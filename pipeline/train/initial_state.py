@@ -16,7 +16,7 @@ from pipeline.models.folder.word_vectors import FORMAT as WORDS_FORMAT
 from pipeline.models.trainable import new_transformer
 from pipeline.objectives.build import data_requirements
 from pipeline.settings import EncoderSettings
-from pipeline.settings.training import TEXTS, PairSettings, TrainSettings
+from pipeline.settings.training import TEXTS, SourceSettings, TrainSettings
 from pipeline.settings.weights import VocabularySettings
 from pipeline.store.files.cache import digest_of_file
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows, training_files
@@ -131,7 +131,7 @@ def _training_files(train: TrainSettings) -> list[object]:
     ]
 
 
-def _open(train: TrainSettings, source: PairSettings) -> TrainingRows:
+def _open(train: TrainSettings, source: SourceSettings) -> TrainingRows:
     """Open the rows of a source, with the roles that the objectives read."""
     required = data_requirements(train.of_source(source))
     return open_training_rows(source, required.columns, required.optional)

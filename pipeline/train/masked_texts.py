@@ -10,7 +10,7 @@ import torch.distributed as dist
 from pipeline.config import validated
 from pipeline.errors import DataError, ModelError
 from pipeline.objectives import OBJECTIVES, MasksWords, Objective, TrainedModel
-from pipeline.settings.training import PairSettings, TrainSettings
+from pipeline.settings.training import SourceSettings, TrainSettings
 from pipeline.text.rows.training_rows import open_training_rows
 from pipeline.train.dev import DIVERGED, DevMetrics, buffers_of_rank, evaluating
 from pipeline.train.gather import world_size
@@ -38,7 +38,7 @@ class MaskedTexts:
         term = settings.objective[0]
         (role,) = OBJECTIVES[term.name].roles(term.options).required
         source = {"uri": settings.dev.uri, "columns": settings.dev.columns}
-        rows = open_training_rows(validated(PairSettings, source, "train.dev"), (role,))
+        rows = open_training_rows(validated(SourceSettings, source, "train.dev"), (role,))
         return cls(rows.name, tuple(pa.concat_tables(rows.read(rows.spans()))[role].to_pylist()))
 
     def score(self, model: TrainedModel, objective: Objective) -> float:

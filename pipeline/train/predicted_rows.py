@@ -13,7 +13,7 @@ from pipeline.evaluate.sts import correlation
 from pipeline.log import counted
 from pipeline.objectives import OBJECTIVES, Batch, Column, Objective, PredictsRows, TrainedModel
 from pipeline.settings.trackers import DevSettings, Measure, TestSetSettings
-from pipeline.settings.training import TEXTS, PairSettings, TrainSettings, Values
+from pipeline.settings.training import TEXTS, SourceSettings, TrainSettings, Values
 from pipeline.stats.classes import POSITIVE, accuracy, f1, matthews
 from pipeline.stats.correlation import is_constant, pearson, spearman
 from pipeline.text.rows.training_rows import open_training_rows
@@ -74,7 +74,7 @@ class PredictedRows:
         name = "train.dev" if file is settings.dev else "train.test"
         source = {"uri": file.uri, "columns": file.columns, "values": values}
         roles = objective.roles(term.options).required
-        rows = open_training_rows(validated(PairSettings, source, name), roles)
+        rows = open_training_rows(validated(SourceSettings, source, name), roles)
         table = pa.concat_tables(rows.read(rows.spans()))
         columns: dict[str, Column] = {
             role: table[role].to_pylist() if role in TEXTS else table[role].to_numpy() for role in roles

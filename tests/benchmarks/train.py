@@ -38,7 +38,7 @@ from pipeline.objectives import NO_PEERS, Objective
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
 from pipeline.settings import EncoderSettings
-from pipeline.settings.training import OrderSettings, PairSettings, TrainSettings
+from pipeline.settings.training import OrderSettings, SourceSettings, TrainSettings
 from pipeline.text.rows.batches import RankSlice
 from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.training_rows import open_training_rows
@@ -64,7 +64,7 @@ class Rows:
     columns: tuple[str, ...]
 
     def order(self, rows: int, bucket_batches: int = 1) -> ShuffledOrder:
-        pairs = open_training_rows(PairSettings(uri=str(self.uri)), self.kind.columns, self.kind.optional)
+        pairs = open_training_rows(SourceSettings(uri=str(self.uri)), self.kind.columns, self.kind.optional)
         return ShuffledOrder(pairs, OrderSettings(batch_rows=rows, bucket_batches=bucket_batches))
 
 

@@ -5,14 +5,16 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from pipeline.log import Stages
-from pipeline.settings.build import BuildSettings
-from pipeline.settings.training import PairSettings
-from pipeline.text.builders.build import build_rows, open_build
+from pipeline.settings.pairs import PairsSettings
+from pipeline.settings.training import SourceSettings
+from pipeline.text.pairs.build import build_rows, open_build
 
 
 def write_triples(source: Path, folder: Path) -> None:
     """Build the folder `triples` below `folder` from a file of premises, hypotheses and labels."""
-    settings = BuildSettings(root=str(folder), name="triples", kind="nli", data=PairSettings(uri=str(source)))
+    settings = PairsSettings(
+        root=str(folder), name="triples", kind="nli", data=SourceSettings(uri=str(source))
+    )
     build_rows(open_build(settings), Stages())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CommandResult
-from tests.text.builders.building import grouped, write_data
+from tests.text.pairs.building import grouped, write_data
 
 Manta = Callable[..., CommandResult]
 

@@ -18,7 +18,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.reading import task_prompts_of
 from pipeline.settings import CandidateSettings, EncoderSettings, EvaluateSettings, FitSettings, Job
 from pipeline.settings.evaluate import TARGET
-from pipeline.settings.training import PairSettings
+from pipeline.settings.training import SourceSettings
 from pipeline.store.files.base import Store
 from pipeline.store.files.open_store import open_store, store_of
 from pipeline.store.records.sealed_json import FileRef
@@ -282,7 +282,7 @@ def check_sparse(
 def _resolve_tfidf(settings: CandidateSettings) -> ResolvedCandidate:
     """Count the words of the candidate's corpus."""
     uri = str(settings.tfidf)
-    rows = open_training_rows(PairSettings(uri=uri), ("text",), ())
+    rows = open_training_rows(SourceSettings(uri=uri), ("text",), ())
     texts = (text for table in rows.read(rows.spans(), ["text"]) for text in table["text"].to_pylist())
     tfidf = TfIdf.of_texts(texts, uri)
     return ResolvedCandidate(

@@ -16,7 +16,7 @@ from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.sentences import Sentences, SpaceVectors
 from pipeline.settings import FitSettings, FlowSettings, WhitenSettings
 from pipeline.settings.evaluate import TARGET
-from pipeline.settings.training import PairSettings
+from pipeline.settings.training import SourceSettings
 from pipeline.stats.moments import Moments
 from pipeline.store.files.base import Store
 from pipeline.store.records.sealed_json import FileRef, Stored
@@ -129,7 +129,7 @@ def _texts(fit: FitSettings, task: EvaluationTask) -> list[str]:
     """Return the sentences that a transform is fitted on for a task, maybe repeated."""
     if fit.on == TARGET:
         return target_texts(task)
-    rows = open_training_rows(PairSettings(uri=fit.on), ("text",), ())
+    rows = open_training_rows(SourceSettings(uri=fit.on), ("text",), ())
     return [text or " " for table in rows.read(rows.spans(), ["text"]) for text in table["text"].to_pylist()]
 
 

@@ -20,7 +20,7 @@ from pipeline.log import announce
 from pipeline.models.folder.folder import open_folder
 from pipeline.objectives.build import data_requirements
 from pipeline.settings import CorpusSettings, EncodeSettings, Job
-from pipeline.settings.training import PairSettings
+from pipeline.settings.training import SourceSettings
 from pipeline.store.files.base import Store
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.units import Corpus, CorpusUnit, UnitRecord, sum_counts
@@ -58,7 +58,7 @@ class MiningResult(Stored):
         )
 
 
-def mine(run: Run, sources: Sequence[PairSettings]) -> tuple[PairSettings, ...]:
+def mine(run: Run, sources: Sequence[SourceSettings]) -> tuple[SourceSettings, ...]:
     """Mine hard negatives for the pairs (anchor, positive) of each source, as Parquet files in the store.
 
     The job's encoder searches near each anchor among the distinct positives of the same source; train.mine
@@ -108,7 +108,7 @@ def check_mining(job: Job) -> None:
         )
 
 
-def _mine_source(run: Run, source: PairSettings) -> PairSettings:
+def _mine_source(run: Run, source: SourceSettings) -> SourceSettings:
     """Mine one source, or load the result of an earlier run. Pairs without a text are left out."""
     pairs = open_training_rows(source.model_copy(update={"missing": "drop"}), _ROLES)
     drops = source.missing == "drop" or pairs.counts["missing"] > 0
@@ -125,7 +125,7 @@ def _mine_source(run: Run, source: PairSettings) -> PairSettings:
             "lower train.mine.margin, raise train.mine.neighbours or train.mine.most, or check that the "
             "positives differ",
         )
-    return PairSettings(uri=run.store.uri_of(f"{folder}/rows"), weight=source.weight)
+    return SourceSettings(uri=run.store.uri_of(f"{folder}/rows"), weight=source.weight)
 
 
 def _identity(job: Job, pairs: TrainingRows, drops: bool) -> str:

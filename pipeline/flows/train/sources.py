@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from pipeline.errors import DataError
 from pipeline.flows.train.run_folder import RESULT, RUN, RunRecord
-from pipeline.settings.training import PairSettings, TrainSettings
+from pipeline.settings.training import SourceSettings, TrainSettings
 from pipeline.store.files.open_store import open_store
 from pipeline.text.rows.augmented import is_manifest_in, newest_manifest
 
@@ -45,7 +45,7 @@ def _replace_uris(settings: TrainSettings, uris: Sequence[str | None]) -> TrainS
     return settings.model_copy(update={"data": sources})
 
 
-def _match(data: Sequence[PairSettings], newest: Sequence[str | None], recorded: Sequence[str]) -> bool:
+def _match(data: Sequence[SourceSettings], newest: Sequence[str | None], recorded: Sequence[str]) -> bool:
     """Return whether a training could have recorded these URIs for the sources of the settings.
 
     For each source that is a folder of manifests, the recorded URI must be a manifest of that folder. Other

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
-from pipeline.settings.training import NEGATIVES, TEXTS, PairSettings
+from pipeline.settings.training import NEGATIVES, TEXTS, SourceSettings
 from pipeline.store.rows.arrays import plain_type
 from pipeline.text.rows.roles import has_label, has_text
 from pipeline.text.sources.sources import SourceFile, open_file
@@ -47,7 +47,7 @@ class Span:
         return self.stop - self.start
 
 
-def required_texts(settings: PairSettings, roles: Sequence[str], needed: Sequence[str]) -> tuple[str, ...]:
+def required_texts(settings: SourceSettings, roles: Sequence[str], needed: Sequence[str]) -> tuple[str, ...]:
     """Roles whose text a row must have to be kept.
 
     Args:
@@ -62,7 +62,7 @@ def required_texts(settings: PairSettings, roles: Sequence[str], needed: Sequenc
 
 
 def read_kept(
-    settings: PairSettings, group: RowGroup, roles: Sequence[str], required: Sequence[str]
+    settings: SourceSettings, group: RowGroup, roles: Sequence[str], required: Sequence[str]
 ) -> Iterator[pa.Table]:
     """Yield the kept rows of a row group, which have a text in every role of `required`.
 
@@ -72,7 +72,7 @@ def read_kept(
         yield with_texts(piece, required).select([*roles, "row"])
 
 
-def read_labelled(settings: PairSettings, group: RowGroup, roles: Sequence[str]) -> Iterator[pa.Table]:
+def read_labelled(settings: SourceSettings, group: RowGroup, roles: Sequence[str]) -> Iterator[pa.Table]:
     """Yield the rows of a row group: columns named by role, and `row`, the row's number in the file.
 
     Columns have plain types, because Arrow cannot select rows of string views. If the label is among the

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import DataError, TransientError
 from pipeline.log import announce
 from pipeline.settings import CorpusSettings
-from pipeline.settings.training import NEGATIVES, ROLES, TEXTS, PairSettings
+from pipeline.settings.training import NEGATIVES, ROLES, TEXTS, SourceSettings
 from pipeline.text.rows.augmented import is_manifest, manifest_units, newest_manifest
 from pipeline.text.rows.roles import convert_values, expected_type, has_type
 from pipeline.text.rows.row_groups import (
@@ -38,7 +38,7 @@ _NEGATIVE = re.compile(r"(hard[_-]?)?negatives?[_-]?\d*", re.IGNORECASE)
 class TrainingRows:
     """Rows of training files, by role. It contains counts from the footers but no rows: cheap to pickle."""
 
-    settings: PairSettings
+    settings: SourceSettings
     roles: tuple[str, ...]
     groups: tuple[RowGroup, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class TrainingRows:
 
 
 def open_training_rows(
-    settings: PairSettings, roles: Sequence[str], optional: Sequence[str] = ()
+    settings: SourceSettings, roles: Sequence[str], optional: Sequence[str] = ()
 ) -> TrainingRows:
     """Open the training files that the settings name. Rows are counted from the files' footers.
 
@@ -180,7 +180,7 @@ def _missing_texts(rows: TrainingRows, nulls: Mapping[str, int]) -> Iterator[str
         yield f"missing texts of the role {role}: {nulls[role]:,}; {consequence}"
 
 
-def _unused_range(settings: PairSettings, scores: Sequence[float]) -> str | None:
+def _unused_range(settings: SourceSettings, scores: Sequence[float]) -> str | None:
     """Return a warning if the scores, scaled to 0 to 1, use less than half of the range of the settings."""
     if not scores or max(scores) - min(scores) >= 0.5:
         return None
@@ -192,7 +192,7 @@ def _unused_range(settings: PairSettings, scores: Sequence[float]) -> str | None
     )
 
 
-def _unused_negatives(settings: PairSettings, schema: pa.Schema, roles: Sequence[str]) -> str | None:
+def _unused_negatives(settings: SourceSettings, schema: pa.Schema, roles: Sequence[str]) -> str | None:
     """Return a warning if further columns look like hard negatives, and the objective reads anchors."""
     used = {settings.columns.get(role, role) for role in roles}
     others = [name for name in schema.names if _NEGATIVE.fullmatch(name) and name not in {*used, *ROLES}]
@@ -202,7 +202,7 @@ def _unused_negatives(settings: PairSettings, schema: pa.Schema, roles: Sequence
     return f"not used: {names}; name the column of the role negative in `columns` of train.data"
 
 
-def _is_used(role: str, settings: PairSettings, schemas: Sequence[pa.Schema]) -> bool:
+def _is_used(role: str, settings: SourceSettings, schemas: Sequence[pa.Schema]) -> bool:
     """Return whether to read an optional role; log if only some of the files have its column."""
     if role in settings.columns:  # named by the user, so that a missing column is an error
         return True
@@ -270,7 +270,9 @@ def _read_footer(file: SourceFile) -> tuple[pa.Schema, list[pq.RowGroupMetaData]
         return reader.schema_arrow, list(map(reader.metadata.row_group, range(reader.num_row_groups)))
 
 
-def _null_counts(settings: PairSettings, roles: Sequence[str], group: pq.RowGroupMetaData) -> dict[str, int]:
+def _null_counts(
+    settings: SourceSettings, roles: Sequence[str], group: pq.RowGroupMetaData
+) -> dict[str, int]:
     """Null counts of the texts by role; columns whose footer has none are left out."""
     counts = {
         chunk.path_in_schema: chunk.statistics.null_count
@@ -290,7 +292,9 @@ def _reason_for_no_rows(counts: Mapping[str, int]) -> str:
     return f"{counts['rows']:,} rows, none of them {reasons}"
 
 
-def _check_columns(file: SourceFile, schema: pa.Schema, settings: PairSettings, roles: Sequence[str]) -> None:
+def _check_columns(
+    file: SourceFile, schema: pa.Schema, settings: SourceSettings, roles: Sequence[str]
+) -> None:
     for role in roles:
         column = settings.columns.get(role, role)
         if schema.names.count(column) != 1:
@@ -310,7 +314,7 @@ def _check_columns(file: SourceFile, schema: pa.Schema, settings: PairSettings, 
 
 
 def _count_excluded(
-    settings: PairSettings,
+    settings: SourceSettings,
     group: RowGroup,
     roles: Sequence[str],
     nulls: Mapping[str, int | None],

@@ -15,9 +15,9 @@ from pipeline.flows.augment.augment import augment
 from pipeline.flows.night.single_stage import count_corpus_tokens
 from pipeline.log import Stages
 from pipeline.settings import Job
-from pipeline.settings.build import BuildSettings
-from pipeline.settings.training import PairSettings
-from pipeline.text.builders.build import build_rows, open_build
+from pipeline.settings.pairs import PairsSettings
+from pipeline.settings.training import SourceSettings
+from pipeline.text.pairs.build import build_rows, open_build
 from tests.benchmarks.augmentations import write_word_vectors
 from tests.benchmarks.triples import write_pairs_of_triples, write_triples
 
@@ -182,8 +182,8 @@ def _pairs_of_triples(sources: Sources) -> Read:
 
 
 def _triples_with_neutrals(sources: Sources) -> Read:
-    source = PairSettings(uri=str(sources.data / "nli" / "snli.parquet"))
-    settings = BuildSettings(
+    source = SourceSettings(uri=str(sources.data / "nli" / "snli.parquet"))
+    settings = PairsSettings(
         root=str(sources.made), name="neutrals", kind="nli", data=source, options={"neutral": True}
     )
     build_rows(open_build(settings), Stages())

@@ -23,7 +23,7 @@ from tests.conftest import ROOT, CommandResult
 from tests.flows.conftest import sentences
 from tests.flows.documents.documents import DOCUMENTS, NEEDS, commands, need, python_blocks, shell_blocks
 from tests.flows.evaluate.evaluating import write_pairs
-from tests.text.builders.building import inference
+from tests.text.pairs.building import inference
 
 Manta = Callable[..., CommandResult]
 BARE = (

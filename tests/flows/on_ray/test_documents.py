@@ -17,7 +17,7 @@ from tests.conftest import ROOT, CommandResult
 from tests.flows.conftest import sentences
 from tests.flows.documents.documents import commands, need, python_blocks
 from tests.flows.documents.test_documents import runs_on_ray
-from tests.text.builders.building import inference
+from tests.text.pairs.building import inference
 
 pytestmark = pytest.mark.slow
 README = ROOT / "README.md"

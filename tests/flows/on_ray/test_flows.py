@@ -25,7 +25,7 @@ from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings, Job
-from pipeline.settings.training import PairSettings
+from pipeline.settings.training import SourceSettings
 from tests.flows.augment.test_augment import LENIENT, expected_shuffle, rows_of, shuffles, worked_on
 from tests.flows.conftest import ON_RAY, sentences, unit_hashes
 from tests.flows.documents.test_readme import blocks
@@ -145,7 +145,7 @@ def test_mining_before_a_training_finds_the_pairs_of_one_process(
     trained = train(job, Stages())
     folders = list((tmp_path / "mined/pairs").glob("*/rows"))
     assert len(folders) == 1
-    assert rows_of_pairs(PairSettings(uri=str(folders[0]))) == alone
+    assert rows_of_pairs(SourceSettings(uri=str(folders[0]))) == alone
     record = json.loads((tmp_path / "run/run.json").read_text())
     assert [counts["rows"] for counts in record["counts"]] == [len(alone)]
     assert trained.result.steps == 2

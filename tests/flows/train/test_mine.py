@@ -19,7 +19,7 @@ from pipeline.flows.workers.cluster import connect
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import Job
-from pipeline.settings.training import PairSettings
+from pipeline.settings.training import SourceSettings
 from pipeline.store.files.open_store import open_store
 from pipeline.store.records.dead import Dead
 from pipeline.text.key_tables.partitions import read_from_all
@@ -67,18 +67,18 @@ def job_of(encoder: Path, *overrides: str) -> Job:
     return load_settings(Job, None, (*fixed, *overrides))
 
 
-def source_of(folder: Path) -> PairSettings:
-    return PairSettings(uri=str(folder), columns={"anchor": "question"}, weight=3)
+def source_of(folder: Path) -> SourceSettings:
+    return SourceSettings(uri=str(folder), columns={"anchor": "question"}, weight=3)
 
 
-def mined(job: Job, folder: Path, root: Path) -> tuple[PairSettings, list[tuple[str, str, str]]]:
+def mined(job: Job, folder: Path, root: Path) -> tuple[SourceSettings, list[tuple[str, str, str]]]:
     """Mine negatives; return the new source and the rows of its files."""
     with connect(job.cluster, Stages()) as cluster:
         (found,) = mine(Run(job, open_store(root), cluster, Stages()), (source_of(folder),))
     return found, rows_of(found)
 
 
-def rows_of(found: PairSettings) -> list[tuple[str, str, str]]:
+def rows_of(found: SourceSettings) -> list[tuple[str, str, str]]:
     table = pa.concat_tables([pq.read_table(file) for file in sorted(Path(found.uri).glob("*.parquet"))])
     return list(zip(*(table[name].to_pylist() for name in ("anchor", "positive", "negative")), strict=True))
 

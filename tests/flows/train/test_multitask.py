@@ -15,7 +15,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import TrainedModel
 from pipeline.settings import Job
-from pipeline.settings.training import ObjectiveSettings, PairSettings, TrainSettings
+from pipeline.settings.training import ObjectiveSettings, SourceSettings, TrainSettings
 from pipeline.train.metrics import read_metrics
 from tests.flows.train.test_use import write_conversations
 from tests.flows.train.training import (
@@ -91,7 +91,7 @@ def test_definitions_of_trainings_name_sources_only_if_objectives_are_bound_to_t
     bound = rank_for(tmp_path).run.definition
     assert [source["name"] for source in bound["data"]] == list(NAMES)
     assert [term["source"] for term in bound["train"]["objective"]] == list(NAMES)
-    data = PairSettings(uri=str(write_conversations(tmp_path / "pairs.parquet")))
+    data = SourceSettings(uri=str(write_conversations(tmp_path / "pairs.parquet")))
     plain = TrainSettings(data=(data,), objective=(ObjectiveSettings(name="supervised"),), root=str(tmp_path))
     settings = plain.model_copy(update={"word_table": plain.word_table.model_copy(update={"dim": 4})})
     definition = open_training(Job(train=settings))[1].definition

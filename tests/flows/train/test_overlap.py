@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.flows.train.plan import measure_overlap
 from pipeline.flows.train.run_folder import RUN
-from pipeline.settings.training import PairSettings
+from pipeline.settings.training import SourceSettings
 from pipeline.stats.geometry import Metric
 from pipeline.text.rows.training_rows import open_training_rows
 from tests.conftest import CommandResult
@@ -31,7 +31,7 @@ def overlap_of(
     file: Path, texts: Mapping[str, Sequence[str | None]], columns: Mapping[str, str] | None = None
 ) -> dict[str, Metric]:
     pq.write_table(pa.table(texts), file, row_group_size=2)
-    settings = PairSettings(uri=str(file), columns=dict(columns or {}))
+    settings = SourceSettings(uri=str(file), columns=dict(columns or {}))
     return measure_overlap(open_training_rows(settings, list(columns or texts)))
 
 
@@ -62,7 +62,7 @@ def test_a_sample_estimates_the_mean_of_all_rows_of_many_files(tmp_path: Path):
         texts = ["a b", "c d"] * 400
         pairs = {"anchor": texts, "positive": ["a b" if number < 2 else "b x"] * 800}
         pq.write_table(pa.table(pairs), tmp_path / f"{number}.parquet", row_group_size=300)
-    rows = open_training_rows(PairSettings(uri=str(tmp_path)), ["anchor", "positive"])
+    rows = open_training_rows(SourceSettings(uri=str(tmp_path)), ["anchor", "positive"])
     whole, sample = measure_overlap(rows)["positive"], measure_overlap(rows, 1_000)["positive"]
     assert (whole.value, whole.count, whole.seed) == (pytest.approx((2 * 0.5 + 3 * 0.25) / 5), 4_000, None)
     assert (sample.count, sample.seed) == (1_000, 0)

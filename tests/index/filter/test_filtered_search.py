@@ -16,7 +16,7 @@ from pipeline.index.filter.filtered_search import search_selected
 from pipeline.index.filter.selection import SelectedRows, select
 from pipeline.index.measure.truth import NO_NEIGHBOUR
 from pipeline.index.structure import ivf_of, unwrap
-from pipeline.settings.index import GateSettings
+from pipeline.settings.gates import GateSettings
 from pipeline.store.files.open_store import open_store
 from tests.index.clustered import cosines, some_map
 from tests.index.files.test_parts import FIRST, POOL, QUERIES, base_of, filled

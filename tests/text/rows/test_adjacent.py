@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError
-from pipeline.settings.training import OrderSettings, PairSettings
+from pipeline.settings.training import OrderSettings, SourceSettings
 from pipeline.text.rows import row_groups
 from pipeline.text.rows.adjacent import RUNNING_TEXT, AdjacentRows, with_adjacent
 from pipeline.text.rows.order import ShuffledOrder
@@ -28,7 +28,7 @@ def running_text(
     texts = [f"{document} {position}" for document, position in zip(documents, positions, strict=True)]
     table = pa.table({"text": texts, "document": documents, "position": positions})
     pq.write_table(table, folder / "x.parquet", row_group_size=group or len(table))
-    return open_training_rows(PairSettings(uri=str(folder)), RUNNING_TEXT)
+    return open_training_rows(SourceSettings(uri=str(folder)), RUNNING_TEXT)
 
 
 def triples_of(sentences: TrainingRows) -> AdjacentRows:
@@ -156,7 +156,7 @@ def test_other_columns_belong_to_the_sentence_in_the_middle(tmp_path: Path):
         {"text": list("abcd"), "document": [1] * 4, "position": range(4), "score": np.arange(4) / 2}
     )
     pq.write_table(table, tmp_path / "x.parquet")
-    triples = triples_of(open_training_rows(PairSettings(uri=str(tmp_path)), [*RUNNING_TEXT, "score"]))
+    triples = triples_of(open_training_rows(SourceSettings(uri=str(tmp_path)), [*RUNNING_TEXT, "score"]))
     (table_of_triples,) = triples.read(triples.spans())
     assert table_of_triples["score"].to_pylist() == pytest.approx([0.1, 0.2])
     assert triples.roles == ("text", "score", "previous", "next")

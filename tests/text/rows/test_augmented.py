@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.settings.training import PairSettings
+from pipeline.settings.training import SourceSettings
 from pipeline.store.files.open_store import open_store
 from pipeline.text.rows.augmented import manifest_units, newest_manifest
 from pipeline.text.rows.training_rows import open_training_rows, stamps_of, training_files
@@ -20,7 +20,7 @@ FIRST, SECOND, OTHER = (
 
 
 def texts(uri: str) -> list[str]:
-    pairs = open_training_rows(PairSettings(uri=uri), ["text"])
+    pairs = open_training_rows(SourceSettings(uri=uri), ["text"])
     return [text for table in pairs.read(pairs.spans()) for text in table["text"].to_pylist()]
 
 
@@ -49,7 +49,7 @@ def test_a_folder_is_read_by_its_newest_manifest_in_order(tmp_path: Path, s3: st
 def test_rows_of_a_manifest_stay_as_they_are_if_a_newer_one_is_added(tmp_path: Path):
     store = open_store(tmp_path)
     write_manifest(store, "main", [FIRST, SECOND])
-    rows = open_training_rows(PairSettings(uri=f"{tmp_path}/augmented/main"), ["text"])
+    rows = open_training_rows(SourceSettings(uri=f"{tmp_path}/augmented/main"), ["text"])
     write_manifest(store, "main", [OTHER])
     rows.check_unchanged()
     assert stamps_of([f"{tmp_path}/augmented/main"]) == {}

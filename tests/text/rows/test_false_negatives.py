@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.settings.training import OrderSettings, PairSettings
+from pipeline.settings.training import OrderSettings, SourceSettings
 from pipeline.text.rows.batches import RankSlice, rank_rows
 from pipeline.text.rows.false_negatives import (
     false_negatives,
@@ -141,7 +141,7 @@ def test_a_repeated_row_is_exchanged_with_a_batch_that_lacks_its_text():
 def test_repeats_are_counted_and_kept_dropped_or_masked_by_the_setting(tmp_path: Path):
     texts = [f"text {row // 4}" for row in range(256)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "x.parquet")
-    pairs = open_training_rows(PairSettings(uri=str(tmp_path)), ["text"])
+    pairs = open_training_rows(SourceSettings(uri=str(tmp_path)), ["text"])
     orders = {
         setting: ShuffledOrder(pairs, OrderSettings(batch_rows=16, repeats=setting))
         for setting in ("keep", "drop", "mask")
@@ -176,7 +176,9 @@ def test_a_missing_hard_negative_is_a_candidate_of_no_row(tmp_path: Path):
     names = ["anchor", "positive", "negative"]
     texts = [[f"a{row}" for row in range(4)], [f"p{row}" for row in range(4)], negatives]
     pq.write_table(pa.table(dict(zip(names, texts, strict=True))), tmp_path / "rows.parquet")
-    rows = open_training_rows(PairSettings(uri=str(tmp_path / "rows.parquet")), ["anchor", "positive"], names)
+    rows = open_training_rows(
+        SourceSettings(uri=str(tmp_path / "rows.parquet")), ["anchor", "positive"], names
+    )
     for repeats in ("keep", "mask"):
         order = ShuffledOrder(rows, OrderSettings(batch_rows=4, repeats=repeats))
         whole = next(rank_rows(order, 0))

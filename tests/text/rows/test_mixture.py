@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
-from pipeline.settings.training import OrderSettings, PairSettings
+from pipeline.settings.training import OrderSettings, SourceSettings
 from pipeline.text.rows.batches import RankRows, RankSlice, rank_rows
 from pipeline.text.rows.mixture import AlternatingOrder, BlendedOrder, rows_per_source
 from pipeline.text.rows.order import ShuffledOrder
@@ -31,7 +31,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> list[TrainingRows]:
             row_group_size=20,
         )
     return [
-        open_training_rows(PairSettings(uri=str(folder / f"{number}.parquet")), ["text"])
+        open_training_rows(SourceSettings(uri=str(folder / f"{number}.parquet")), ["text"])
         for number in range(len(SIZES))
     ]
 

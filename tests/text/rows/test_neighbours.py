@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import DataError
 from pipeline.log import listening
-from pipeline.settings.training import OrderSettings, PairSettings
+from pipeline.settings.training import OrderSettings, SourceSettings
 from pipeline.text.rows.batches import rank_rows
 from pipeline.text.rows.neighbours import NeighbourOrder
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
@@ -29,7 +29,7 @@ def documents(folder: Path, lengths: list[int], group: int = 7) -> TrainingRows:
         folder / "x.parquet",
         row_group_size=group,
     )
-    return open_training_rows(PairSettings(uri=str(folder)), ROLES)
+    return open_training_rows(SourceSettings(uri=str(folder)), ROLES)
 
 
 @given(
@@ -104,7 +104,7 @@ def test_gaps_in_positions_and_rows_without_a_document_end_a_run(tmp_path: Path)
     )
     pq.write_table(table, tmp_path / "x.parquet")
     order = NeighbourOrder(
-        open_training_rows(PairSettings(uri=str(tmp_path)), ROLES), OrderSettings(batch_rows=3)
+        open_training_rows(SourceSettings(uri=str(tmp_path)), ROLES), OrderSettings(batch_rows=3)
     )
     assert order.steps_per_epoch == 2
     assert {

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.settings.training import OrderSettings, PairSettings
+from pipeline.settings.training import OrderSettings, SourceSettings
 from pipeline.text.rows.batches import RankRows, RankSlice, rank_rows
 from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.training_rows import open_training_rows
@@ -67,13 +67,13 @@ def test_every_row_is_read_once_an_epoch_for_any_number_of_ranks_and_any_first_s
     if len(texts) < batch_rows:
         with pytest.raises(DataError, match="rows"):
             ShuffledOrder(
-                open_training_rows(PairSettings(uri=str(folder)), ["text"]),
+                open_training_rows(SourceSettings(uri=str(folder)), ["text"]),
                 OrderSettings(batch_rows=batch_rows),
             )
         return
     options = {name: case[name] for name in ("window_rows", "bucket_batches", "seed", "repeats")}
     order = ShuffledOrder(
-        open_training_rows(PairSettings(uri=str(folder)), ["text"]),
+        open_training_rows(SourceSettings(uri=str(folder)), ["text"]),
         OrderSettings(batch_rows=batch_rows, **options),
     )
     steps = order.steps_per_epoch
@@ -93,7 +93,7 @@ def test_every_row_is_read_once_an_epoch_for_any_number_of_ranks_and_any_first_s
 
 def test_epochs_and_seeds_differ_even_within_one_row_group(tmp_path: Path):
     write_files(tmp_path, [600], group=600)
-    pairs = open_training_rows(PairSettings(uri=str(tmp_path / "000.parquet")), ["text"])
+    pairs = open_training_rows(SourceSettings(uri=str(tmp_path / "000.parquet")), ["text"])
     order = ShuffledOrder(pairs, OrderSettings(batch_rows=8, window_rows=64))
     rows = np.array([batch.rows for batch in take(order, 0, 150)])
     other = np.array(
@@ -115,7 +115,7 @@ def test_epochs_and_seeds_differ_even_within_one_row_group(tmp_path: Path):
 
 def test_buckets_save_padding_without_ordering_batches_by_length(tmp_path: Path):
     write_files(tmp_path, [4096], group=1000)
-    pairs = open_training_rows(PairSettings(uri=str(tmp_path)), ["text"])
+    pairs = open_training_rows(SourceSettings(uri=str(tmp_path)), ["text"])
 
     def lengths(bucket: int) -> np.ndarray:
         order = ShuffledOrder(pairs, OrderSettings(batch_rows=32, window_rows=4096, bucket_batches=bucket))
@@ -133,7 +133,7 @@ def test_buckets_save_padding_without_ordering_batches_by_length(tmp_path: Path)
 def test_rows_left_out_differ_between_epochs(tmp_path: Path):
     write_files(tmp_path, [23], group=23)
     order = ShuffledOrder(
-        open_training_rows(PairSettings(uri=str(tmp_path)), ["text"]), OrderSettings(batch_rows=10)
+        open_training_rows(SourceSettings(uri=str(tmp_path)), ["text"]), OrderSettings(batch_rows=10)
     )
     left_out = [
         frozenset(range(23))
@@ -147,7 +147,7 @@ def test_rows_left_out_differ_between_epochs(tmp_path: Path):
 def test_a_batch_size_that_is_no_multiple_of_the_ranks_is_refused_with_the_nearest_that_are(tmp_path: Path):
     write_files(tmp_path, [30], group=30)
     order = ShuffledOrder(
-        open_training_rows(PairSettings(uri=str(tmp_path)), ["text"]), OrderSettings(batch_rows=10)
+        open_training_rows(SourceSettings(uri=str(tmp_path)), ["text"]), OrderSettings(batch_rows=10)
     )
     with pytest.raises(ConfigError, match="set it to 8 or 12"):
         rank_rows(order, 0, RankSlice(0, 4))
@@ -156,7 +156,7 @@ def test_a_batch_size_that_is_no_multiple_of_the_ranks_is_refused_with_the_neare
 def test_starting_late_opens_no_earlier_row_group(tmp_path: Path):
     write_files(tmp_path, [100] * 6, group=100)
     order = ShuffledOrder(
-        open_training_rows(PairSettings(uri=str(tmp_path)), ["text"]),
+        open_training_rows(SourceSettings(uri=str(tmp_path)), ["text"]),
         OrderSettings(batch_rows=10, window_rows=100),
     )
     rows = np.concatenate([batch.rows for batch in take(order, 0, order.steps_per_epoch)])

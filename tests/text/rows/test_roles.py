@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.settings.training import PairSettings
+from pipeline.settings.training import SourceSettings
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 
 NOT_UTF8 = pa.Array.from_buffers(pa.string(), 3, pa.array([b"\xff", b"b", b"c"], pa.binary()).buffers())
@@ -15,7 +15,7 @@ NOT_UTF8 = pa.Array.from_buffers(pa.string(), 3, pa.array([b"\xff", b"b", b"c"],
 
 def opened(folder: Path, column: pa.Array, role: str, **settings: str) -> TrainingRows:
     pq.write_table(pa.table({role: column}), folder / "rows.parquet")
-    return open_training_rows(PairSettings(uri=str(folder / "rows.parquet"), **settings), [role])
+    return open_training_rows(SourceSettings(uri=str(folder / "rows.parquet"), **settings), [role])
 
 
 def values(rows: TrainingRows, role: str) -> list[object]:

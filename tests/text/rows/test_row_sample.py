@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.settings.training import PairSettings
+from pipeline.settings.training import SourceSettings
 from pipeline.text.rows import row_sample
 from pipeline.text.rows.row_sample import sample_rows
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
@@ -20,7 +20,7 @@ def rows_of(folder: Path, *lengths: int, group: int = 1_000) -> TrainingRows:
         texts = [str(row) for row in range(first, first + length)]
         pq.write_table(pa.table({"text": texts}), folder / f"{number:03d}.parquet", row_group_size=group)
         first += length
-    return open_training_rows(PairSettings(uri=str(folder)), ["text"])
+    return open_training_rows(SourceSettings(uri=str(folder)), ["text"])
 
 
 def sampled(rows: TrainingRows, size: int, seed: int = 0) -> list[int]:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from pipeline.errors import DataError
 from pipeline.log import listening
-from pipeline.settings.training import OrderSettings, PairSettings, Values
+from pipeline.settings.training import OrderSettings, SourceSettings, Values
 from pipeline.text.rows.batches import rank_rows
 from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
@@ -45,7 +45,7 @@ def read_all(pairs: TrainingRows) -> dict[str, list[Any]]:
 def test_labels_become_indices_and_rows_without_a_label_are_counted(tmp_path: Path, labels: Any):
     texts = [f"premise {row}" for row in range(8)]
     uri = write_parquet(tmp_path / "nli.parquet", {"premise": texts, "hypothesis": texts, "gold": labels})
-    pairs = open_training_rows(PairSettings(uri=uri, columns={"label": "gold"}), NLI)
+    pairs = open_training_rows(SourceSettings(uri=uri, columns={"label": "gold"}), NLI)
     rows = read_all(pairs)
     assert rows["label"] == [0, 2, 1, 0]
     assert rows["row"] == [0, 2, 3, 4]
@@ -71,7 +71,7 @@ def test_invalid_label_names_file_row_and_valid_labels_when_the_files_are_opened
     )
     expected = rf"one of entailment \(0\), neutral \(1\), contradiction \(2\), found {found};"
     with pytest.raises(DataError, match=rf"nli.parquet: row 2 .* {expected}"):
-        open_training_rows(PairSettings(uri=uri), NLI)
+        open_training_rows(SourceSettings(uri=uri), NLI)
 
 
 def test_positions_up_to_the_largest_int64_are_read_and_larger_ones_refused(tmp_path: Path):
@@ -81,7 +81,7 @@ def test_positions_up_to_the_largest_int64_are_read_and_larger_ones_refused(tmp_
         uri = write_parquet(
             tmp_path / "rows.parquet", columns | {"position": pa.array(positions, pa.uint64())}
         )
-        pairs = open_training_rows(PairSettings(uri=uri), roles)
+        pairs = open_training_rows(SourceSettings(uri=uri), roles)
         if positions[1] < 2**63:
             assert read_all(pairs)["position"] == positions
             continue
@@ -94,16 +94,16 @@ def test_scores_are_scaled_to_zero_to_one(tmp_path: Path):
         tmp_path / "sick.parquet", {"sentence1": ["a"] * 3, "sentence2": ["b"] * 3, "score": [1.0, 3.0, 5.0]}
     )
     roles = ["sentence1", "sentence2", "score"]
-    assert read_all(open_training_rows(PairSettings(uri=uri, values=Values(score_range=(1, 5))), roles))[
+    assert read_all(open_training_rows(SourceSettings(uri=uri, values=Values(score_range=(1, 5))), roles))[
         "score"
     ] == [
         0,
         0.5,
         1,
     ]
-    assert read_all(open_training_rows(PairSettings(uri=uri), roles))["score"] == [0.2, 0.6, 1]
+    assert read_all(open_training_rows(SourceSettings(uri=uri), roles))["score"] == [0.2, 0.6, 1]
     with pytest.raises(DataError, match=r"row 2 .* a number from 0 to 4, found 5.0"):
-        open_training_rows(PairSettings(uri=uri, values=Values(score_range=(0, 4))), roles)
+        open_training_rows(SourceSettings(uri=uri, values=Values(score_range=(0, 4))), roles)
 
 
 @pytest.mark.parametrize("bad", [None, float("nan"), float("inf")])
@@ -112,7 +112,7 @@ def test_missing_or_nan_score_is_refused(tmp_path: Path, bad: float | None):
         tmp_path / "sts.parquet", {"sentence1": ["a"] * 3, "sentence2": ["b"] * 3, "score": [1.0, bad, 5.0]}
     )
     with pytest.raises(DataError, match="row 1"):
-        open_training_rows(PairSettings(uri=uri), ["sentence1", "sentence2", "score"])
+        open_training_rows(SourceSettings(uri=uri), ["sentence1", "sentence2", "score"])
 
 
 def test_missing_text_becomes_one_blank_and_is_counted(tmp_path: Path):
@@ -120,7 +120,7 @@ def test_missing_text_becomes_one_blank_and_is_counted(tmp_path: Path):
         tmp_path / "pairs.parquet", {"anchor": ["a", None, "c"], "positive": ["x", "y", None]}
     )
     order = ShuffledOrder(
-        open_training_rows(PairSettings(uri=uri), ["anchor", "positive"], ["negative"]),
+        open_training_rows(SourceSettings(uri=uri), ["anchor", "positive"], ["negative"]),
         OrderSettings(batch_rows=3),
     )
     rows = next(rank_rows(order, 0))
@@ -139,15 +139,15 @@ def test_an_optional_column_is_read_if_all_files_have_it_or_the_settings_name_it
     first = write_parquet(tmp_path / "first.parquet", columns | {"negative": ["c"]})
     roles, optional = ["anchor", "positive"], ["negative"]
     with listening() as heard:
-        assert open_training_rows(PairSettings(uri=first), roles, optional).roles == (*roles, "negative")
+        assert open_training_rows(SourceSettings(uri=first), roles, optional).roles == (*roles, "negative")
         write_parquet(tmp_path / "second.parquet", columns)
         assert not heard
-        assert open_training_rows(PairSettings(uri=str(tmp_path)), roles, optional).roles == tuple(roles)
+        assert open_training_rows(SourceSettings(uri=str(tmp_path)), roles, optional).roles == tuple(roles)
     assert [line.partition(": ")[2] for line in heard] == [
         "1 of 2 files have a column negative, so it is not used"
     ]
     for uri, column in ((str(tmp_path), "negative"), (first, "negatives")):
-        named = PairSettings(uri=uri, columns={"negative": column})
+        named = SourceSettings(uri=uri, columns={"negative": column})
         with pytest.raises(DataError, match=f"a column '{column}' for the role negative"):
             open_training_rows(named, roles, optional)
 
@@ -155,7 +155,7 @@ def test_an_optional_column_is_read_if_all_files_have_it_or_the_settings_name_it
 @pytest.mark.parametrize(("text", "blank"), [("", 1), (" \t\u3000\n", 1), ("\u200b", 0), (" a", 0)])
 def test_texts_of_white_space_are_counted_as_blank(tmp_path: Path, text: str, blank: int):
     rows = open_training_rows(
-        PairSettings(uri=write_parquet(tmp_path / "text.parquet", {"text": ["x", text]})), ["text"]
+        SourceSettings(uri=write_parquet(tmp_path / "text.parquet", {"text": ["x", text]})), ["text"]
     )
     assert next(rank_rows(ShuffledOrder(rows, OrderSettings(batch_rows=2)), 0)).counts["blank"] == blank
 
@@ -185,7 +185,7 @@ def test_missing_drop_leaves_out_and_counts_rows_without_a_text(
         row_group_size=7,
         write_statistics=statistics,
     )
-    settings = PairSettings(
+    settings = SourceSettings(
         uri=str(tmp_path), columns={"anchor": "a", "positive": "b", "negative": "read_all"}, missing="drop"
     )
     expected = [row for row in range(40) if columns["a"][row] is not None and columns["b"][row] is not None]
@@ -222,7 +222,7 @@ def test_row_without_a_label_is_excluded_before_its_text_and_score_are_checked(
         },
         group=2,
     )
-    pairs = open_training_rows(PairSettings(uri=uri, missing="drop"), NLI)
+    pairs = open_training_rows(SourceSettings(uri=uri, missing="drop"), NLI)
     assert (len(pairs), pairs.counts) == (1, {"rows": 5, "unlabelled": 2, "missing": 2})
     assert read_all(pairs) == {"premise": ["a"], "hypothesis": ["a"], "label": [0], "row": [0]}
     uri = write_parquet(
@@ -230,13 +230,13 @@ def test_row_without_a_label_is_excluded_before_its_text_and_score_are_checked(
         {"sentence1": ["a", None, "c"], "sentence2": ["a", "b", "c"], "score": [1.0, None, 2.0]},
     )
     assert read_all(
-        open_training_rows(PairSettings(uri=uri, missing="drop"), ["sentence1", "sentence2", "score"])
+        open_training_rows(SourceSettings(uri=uri, missing="drop"), ["sentence1", "sentence2", "score"])
     )["score"] == [0.2, 0.4]
 
 
 def test_a_second_negative_needs_a_first_one(tmp_path: Path):
     write_parquet(tmp_path / "x.parquet", {"anchor": ["a"], "positive": ["b"], "neutral": ["c"]})
-    settings = PairSettings(uri=str(tmp_path), columns={"negative2": "neutral"})
+    settings = SourceSettings(uri=str(tmp_path), columns={"negative2": "neutral"})
     with pytest.raises(DataError, match="a column with the role negative, beside that of negative2"):
         open_training_rows(settings, ["anchor", "positive"], ["negative", "negative2"])
 
@@ -244,7 +244,7 @@ def test_a_second_negative_needs_a_first_one(tmp_path: Path):
 def test_optional_roles_are_read_if_every_file_has_them(tmp_path: Path):
     triples = {"anchor": ["a"], "positive": ["b"], "negative": ["c"]}
     write_parquet(tmp_path / "1.parquet", triples)
-    settings = PairSettings(uri=f"{tmp_path}/*.parquet")
+    settings = SourceSettings(uri=f"{tmp_path}/*.parquet")
     assert open_training_rows(settings, ["anchor", "positive"], ["negative"]).roles == (
         "anchor",
         "positive",
@@ -277,24 +277,24 @@ def test_optional_roles_are_read_if_every_file_has_them(tmp_path: Path):
 def test_unusable_columns_are_refused(tmp_path: Path, columns: dict[str, Any], message: str):
     uri = write_parquet(tmp_path / "pairs.parquet", columns)
     with pytest.raises(DataError, match=message):
-        open_training_rows(PairSettings(uri=uri), ["anchor", "positive"])
+        open_training_rows(SourceSettings(uri=uri), ["anchor", "positive"])
 
 
 def test_missing_or_unreadable_files_are_refused(tmp_path: Path):
     with pytest.raises(DataError, match="nothing there; check the URI of the training rows"):
-        open_training_rows(PairSettings(uri=str(tmp_path / "absent")), ["text"])
+        open_training_rows(SourceSettings(uri=str(tmp_path / "absent")), ["text"])
     (tmp_path / "x.parquet").write_text("no Parquet")
     with pytest.raises(DataError, match=r"x.parquet.* or its permissions$"):
-        open_training_rows(PairSettings(uri=str(tmp_path)), ["text"])
+        open_training_rows(SourceSettings(uri=str(tmp_path)), ["text"])
     with pytest.raises(ValidationError, match="did you mean 'anchor'"):
-        PairSettings(uri="x", columns={"ancor": "a"})
+        SourceSettings(uri="x", columns={"ancor": "a"})
 
 
 def test_invalid_utf8_names_its_row(tmp_path: Path):
     binary = pa.array([b"fine", b"\xff\xfe", b"fine"], pa.binary())
     text = pa.Array.from_buffers(pa.string(), 3, binary.buffers())
     pairs = open_training_rows(
-        PairSettings(uri=write_parquet(tmp_path / "x.parquet", {"text": text})), ["text"]
+        SourceSettings(uri=write_parquet(tmp_path / "x.parquet", {"text": text})), ["text"]
     )
     with pytest.raises(DataError, match=r"row 1 .* text in UTF-8"):
         read_all(pairs)
@@ -302,7 +302,7 @@ def test_invalid_utf8_names_its_row(tmp_path: Path):
 
 def test_file_that_changed_after_opening_is_refused(tmp_path: Path):
     uri = write_parquet(tmp_path / "x.parquet", {"text": ["a"] * 9}, group=9)
-    pairs = open_training_rows(PairSettings(uri=uri), ["text"])
+    pairs = open_training_rows(SourceSettings(uri=uri), ["text"])
     write_parquet(tmp_path / "x.parquet", {"text": ["a"] * 5}, group=9)
     with pytest.raises(DataError, match=r"9 rows in row group 0, as when training began, found 5"):
         read_all(pairs)
@@ -310,7 +310,7 @@ def test_file_that_changed_after_opening_is_refused(tmp_path: Path):
 
 def test_pickled_training_rows_read_the_same_rows(tmp_path: Path):
     uri = write_parquet(tmp_path / "x.parquet", {"text": ["a", "b", "c", "d"]}, group=2)
-    pairs = open_training_rows(PairSettings(uri=uri), ["text"])
+    pairs = open_training_rows(SourceSettings(uri=uri), ["text"])
     assert (
         read_all(pickle.loads(pickle.dumps(pairs)))
         == read_all(pairs)
@@ -324,11 +324,11 @@ from itertools import islice
 from pipeline.text.rows.batches import rank_rows
 from pipeline.settings.training import OrderSettings
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.settings.training import PairSettings
+from pipeline.settings.training import SourceSettings
 from pipeline.text.rows.training_rows import open_training_rows
 def peak_kib():  # not getrusage, which also counts the process that this one was forked from
     return int(re.search("VmHWM:[^0-9]*([0-9]+)", open("/proc/self/status").read())[1])
-texts = open_training_rows(PairSettings(uri=sys.argv[1]), ["text"])
+texts = open_training_rows(SourceSettings(uri=sys.argv[1]), ["text"])
 order = ShuffledOrder(texts, OrderSettings(batch_rows=512))
 before = peak_kib()
 rows = sum(len(batch) for batch in islice(rank_rows(order, 0), order.steps_per_epoch))
@@ -368,7 +368,7 @@ def test_a_range_that_is_not_used_is_a_warning(tmp_path: Path, scores: list[floa
     for part in range(2):  # the range is that of all files together
         pq.write_table(rows.slice(part, None if part else 1), tmp_path / f"{part}.parquet")
     with listening() as said:
-        open_training_rows(PairSettings(uri=str(tmp_path)), ["sentence1", "sentence2", "score"])
+        open_training_rows(SourceSettings(uri=str(tmp_path)), ["sentence1", "sentence2", "score"])
     assert [one for one in said if "range" in one] == said
     assert (sentence is None) == (not said)
     assert sentence is None or sentence in said[0]
@@ -381,13 +381,13 @@ def test_columns_that_look_like_negatives_and_are_not_used_are_a_warning(tmp_pat
     columns = ["anchor", "positive", *names]
     pq.write_table(pa.table({name: ["a text"] for name in columns}), tmp_path / "rows.parquet")
     with listening() as said:
-        settings = PairSettings(uri=str(tmp_path / "rows.parquet"))
+        settings = SourceSettings(uri=str(tmp_path / "rows.parquet"))
         open_training_rows(settings, ["anchor", "positive"], ["negative", "negative2"])
     [sentence] = said
     assert f"not used: {', '.join(name for name in names if name != 'negative')};" in sentence
     with listening() as said:
         named = {"negative": names[0]} | ({"negative2": names[1]} if len(names) > 1 else {})
-        settings = PairSettings(uri=str(tmp_path / "rows.parquet"), columns=named)
+        settings = SourceSettings(uri=str(tmp_path / "rows.parquet"), columns=named)
         open_training_rows(settings, ["anchor", "positive"], ["negative", "negative2"])
     assert not said
 
@@ -401,7 +401,7 @@ def test_a_row_without_the_negative_that_an_objective_needs_is_left_out_and_coun
     pq.write_table(rows, tmp_path / "rows.parquet", write_statistics=statistics)
     with listening() as said:
         pairs = open_training_rows(
-            PairSettings(uri=str(tmp_path / "rows.parquet")), ["anchor", "positive", "negative"]
+            SourceSettings(uri=str(tmp_path / "rows.parquet")), ["anchor", "positive", "negative"]
         )
     assert read_all(pairs)["negative"] == ["m", "n"]
     assert pairs.counts == {"rows": 3, "unlabelled": 0, "missing": 1}
@@ -415,7 +415,7 @@ def test_a_row_with_a_blank_in_place_of_the_negative_that_an_objective_needs_is_
 ):
     rows = pa.table({"anchor": [*"abcd"], "positive": [*"wxyz"], "negative": [" ", "m", "", "\u3000\n"]})
     pq.write_table(rows, tmp_path / "rows.parquet")
-    settings = PairSettings(uri=str(tmp_path / "rows.parquet"), missing=missing)
+    settings = SourceSettings(uri=str(tmp_path / "rows.parquet"), missing=missing)
     pairs = open_training_rows(settings, ["anchor", "positive", "negative"])
     assert read_all(pairs)["negative"] == ["m"]
     assert pairs.counts == {"rows": 4, "unlabelled": 0, "missing": 3}
@@ -428,7 +428,7 @@ def test_missing_optional_negatives_are_counted_and_keep_their_rows(tmp_path: Pa
     pq.write_table(rows, tmp_path / "rows.parquet")
     with listening() as said:
         pairs = open_training_rows(
-            PairSettings(uri=str(tmp_path / "rows.parquet")), ["anchor", "positive"], ["negative"]
+            SourceSettings(uri=str(tmp_path / "rows.parquet")), ["anchor", "positive"], ["negative"]
         )
     assert len(pairs) == 3
     assert "missing texts of the role negative: 1; their rows have no such candidate" in said[0]

@@ -15,14 +15,14 @@ import pytest
 
 from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.log import Stages
-from pipeline.settings.training import PairSettings
-from pipeline.text.builders import BUILDERS, build
-from pipeline.text.builders.build import TEST, TRAIN, build_rows, open_build
+from pipeline.settings.training import SourceSettings
 from pipeline.text.key_tables import keys
+from pipeline.text.pairs import BUILDERS, build
+from pipeline.text.pairs.build import TEST, TRAIN, build_rows, open_build
 from pipeline.text.rows.training_rows import open_training_rows
 from tests.conftest import ROOT
-from tests.text.builders.building import DATA, Rows, read_test_set, running_text, settings_of, write_data
-from tests.text.builders.building import build as build_training_rows
+from tests.text.pairs.building import DATA, Rows, read_test_set, running_text, settings_of, write_data
+from tests.text.pairs.building import build as build_training_rows
 
 every_kind = pytest.mark.parametrize("kind", BUILDERS.names())
 
@@ -157,7 +157,7 @@ def test_without_a_name_other_settings_get_another_folder(tmp_path: Path):
 def test_a_training_on_the_folder_reads_no_test_row(tmp_path: Path):
     build_training_rows(tmp_path, "sections", DATA["sections"](60), test=0.3)
     training_rows = open_training_rows(
-        PairSettings(uri=str(tmp_path / "pairs" / "made")), ["anchor", "positive"], ["negative"]
+        SourceSettings(uri=str(tmp_path / "pairs" / "made")), ["anchor", "positive"], ["negative"]
     )
     (file,) = {group.file.uri for group in training_rows.groups}
     assert Path(file).name == TRAIN
@@ -241,9 +241,9 @@ def test_a_killed_command_continues_to_the_same_bytes(tmp_path: Path):
 import os, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pipeline.log import Stages
-from pipeline.text.builders import build
+from pipeline.text.pairs import build
 from pipeline.text.key_tables import keys
-from tests.text.builders.building import settings_of
+from tests.text.pairs.building import settings_of
 from pathlib import Path
 keys.BUCKET_ROWS, remaining, build_unit = 1_000, int(sys.argv[1]), build._build_unit
 def build_or_be_killed(*arguments):

@@ -7,16 +7,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.log import Stages
-from pipeline.settings.build import BuildSettings
-from pipeline.text.builders.build import TEST, TRAIN, build_rows, open_build
+from pipeline.settings.pairs import PairsSettings
+from pipeline.text.pairs.build import TEST, TRAIN, build_rows, open_build
 
 Rows = list[dict[str, Any]]
 
 
-def settings_of(folder: Path, kind: str, **changes: Any) -> BuildSettings:
+def settings_of(folder: Path, kind: str, **changes: Any) -> PairsSettings:
     """Settings that build rows of a kind from the files of folder/data."""
     defaults = {"root": str(folder / "pairs"), "name": "made", "kind": kind, "data": str(folder / "data")}
-    return BuildSettings.model_validate({**defaults, **changes})
+    return PairsSettings.model_validate({**defaults, **changes})
 
 
 def write_data(folder: Path, rows: Rows, files: int = 1) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipeline.config import Settings
 from pipeline.registry import Registry
 from pipeline.settings.training import Values
-from pipeline.text.builders.grouped import GroupedRows
+from pipeline.text.pairs.grouped import GroupedRows
 
 
 class BuiltTable(NamedTuple):
@@ -52,4 +52,4 @@ class Builder(Settings):
         """
 
 
-BUILDERS: Registry[type[Builder]] = Registry("kind of pairs", "pipeline.text.builders")
+BUILDERS: Registry[type[Builder]] = Registry("kind of pairs", "pipeline.text.pairs")

@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from pipeline.text.builders import BUILDERS, Builder, BuiltTable
-from pipeline.text.builders.grouped import GroupedRows
+from pipeline.text.pairs import BUILDERS, Builder, BuiltTable
+from pipeline.text.pairs.grouped import GroupedRows
 
 
 @BUILDERS.register("groups")

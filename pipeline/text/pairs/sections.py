@@ -4,8 +4,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.text.builders import BUILDERS, Builder, BuiltTable
-from pipeline.text.builders.grouped import GroupedRows
+from pipeline.text.pairs import BUILDERS, Builder, BuiltTable
+from pipeline.text.pairs.grouped import GroupedRows
 
 
 @BUILDERS.register("sections")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.text.builders.building import build
+from tests.text.pairs.building import build
 
 
 def test_pairs_are_two_different_texts_of_one_group(tmp_path: Path):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.text.builders.building import build
+from tests.text.pairs.building import build
 
 
 def test_sentences_get_the_neighbours_of_their_own_document_in_any_order_of_the_rows(tmp_path: Path):

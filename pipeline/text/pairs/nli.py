@@ -6,8 +6,8 @@ import numpy as np
 
 from pipeline.errors import ConfigError
 from pipeline.settings.training import Values
-from pipeline.text.builders import BUILDERS, Builder, BuiltTable
-from pipeline.text.builders.grouped import GroupedRows
+from pipeline.text.pairs import BUILDERS, Builder, BuiltTable
+from pipeline.text.pairs.grouped import GroupedRows
 
 
 @BUILDERS.register("nli")

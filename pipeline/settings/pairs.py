@@ -6,12 +6,12 @@ from typing import Annotated, Self
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from pipeline.config import Settings
-from pipeline.settings.training import PairSettings
+from pipeline.settings.training import SourceSettings
 
 _VALID_NAME = re.compile(r"[^\W_][\w.-]*")
 
 
-class BuildSettings(Settings):
+class PairsSettings(Settings):
     """Training rows that `manta pairs` builds."""
 
     root: str = "pairs"
@@ -20,12 +20,12 @@ class BuildSettings(Settings):
     """name of the folder; null: made from the kind and a digest of the settings and files, so that a repeated
     command continues the same work"""
     kind: str | None = None
-    """kind of rows, registered in pipeline/text/builders. nli: triples of premise, entailed and contradicting
+    """kind of rows, registered in pipeline/text/pairs. nli: triples of premise, entailed and contradicting
     hypothesis; groups: pairs of two texts of a group; sections: triples of two texts of a section and one of
     another section of the same document; neighbours: a sentence with the ones before and after it"""
     options: dict[str, JsonValue] = {}
     """options of the kind, described in its class"""
-    data: PairSettings | None = None
+    data: SourceSettings | None = None
     """the files to read: a plain URI or {uri, columns, values}. Rows that lack one of the texts are left
     out"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from tests.text.builders.building import build
+from tests.text.pairs.building import build
 
 
 def test_each_text_of_a_section_with_several_texts_is_an_anchor(tmp_path: Path):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.log import Stages
-from pipeline.text.builders.build import build_rows, open_build
-from tests.text.builders.building import Rows, build, settings_of
+from pipeline.text.pairs.build import build_rows, open_build
+from tests.text.pairs.building import Rows, build, settings_of
 
 LABELS = ["entailment", "neutral", "contradiction", "-"]
 

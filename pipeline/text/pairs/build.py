@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pipeline.config import digest_of, validated
 from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.log import Stages
-from pipeline.settings.build import BuildSettings
+from pipeline.settings.pairs import PairsSettings
 from pipeline.settings.training import TEXTS
 from pipeline.store.files.base import Store, sha256_of
 from pipeline.store.files.local import ScratchStore
@@ -22,12 +22,12 @@ from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.units import sum_counts
 from pipeline.store.records.write_once import create_record, load_or_make, put_by_content
 from pipeline.store.rows.arrays import one_chunk
-from pipeline.text.builders import BUILDERS, Builder
-from pipeline.text.builders.grouped import GroupRoles, group_rows, seeded_hashes
 from pipeline.text.formats.reject_rows import rechunk
 from pipeline.text.key_tables import keys
 from pipeline.text.key_tables.partitions import partition_of, read_from_all, store_partitions
 from pipeline.text.normalize import NORMALIZER_VERSION, normalize
+from pipeline.text.pairs import BUILDERS, Builder
+from pipeline.text.pairs.grouped import GroupRoles, group_rows, seeded_hashes
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 from pipeline.text.task_map import WorkFolder
 
@@ -71,13 +71,13 @@ class RowBuild:
 
     store: Store
     """store whose root is the folder"""
-    settings: BuildSettings
+    settings: PairsSettings
     builder: Builder
     rows: TrainingRows
     definition: dict[str, Any]
 
 
-def open_build(settings: BuildSettings) -> RowBuild:
+def open_build(settings: PairsSettings) -> RowBuild:
     """Open the data, and check settings, columns and labels, before any row is built.
 
     Raises:
