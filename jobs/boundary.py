@@ -124,7 +124,7 @@ def _describe_failure(error: BaseException) -> _Failure:
 
 @contextlib.contextmanager
 def _addresses_checked() -> Iterator[None]:
-    """Raise ConfigError where the block loads a library that would crash for want of addresses."""
+    """Raise ConfigError if the block loads a library that would crash for lack of addresses."""
     check = _AddressCheck()
     sys.meta_path.insert(0, check)
     try:

@@ -23,7 +23,7 @@ def commit_list(opened: "Releases", root: str) -> Answer:
     current, with_manifest, history = opened.current(), set(opened.numbers()), opened.history()
     of_current = (each.commit for each in history if current and each.release == current.release)
     current_commit = max(of_current, default=0)
-    missing = opened.missing_files(history)  # of releases that were not pruned
+    missing = opened.missing_files(history)  # pruned releases are left out
     lines, facts = [], []
     for commit in history:
         has_manifest = commit.release in with_manifest

@@ -138,7 +138,9 @@ def _token() -> str:
     given = os.environ.get(TOKEN, "")
     token = given.strip()
     if (given and not token) or any(not "!" <= character <= "~" for character in token):
-        raise ConfigError(TOKEN, "printable ASCII characters without spaces", "others", "set another token")
+        raise ConfigError(
+            TOKEN, "printable ASCII characters without spaces", "other characters", "set another token"
+        )
     return token
 
 

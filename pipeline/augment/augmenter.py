@@ -129,7 +129,7 @@ class LoadedStage(Protocol):
 
 
 class ModelStage(Protocol):
-    """One model's work on texts; a value that can be pickled."""
+    """What one model does to texts. Picklable."""
 
     @property
     def title(self) -> str:

@@ -103,7 +103,7 @@ def _best_threshold(values: np.ndarray, counts: _ThresholdCounts, positives: int
     best = int(np.argmax(values))
     if best == 0:
         return BestThreshold(float(values[0]), float("inf"), 0.0, 0.0)
-    index = best - 1  # of the threshold, as `values` has one more at its beginning
+    index = best - 1  # the threshold's index: `values` has one more entry, at its beginning
     threshold = counts.thresholds[index]
     if index + 1 < len(counts.thresholds):
         below = counts.thresholds[index + 1]

@@ -1,4 +1,4 @@
-"""Protocols of transfer tasks: how a data set is divided to train a classifier, choose its penalty and test.
+"""Protocols of transfer tasks: how a data set is split to train a classifier, tune its penalty and test it.
 
 The protocols are those of SentEval (Conneau and Kiela 2018).
 """
@@ -55,7 +55,7 @@ class LabelledVectors:
 
 @dataclass(frozen=True)
 class TransferProtocol:
-    """Division of a data set for training a classifier, choosing its penalty and testing it."""
+    """How a data set is split to train a classifier, tune its penalty and test it."""
 
     name: str
     """displayed name"""
@@ -128,7 +128,7 @@ class TransferProtocol:
             DataError: they have a single class, or too few texts of two classes for the folds.
         """
         train = self._curve_parts(y, split)[TRAIN]
-        least = (1, 1) if self.chooses_on_dev else (self.folds, 2)  # of the two largest classes
+        least = (1, 1) if self.chooses_on_dev else (self.folds, 2)  # texts of the two largest classes
         for seed in range(seeds if first < len(train) else 0):
             counts = np.bincount(y[self._shuffled(train, seed)[:first]], minlength=2)
             largest, second = np.sort(counts)[:-3:-1]

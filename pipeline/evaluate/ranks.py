@@ -9,8 +9,8 @@ from pipeline.evaluate.similarity import prepare_vectors, similarity_matrix
 from pipeline.evaluate.task import Similarity
 
 BLOCK = 1 << 24  # similarities per block: 64 MiB in float32
-NEAREST = 3  # targets that are kept of each query, as examples
-TIE = 1e-6  # relative difference up to which similarities tie; rounding makes those of equal vectors differ
+NEAREST = 3  # example targets kept per query
+TIE = 1e-6  # relative difference up to which similarities tie; equal vectors differ by rounding
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,7 @@ def _check_distinct(source: TaskSettings, column: Mapping[str, str]) -> None:
         if column[role] == column[other]:
             raise ConfigError(
                 f"{source.uri}: columns",
-                "different columns for all roles",
+                "a different column for each role",
                 f"{column[role]!r} for {role} and for {other}",
                 "set another column",
             )

@@ -38,7 +38,7 @@ class EncoderCutter(Cutter):
 
 
 def corpus_of(job: Job, encoder: EncoderSettings | None = None) -> CorpusSettings:
-    """Return the settings of the job's corpus, with corpus.chunk also what cuts it for the job's encoder.
+    """Return the job's corpus settings; with corpus.chunk, add the cutter that fits the job's encoder.
 
     Args:
         encoder: settings of the job's encoder with a path that workers can read; None: the job's own.

@@ -34,7 +34,7 @@ class PlacedUnit(Stored):
 
 def row_addresses(placed: PlacedUnit) -> np.ndarray:
     """Return the addresses (n,) int64 of the unit's vectors, including dead rows."""
-    # rows are those of the corpus unit, so the rows without a vector leave gaps
+    # rows are numbered as in the corpus unit, so rows without a vector leave gaps
     dropped = np.asarray(placed.unit.dropped, dtype=np.int64)
     rows = np.delete(np.arange(placed.unit.rows + len(dropped), dtype=np.int64), dropped)
     return to_addresses(placed.ordinal, rows)

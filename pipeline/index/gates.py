@@ -174,7 +174,7 @@ def _failed_canary_gate(count: int, min_cosine: float) -> Gate:
     """Return a failed gate: an encoder that gives NaN for a canary text would do so for some queries."""
     texts = "1 canary text" if count == 1 else f"{count} canary texts"
     return Gate(
-        value=-1.0,  # the lowest cosine: that of a NaN vector is undefined
+        value=-1.0,  # the lowest cosine, because a NaN vector has none
         threshold=min_cosine,
         passed=False,
         sentence=f"the encoder gives NaN or infinity for {texts}; check encode.dtype and the model's files",

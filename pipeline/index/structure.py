@@ -40,8 +40,8 @@ _ABILITIES = {
     "IndexIVFPQ": _Abilities(mappable=True),
     "IndexIVFRaBitQ": _Abilities(mappable=True),
     # FastScan interleaves the codes of 32 rows. In faiss 1.15.1, merging three such indexes corrupts memory,
-    # and the code of a row that is added after a removal is combined (bitwise or) with that of the removed
-    # row, so its scores are wrong.
+    # and a row that is added after a removal gets the bitwise or of its code and the removed row's code, so
+    # its scores are wrong.
     "IndexIVFPQFastScan": _Abilities(append_only=True),
     "IndexHNSWFlat": _Abilities(exact=True, append_only=True),
     "IndexHNSWSQ": _Abilities(append_only=True),

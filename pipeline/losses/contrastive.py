@@ -176,7 +176,7 @@ def _check_offset(queries: int, offset: int, **candidates: int) -> None:
         if not 0 <= offset <= count - queries:
             raise Defect(
                 "InfoNCE",
-                f"{name} for {queries} queries from row {offset} on",
+                f"{queries} {name}, starting at row {offset}",
                 f"{count} {name}",
                 "pass the representations of one batch",
             )

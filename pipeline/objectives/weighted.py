@@ -40,7 +40,7 @@ class Composite(AddsRowTerms, KeepsState):
         self.has_positive_pairs = inner[0].has_positive_pairs
         self.min_rows = max(objective.min_rows for objective in inner)
         self.inner = list(inner)  # a list, so that only the subclass's name for them is in `state_dict`
-        self._view_counts: list[int] = []  # of each inner objective that the current step trains
+        self._view_counts: list[int] = []  # views per objective trained in this step
 
     @property
     def parts(self) -> tuple[Objective, ...]:

@@ -9,7 +9,7 @@ from pipeline.train.metrics_line import MetricsLine
 
 _END_PROPORTION = 0.1  # proportion of the records that is averaged at each end, because single steps vary
 _MIN_RECORDS = 6  # the fewest records from which a rising loss is reported
-_STANDARD_ERRORS = 3.0  # a rise of the loss by more standard errors is reported
+_STANDARD_ERRORS = 3.0  # report a rise larger than this many standard errors
 
 # Label, and the direction in which the metric is better.
 _METRICS = {

@@ -72,7 +72,7 @@ class LoopbackOnly:
     """
 
     def __init__(self, app: AsgiApp, hosts: Collection[str] = ()) -> None:
-        """Make the check.
+        """Wrap an application.
 
         Args:
             hosts: further names and addresses of this machine under which the service answers.

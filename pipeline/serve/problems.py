@@ -19,7 +19,7 @@ _MAX_SHOWN = 80  # characters of a header
 
 
 def add_problems(app: FastAPI) -> None:
-    """Let an application explain errors as `Problem`."""
+    """Register handlers that answer every error with a `Problem`."""
     app.exception_handler(PipelineError)(_explain)
     app.exception_handler(RequestValidationError)(_explain_invalid)
     app.exception_handler(ClientGone)(_count_gone)

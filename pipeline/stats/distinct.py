@@ -1,6 +1,6 @@
 """Estimate a number of distinct values from their smallest hashes (Beyer et al. 2007, basic estimator).
 
-Apart from its only user, the facts of a night, because it knows nothing of texts or units.
+A module of its own, although only the facts of a night use it, because it knows neither texts nor units.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ KEPT = 4_096
 def smallest_distinct(hashes: np.ndarray) -> np.ndarray:
     """Return the KEPT smallest distinct hashes, ascending; all of them if there are fewer.
 
-    The result for several samples together is the result for their joined results.
+    Results merge: applied to the joined results of several samples, it gives the result of all hashes.
 
     Args:
         hashes: (n,) uint64, uniformly distributed.

@@ -86,8 +86,8 @@ def nearest_rows(x: np.ndarray, k: int) -> np.ndarray:
 
 BANDS = 5  # bands of gold scores: 0 to 1, 1 to 2 ... 4 to 5
 POSITIVE = 4.0  # pairs with a higher score count as equal in meaning (Gao et al. 2021, SimCSE)
-_BAND_BINS = 40  # of cosines, 0.05 wide
-_EDIT_BINS = 10  # of edit distances, with equal numbers of pairs
+_BAND_BINS = 40  # bins of cosines, 0.05 wide
+_EDIT_BINS = 10  # bins of edit distances, with equal numbers of pairs
 
 
 class EditBin(Settings):
@@ -108,7 +108,7 @@ class EditBin(Settings):
 
 
 class MeasuredMetrics(NamedTuple):
-    """Metrics by name, and the reasons for those that could not be measured, by name too."""
+    """Metrics by name; for metrics that could not be measured, the reasons by name."""
 
     metrics: dict[str, Metric]
     missing: dict[str, str]

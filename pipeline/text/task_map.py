@@ -40,7 +40,7 @@ def map_here(task: IngestTask, items: Sequence[Any]) -> Iterator[tuple[int, Any]
 
 
 def ignore_progress(rows: int, size: int) -> None:
-    """Do nothing."""
+    """Ignore the report."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class FlowTrainer:
         self._optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
         self.step = 0
         self.curve: list[FlowPoint] = []
-        self._losses: list[float] = []  # of the steps since the last point of the curve
+        self._losses: list[float] = []  # losses since the last plotted point
 
     def initialize(self, batch: np.ndarray, held_out: HeldOut) -> None:
         """Initialize the actnorms on the first batch (n, d), and evaluate.

@@ -16,7 +16,7 @@ from pipeline.settings import FlowSettings
 
 # A log scale is this factor times a parameter, so that it learns faster (code of Kingma & Dhariwal).
 _LOG_SCALE_FACTOR = 3.0
-_HIDDEN_STD = 0.05  # of the initial weights of a coupling's network
+_HIDDEN_STD = 0.05  # standard deviation of the initial weights of a coupling's network
 _EPSILON = 1e-6  # added to standard deviations before division
 _MIN_STD = 1e-4  # relative to the root mean square over dimensions; a dimension below it is constant
 

@@ -54,7 +54,7 @@ def test_a_column_can_have_one_role_only(tmp_path: Path):
     source = TaskSettings(kind="pairs", uri="f.parquet", columns={"sentence1": "a", "sentence2": "a"})
     with pytest.raises(
         ConfigError,
-        match="columns: expected different columns for all roles, found 'a' for sentence1 and for sentence2",
+        match="columns: expected a different column for each role, found 'a' for sentence1 and for sentence2",
     ):
         open_file(source, open_store(tmp_path), "f.parquet", TaskRoles(("sentence1", "sentence2", "label")))
 

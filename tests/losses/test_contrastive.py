@@ -208,7 +208,7 @@ def test_a_single_candidate_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((random(3), random(2)), "expected keys for 3 queries from row 0 on, found 2 keys"),
+        ((random(3), random(2)), "expected 3 keys, starting at row 0, found 2 keys"),
         ((random(3), random(3, 4)), "expected right of shape"),
         ((random(3), random(3)[0]), "expected right of shape"),
         ((random(3), random(3), random(2)), "found 2 negatives"),
@@ -223,7 +223,7 @@ def test_wrong_numbers_of_rows_are_refused(arguments, message):
 def test_wrong_offsets_and_masks_are_refused():
     q, k = random(2), random(4, seed=1)
     for offset in (-1, 3):
-        with pytest.raises(Defect, match=f"queries from row {offset}"):
+        with pytest.raises(Defect, match=f"2 keys, starting at row {offset}"):
             info_nce(q, k, temperature=1, offset=offset)
     with pytest.raises(Defect, match="excluded of shape"):
         info_nce(q, k, temperature=1, excluded=torch.zeros(2, 2, dtype=torch.bool))

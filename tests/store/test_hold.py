@@ -80,7 +80,8 @@ def test_a_damaged_hold_is_effective_and_a_truncated_one_is_not(
             releases.unhold, lambda: prune(releases, keep=1),
         ):  # fmt: skip
             with pytest.raises(
-                DataError, match=r"00000003\.json: expected a readable commit.*restore it from a copy"
+                DataError,
+                match=r"00000003\.json: expected a readable commit.*restore this file from a backup",
             ):
                 change()
         assert {entry.path for entry in store.list()} == before

@@ -35,7 +35,7 @@ def predict_on_scale(
     Args:
         x: (n, d) features.
         y: (n,) scores, at least two different ones.
-        strengths: S values of C, ascending; each fit starts from the one before.
+        strengths: S values of C, ascending; each fit starts from the previous one.
         new_x: (m, d) features.
     """
     from sklearn.exceptions import ConvergenceWarning

@@ -61,7 +61,7 @@ def _refuse_chunks(job: Job) -> None:
             "corpus.chunk.by",
             "null: variants are made of whole texts",
             job.corpus.chunk.by,
-            "leave it out; a night over the variants may cut them",
+            "remove it; to chunk, set it in the job that indexes the variants",
         )
 
 

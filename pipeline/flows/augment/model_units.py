@@ -106,7 +106,7 @@ class MakeUnit:
     first_stage: int
     """index of the first of these stages among all stages of the augmenter"""
     input_folder: str | None
-    """folder with the outputs of the stage before these; None: the first stage reads the texts"""
+    """folder with the outputs of the preceding stage; None: the first stage reads the texts"""
     settings: AugmentSettings
     earlier_units: Mapping[int, str] = field(default_factory=dict)
     """sha256 of earlier corpus units by ordinal; outputs for a text in one of them are copied"""
@@ -128,7 +128,7 @@ class MakeUnit:
             for number, folder in enumerate(self.folders):
                 if UnitRecord.load_complete(self.store, model_record_path(folder, unit.sha256)) is None:
                     stats = stats.merge(self._make(unit, number, load_model))
-                # last=True: the driver must not take the time to load the next model for a hang
+                # last=True, so that the driver does not count the time to load the next model as hanging
                 progress(unit.rows * (number + 1), last=True)
             return stats
 

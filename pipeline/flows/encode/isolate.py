@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pipeline.models.inference.windows import EncodedBatch
 
 CHUNK = 512  # texts; nine halvings isolate one
-MAX_DEATHS = 3  # a text is at fault if so many child processes died while they encoded it alone
+MAX_DEATHS = 3  # a text is at fault if this many child processes died while they encoded it alone
 _POLL_S = 0.5  # time between two checks of the child's progress
 # If more texts of a unit than this, and more than 1 %, are rejected, the encoder is at fault, not the texts.
 _MAX_REJECTED = 16

@@ -52,7 +52,7 @@ class UnitResult:
         good, vectors = ~np.asarray(encoded.bad), encoded.vectors
         if stored_as == "float16":
             with np.errstate(over="ignore"):
-                # so that the moments are those of the stored vectors
+                # so that the moments describe the vectors as they are stored
                 vectors = vectors.astype(np.float16).astype(np.float32)
             good &= np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
         for number in np.flatnonzero(~good).tolist():

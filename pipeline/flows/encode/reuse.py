@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipeline.models.inference.windows import EncodedBatch
 
 
-# Texts that an encoder of typical size encodes per second, by the kind of its device.
+# Texts that an encoder of typical size encodes per second, by kind of device.
 _TEXTS_PER_S = {"cpu": 300.0, "cuda": 30_000.0}
 
 
@@ -173,7 +173,7 @@ class ReusingEncoder:
 
 
 def _merge_rows(encoded: np.ndarray, is_encoded: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Merge the values of encoded rows and of the others; is_encoded (n,) is True for the first."""
+    """Merge the values of encoded and copied rows; is_encoded (n,) is True for encoded rows."""
     merged = np.empty((len(is_encoded), *encoded.shape[1:]), encoded.dtype)
     merged[is_encoded], merged[~is_encoded] = encoded, known
     return merged

@@ -54,7 +54,7 @@ class ResolvedCandidate:
     similarity: Similarity = "cosine"
     """similarity that the encoder's folder names"""
     tfidf: TfIdf | None = None
-    """the counts of TF-IDF, which makes sparse vectors in place of an encoder; `encoder.path` names their
+    """the counts of TF-IDF, which makes sparse vectors instead of an encoder; `encoder.path` names their
     corpus"""
 
     prompt: str = ""
@@ -70,7 +70,7 @@ class ResolvedCandidate:
 
     @property
     def prompted(self) -> dict[str, "ResolvedCandidate"]:
-        """The encoder with other prompts than the usual one, by the texts that get them."""
+        """The encoder with each prompt that differs from the usual one, by the texts that get it."""
         queries = {} if self.of_queries is None else {"queries of retrieval": self.of_queries}
         by_task = {kind: self.for_task(kind) for kind in self.by_task}
         return queries | {f"texts of {kind}": each for kind, each in by_task.items() if each is not self}

@@ -25,7 +25,7 @@ from pipeline.text.rows.training_rows import open_training_rows
 from pipeline.transforms import Transform, load_transform
 from pipeline.transforms.chain import fit_transform, name_of
 
-_VERSION = 1  # of the records and of the computation; raise it to fit again
+_VERSION = 1  # version of records and computation; raise it to fit again
 _TEXT_ROLES = (
     "sentence1",
     "sentence2",

@@ -35,7 +35,7 @@ from pipeline.text.ingest.ingest import ingest
 from pipeline.text.ingest.tonights_files import ParentCorpus
 
 _PAIR_FILES = ("sts/STSB-dev.parquet", "sts/STSB-test.parquet")
-_MAXIMUM = 5.0  # of the human scores of STS-B
+_MAXIMUM = 5.0  # highest human score of STS-B
 _MIN_TEXTS = 10  # with fewer texts no metric is meaningful
 _WITHOUT_STATES = {"dan": "a deep averaging network", "paragraph": "paragraph vectors"}  # by family
 
@@ -125,8 +125,8 @@ def human_scored_pairs(job: Job) -> Sample:
 
 
 def _from_0_to_5(gold: np.ndarray, options: StsOptions) -> np.ndarray:
-    """Map scores to the scale of STS-B; those of another scale by the lowest and the highest that occur."""
-    if options.low >= 0 and options.high == _MAXIMUM:  # of STS-B, and of SICK, which begins at 1
+    """Map scores to the scale of STS-B; other scales by the lowest and the highest score that occur."""
+    if options.low >= 0 and options.high == _MAXIMUM:  # the scale of STS-B, and of SICK, which begins at 1
         return gold
     lowest = gold.min()
     return np.asarray(_MAXIMUM * (gold - lowest) / (gold.max() - lowest))
@@ -154,7 +154,7 @@ def _sample_corpus(job: Job, workers: Workers) -> Sample:
 
 
 def _texts_of_pairs(texts: Sample, pairs: Sample, settings: GeometrySettings) -> Sample:
-    """Sample texts from the sentences of the pairs, in place of texts of a corpus."""
+    """Sample texts from the pairs when there is no corpus."""
     if pairs.pairs is None:
         raise DataError(
             "evaluate --geometry",

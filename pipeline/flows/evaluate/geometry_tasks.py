@@ -68,7 +68,7 @@ def storable_words(names: Sequence[str], is_whole: np.ndarray) -> dict[int, str]
     return {number: name for name, number in numbers.items()}
 
 
-_VERSION = 3  # of the measurement; raise it to measure again
+_VERSION = 3  # version of the measurement; raise it to measure again
 
 
 @dataclass(frozen=True)

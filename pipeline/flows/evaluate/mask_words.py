@@ -29,7 +29,7 @@ from pipeline.stats.space import ScoredPairs
 from pipeline.store.files.base import Store
 from pipeline.store.records.write_once import load_or_make
 
-_VERSION = 1  # of the measurement; raise it to measure again
+_VERSION = 1  # version of the measurement; raise it to measure again
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import load_or_make, store_by_content
 from pipeline.transforms import Transform, load_transform
 
-_VERSION = 1  # of the files and of the computation; raise it to score candidates again
+_VERSION = 1  # version of files and computation; raise it to score candidates again
 
 
 class Result(Stored):
@@ -201,7 +201,7 @@ class _TransformedVectors:
 
     def __call__(self, sentences: Sequence[str]) -> np.ndarray:
         vectors, unusable = self._raw(sentences)
-        if is_sparse(vectors):  # which have no transform, and whose tasks count zero vectors
+        if is_sparse(vectors):  # sparse vectors have no transform, and their tasks count zero vectors
             return vectors
         if self._transform is not None:
             vectors = np.array(self._transform(vectors), np.float32)
@@ -212,7 +212,7 @@ class _TransformedVectors:
         return vectors
 
     def warnings(self, score: Score) -> Iterator[str]:
-        """Yield warnings about the vectors that were looked up, but not what the task warns of itself."""
+        """Yield warnings about the vectors that were looked up, except those that the task itself gives."""
         if self._unusable and not score.facts.get(WITHOUT_VECTOR):
             yield (f"the encoder gave {self._unusable:,} sentences no usable vector: their cosines are 0")
         if self._identical:

@@ -36,7 +36,7 @@ from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.write_once import load_or_make, store_table_by_content
 from pipeline.text.tokens.tokens import Tokenizer, Tokens
 
-_VERSION = 1  # of the measurement; raise it to measure again
+_VERSION = 1  # version of the measurement; raise it to measure again
 _SHOWN = 600  # tokens in a chart
 _SPELLINGS = ("subword", "case", "punctuation")  # filters that depend on the spelling of a token only
 

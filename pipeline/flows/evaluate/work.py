@@ -143,7 +143,7 @@ class EvaluationWork:
         return workers.map_units(task, items, Pool(max(1, min(workers.cpus, len(items)))))
 
     def _items(self) -> dict[Key, Scoring]:
-        """Return each candidate and task to score, once for candidates with equal vectors."""
+        """Return the pairs of candidate and task to score; candidates with equal vectors share one."""
         items = (self._item(each, task) for each, task in product(self.candidates, self.tasks))
         return {_key(item): item for item in items}
 

@@ -1,4 +1,4 @@
-"""Rows that differ between a release and the releases that the rows of a target may be of.
+"""Rows by which a release differs from the releases that a target may hold rows of.
 
 Upserts are found by address, since a row whose text or kept columns change gets another address. Deletes are
 found by id, in the key tables.

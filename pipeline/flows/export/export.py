@@ -221,7 +221,8 @@ class _Export:
     def _start(self, stored: Position | None) -> Position:
         """Store the position of the beginning; return the stored one if the same export continues.
 
-        A target of no finished step is created again: the export may have been killed while it replaced rows.
+        If no step is finished, the target is created again: the export may have been killed while it replaced
+        rows.
         """
         if stored is None or (stored.releases == (EMPTY,) and stored.steps == 0):
             position = Position(

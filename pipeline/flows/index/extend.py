@@ -29,7 +29,7 @@ from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import load_or_make_racing
 from pipeline.store.releases.manifest import Choice, IndexPart, ReleaseManifest
 
-# Rows of a part, as a multiple of those of a full one, up to which new rows are added to it.
+# New rows are added to a part up to this many times the rows of a full one.
 _MAX_PART_GROWTH = 1.25
 
 BuiltWithChoices = tuple[BuiltIndex, tuple[Choice, ...]]

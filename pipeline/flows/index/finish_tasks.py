@@ -41,7 +41,7 @@ class MergeShards(PlainTask[FilledPart, IndexPart]):
     on_disk: bool = False
     """the inverted lists become a file of their own"""
     effort: int | None = None
-    """search effort that the file stores; None: that of an index without rows"""
+    """search effort that the file stores; None: the effort in the trained index"""
 
     def work(self, part: FilledPart) -> IndexPart:
         path = f"{self.build.work}/part-{part.number:05d}.json"

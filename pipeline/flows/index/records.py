@@ -54,7 +54,7 @@ class FilledPart(Stored):
 
     number: int
     next_ordinal: int
-    """the first ordinal after those of its units"""
+    """the ordinal after the last of its units"""
     shards: tuple[ShardRecord, ...]
 
 
@@ -66,7 +66,7 @@ class NumberedPart(Stored):
     first_ordinal: int
 
     def own_rows(self, dead: DeadRows) -> np.ndarray:
-        """Return the addresses (n,) of those dead rows that belong to units of this part."""
+        """Return the addresses (n,) of the dead rows that belong to units of this part."""
         return dead.between(self.first_ordinal, self.part.next_ordinal)
 
 
@@ -121,7 +121,7 @@ class BuiltIndex(Stored):
 
 
 def file_fields(parts: Sequence[IndexPart]) -> dict[str, Any]:
-    """Return the fields of `BuiltIndex` that name the files of all these parts."""
+    """Return the fields of `BuiltIndex` that name the files of these parts."""
     return {
         "parts": len(parts),
         "files": tuple(file for part in parts for file in part.files),

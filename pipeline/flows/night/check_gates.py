@@ -26,7 +26,7 @@ from pipeline.store.releases.manifest import READABLE, Gate, ReleaseManifest
 from pipeline.store.releases.summary import Summary
 from pipeline.text.tokens.coverage import ScriptCoverage
 
-# Texts that must never change: their vectors are compared with those of the previous release.
+# Texts that must never change: their vectors are compared with the previous release's.
 CANARIES = (
     "A",
     "Yes.",

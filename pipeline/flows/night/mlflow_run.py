@@ -39,7 +39,7 @@ class MLflowNight:
             self._values["/".join((series.name, *labels.values()))] = value
 
     def send(self, status: str, report: str) -> None:
-        """Create the run. Whatever fails, this is said, and the night ends as it would have ended.
+        """Create the run. A failure is announced, and does not change how the night ends.
 
         Args:
             status: end of the night: published, held, refused.

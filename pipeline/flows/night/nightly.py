@@ -75,7 +75,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         harvest_corpus(job, stages)
         damage = find_damage(store, previous, stages, by_content=verify)
         if damage is not None:
-            announce(f"{damage}; this night makes again what is missing, and publishes it as a new release")
+            announce(f"{damage}; this night rebuilds what is missing and publishes a new release")
         up_to_date = None if damage else same_release(job, previous, encoder)
         if up_to_date and has_same_files(job, previous):
             return unchanged_outcome(job, releases, previous)

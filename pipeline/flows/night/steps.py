@@ -102,7 +102,7 @@ def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease
         )  # raises if there is nothing to read
     check_store(releases.commits.store, creates_once=True)  # without it two nights could both publish
     check_index_and_transform(job, previous.release)
-    row_cutter(corpus_of(job))  # raises for chunks that have no room beside the prompt
+    row_cutter(corpus_of(job))  # raises for chunks that the prompt leaves no room for
     read_user_queries(job.gates)  # raises for an unreadable file
     if job.gates.relevance.queries is not None:
         read_judgements(job.gates.relevance.queries)  # as above

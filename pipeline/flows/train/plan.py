@@ -325,7 +325,9 @@ def _check_rows(settings: TrainSettings) -> None:
         objective.check_batch(term.options, compared, all_ranks=compared == rows)
         if compared < objective.min_rows:
             raise ConfigError(
-                "train.order.batch_rows" if compared == rows else "train.order.batch_rows over train.workers",
+                "train.order.batch_rows"
+                if compared == rows
+                else "train.order.batch_rows / train.workers (rows per rank)",
                 f"{objective.min_rows} rows or more, since {term.name} compares them",
                 f"{compared}",
                 "make the batch larger" + ("" if compared == rows else ", or set train.across_ranks"),

@@ -37,7 +37,7 @@ from pipeline.train.predicted_rows import PredictedRows
 from pipeline.train.same_rows import batches_needed, measure_same_rows
 from pipeline.train.trackers import TrackedRun, open_trackers
 
-_BEST = "best"  # key of `BestScore` in a checkpoint, beside the state of the training
+_BEST = "best"  # key of `BestScore` in a checkpoint, next to the state of the training
 
 
 class ResumableTraining:

@@ -185,7 +185,7 @@ class RankGroup:
                 )
         raise TransientError(
             "training",
-            f"at most {failures} losses of a worker (train.failures)",
+            f"at most {failures} lost workers (train.failures)",
             f"{failures + 1}, the last one: {loss}",
             "free memory (a smaller train.order.batch_rows, train.chunk_rows, more cluster.cpus_per_worker), "
             "then run again: it continues from there",
@@ -276,7 +276,7 @@ def _run_rank(config: dict[str, Any]) -> None:
     context, call = ray.train.get_context(), config["call"]
     rank_slice = RankSlice(context.get_world_rank(), context.get_world_size())
     with call.heartbeats(), listening() as log_lines:
-        if rank_slice.rank == 0:  # its progress is that of all: if any rank hangs, the first one waits for it
+        if rank_slice.rank == 0:  # it stands for all: if any rank hangs, the first one waits for it
             call.record_start(0)
         report = partial(_report, call, log_lines, rank_slice.rank)
         try:

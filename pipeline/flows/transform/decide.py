@@ -42,7 +42,7 @@ from pipeline.transforms.compare import (
 )
 
 MIN_TEXTS = 10  # least number of texts for a comparison
-_MIN_CHARACTERS = 2 * MIN_WORDS - 1  # of a text of MIN_WORDS words, which have at least one letter each
+_MIN_CHARACTERS = 2 * MIN_WORDS - 1  # shortest text of MIN_WORDS words: one letter each, and blanks
 
 
 def dev_task(run: Run, corpus: Corpus) -> DevTask | None:
@@ -242,7 +242,7 @@ class _Decider:
     corpus: Corpus
     units: tuple[PlacedUnit, ...]
     raw: Decision
-    """decision not to use a transform, which lacks only the reason"""
+    """the "no transform" decision; the caller fills in the reason"""
     bar: RunningStage
     """progress bar of the stage"""
 

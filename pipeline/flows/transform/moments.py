@@ -26,8 +26,8 @@ from pipeline.store.rows.address import row_of
 from pipeline.store.rows.schema import vectors_at
 
 _MIN_ROWS = 10  # least number of rows, including those that are held out
-# Limit of the rows to hold out, beside a fifth of all. The standard error of their mean log-likelihood is a
-# hundredth of its standard deviation.
+# Rows to hold out, but at most a fifth of all. The standard error of their mean log-likelihood is a hundredth
+# of its standard deviation.
 _MAX_HELD_OUT = 10_000
 # The moments without dead rows are stored if the unit is at least this many times larger: a few rows are
 # read as fast as their moments. 32,768 rows of 384 dimensions take 85 times the space of their moments.

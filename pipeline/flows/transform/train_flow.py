@@ -117,7 +117,7 @@ _MIN_ROWS = 10  # fewer are a mistake of the user
 # Rows to hold out: a proportion within limits. More than the greatest number would only cost time.
 _HELD_OUT = 0.01
 _MIN_HELD_OUT, _MAX_HELD_OUT = 512, 8_192
-_CURVE_POINTS = 20  # the most points of the training curve, beside the start
+_CURVE_POINTS = 20  # most points of the training curve after the start
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pipeline.flows.workers.processes import WorkerProcess
 from pipeline.flows.workers.stall import StallTimer
 
 _SLOW_FACTOR = 2.0  # an item is slow after so many times the median duration of the finished items
-_MIN_SLOW_S = 10.0  # and not before
+_MIN_SLOW_S = 10.0  # and not earlier
 
 
 class _Item:

@@ -187,7 +187,7 @@ def _check_directory() -> None:
     if not any(Path(folder, this_file).is_file() for folder in folders):
         raise ConfigError(
             directory,
-            "no other package called pipeline, which Ray's workers would import in place of this one",
+            "no other package called pipeline, which Ray's workers would import instead of this one",
             str(next(iter(folders), found.origin)),
             "run in another directory, or rename that package",
         )

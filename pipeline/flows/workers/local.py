@@ -29,7 +29,7 @@ from pipeline.settings import ClusterSettings, EncodeSettings
 from pipeline.store.files.disk import translate_disk_errors
 from pipeline.terminal import tolerate_lost_messages
 
-MAX_STARTS = 20  # of one item; no item kills its process this often by chance
+MAX_STARTS = 20  # starts of one item; no item kills its process this often by chance
 _SHARED_MEMORY = "/dev/shm"  # where multiprocessing makes arrays and semaphores
 _POLL_S = 0.2  # time between two reads of the reported rows
 _MEASURE_S = 1.0  # time between two measurements of CPU time, which is counted in hundredths of a second

@@ -68,7 +68,7 @@ class ResourceDemand:
         return sum(node.fit(self) for node in nodes)
 
     def found(self, nodes: Collection[Node]) -> str:
-        """Return the number of nodes and those of their resources that are demanded."""
+        """Return the number of nodes, and the demanded resources that they have."""
         if not nodes:
             return "no node"
         kinds = self._kinds(nodes)

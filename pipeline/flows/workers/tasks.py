@@ -86,7 +86,7 @@ class Pool:
 
 
 def load_result(pickled: bytes) -> Any:
-    """Return the result of an item, or raise the PipelineError that its worker returned in its place."""
+    """Return the result of an item, or raise the PipelineError that its worker returned instead."""
     result = pickle.loads(pickled)
     if isinstance(result, PipelineError):
         raise result

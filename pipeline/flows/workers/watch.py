@@ -59,7 +59,7 @@ class Watch:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise the error for which the call is to be given up, if any.
+        """Raise the error for which the call must be given up, if any.
 
         Raises:
             TransientError: for longer than cluster.patience_s no worker sent a heartbeat; one process

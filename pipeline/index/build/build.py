@@ -53,7 +53,7 @@ def reserve_rows(index: Any, rows: int) -> None:
 
 
 def _reserve(array: Any, more: int) -> None:
-    """Let an array of C++ have room for `more` entries: it keeps its memory when it becomes shorter."""
+    """Reserve room for `more` entries in an array of C++, which keeps its memory when it is shortened."""
     size = array.size()
     array.resize(size + more)
     array.resize(size)

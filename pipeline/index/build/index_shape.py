@@ -26,8 +26,8 @@ ROWS_PER_LIST = 39  # faiss: with fewer training rows for one centroid, k-means 
 # Components of all vectors up to which the index is exact: 2^22 of float32 are 16 MiB, which one core scans
 # in a millisecond or two, so an approximate index would gain nothing.
 MAX_FLAT_VALUES = 2**22
-_ID_BYTES = 8  # of each row
-_HASH_MAP_BYTES = 40  # of each row: one node and one bucket of the map from id to position, in memory only
+_ID_BYTES = 8  # per row
+_HASH_MAP_BYTES = 40  # per row, in memory only: one node and one bucket of the map from id to position
 
 
 class IndexPlan(Settings):
@@ -53,7 +53,7 @@ class IndexPlan(Settings):
     on_disk: bool = False
     """True if searchers map the inverted lists from a second file instead of loading them"""
     part_rows: int = 0
-    """most rows of one file; 0 in plans of earlier versions, which have one file"""
+    """largest number of rows of one file; 0 in plans of earlier versions, which have one file"""
     shardable: bool = True
     """True if parts can be filled separately and merged"""
     removable: bool = True

@@ -54,7 +54,7 @@ class Pilot:
         return cls(vectors, truths, transform)
 
     def measure(self, variant: KindVariant, seed: int = 0) -> CodeRecall:
-        """Train one kind on one thread, and measure the recall of its codes among more and more rows."""
+        """Train one kind on one thread, and measure the recall of its codes among growing numbers of rows."""
         settings = IndexSettings(
             nlist=max(1, min(_LISTS, len(self.vectors) // 39)),
             train_rows=min(_TRAIN_ROWS, len(self.vectors)),
@@ -86,6 +86,6 @@ def _sizes(rows: int) -> list[int]:
 
 
 def _queries(vectors: np.ndarray) -> Queries:
-    """Return the first rows as queries: each is in the smallest of the samples."""
+    """Return the first rows as queries, since every sample contains them."""
     count = min(_QUERIES, _sizes(len(vectors))[0])
     return Queries(np.arange(count), vectors[:count])

@@ -132,7 +132,7 @@ class _Bitmap:
     def __init__(self) -> None:
         self._unit_bytes = 1 << 12
         self._bits = np.zeros((0, self._unit_bytes), dtype=np.uint8)
-        self._positions = np.zeros(0, dtype=np.int64)  # by ordinal: the unit's line in the bitmap, or -1
+        self._positions = np.zeros(0, dtype=np.int64)  # by ordinal of a unit: its line in the bitmap, or -1
 
     def add(self, addresses: np.ndarray) -> np.ndarray:
         """Add addresses (n,) int64. Returns a mask (n,) of those that were added by an earlier call."""

@@ -127,7 +127,7 @@ class Ids:
 
     @property
     def next_ordinal(self) -> int:
-        """The first ordinal after those of all rows."""
+        """The ordinal after the highest one of all rows."""
         return 1 + max(int(ordinal_of(addresses[-1])) for addresses in self._addresses)
 
     def matching(

@@ -53,7 +53,7 @@ class UnitVectors:
                 self._store.local(unit.path, unit.sha256 if self._verify else None), memory_map=True
             )
             check_space(file, where, unit.space_id)
-            # rows are those of the corpus unit; those without a vector are not in the unit
+            # rows are numbered as in the corpus unit; rows without a vector are not in this unit
             return vectors_at(file, rows - np.searchsorted(np.asarray(unit.dropped, dtype=np.int64), rows))
         except FileNotFoundError:
             raise DataError(where, "a unit of the release", "no such file", remedy) from None

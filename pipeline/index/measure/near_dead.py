@@ -22,7 +22,7 @@ from pipeline.index.measure.truth import Neighbours, Queries
 
 _MIN_QUERIES = 10  # with fewer, the error of recall is larger than 0.1
 _MAX_RAISE = 8  # factor; all queries pay for the higher effort
-_MIN_GAIN = 0.01  # of recall; if no effort reaches the target, a smaller gain does not justify more effort
+_MIN_GAIN = 0.01  # recall; if no effort reaches the target, a smaller gain does not justify more effort
 
 
 def recall_near_dead(

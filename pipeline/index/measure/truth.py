@@ -14,7 +14,7 @@ from pipeline.index.gpu import flat_index
 from pipeline.index.library import faiss
 from pipeline.transforms import Affine
 
-NO_NEIGHBOUR = -1  # in place of a neighbour, for a query that has fewer than the others
+NO_NEIGHBOUR = -1  # fills up the neighbours of a query that has fewer than others
 NOT_A_ROW = -2  # address of a query that is not a row of the corpus
 # Neighbours that are found beyond rank 100, because rows with the same score as rank 100, such as duplicate
 # texts, are right answers too.

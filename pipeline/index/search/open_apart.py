@@ -1,7 +1,7 @@
 """Use the files of a release in a child process, because a damaged or crafted file can crash its reader.
 
-The child is a new interpreter: it shares nothing with its parent but the environment. One without a limit of
-memory is kept for the next work, unless the work failed.
+The child is a new interpreter: it shares nothing with its parent but the environment. A child
+without a memory limit is kept for the next work, unless its work failed.
 """
 
 import contextlib
@@ -237,7 +237,7 @@ class _Files(NamedTuple):
 
 
 class _Failed(NamedTuple):
-    """An error of a library in the child, whether for want of memory, and whether memory was limited."""
+    """An error of a library in the child, whether for lack of memory, and whether memory was limited."""
 
     error: str
     lacks_memory: bool

@@ -81,7 +81,7 @@ class ReleaseFiles:
         return self._parts.ntotal
 
     def successor(self, manifest: ReleaseManifest, verify: bool) -> "ReleaseFiles":
-        """Open another release. If the encoder is loaded, it is shared, or the other release's is loaded."""
+        """Open another release. A loaded encoder is shared, or replaced by the one of that release."""
         is_same = (manifest.space_id, manifest.encoder) == (self.manifest.space_id, self.manifest.encoder)
         encoder = self._encoder
         if encoder is not None and not is_same:

@@ -274,10 +274,10 @@ class OpenRelease:
         return None if manifest.id == self.manifest.id else manifest
 
     def swap(self, manifest: ReleaseManifest, *, verify: bool = True) -> None:
-        """Open another release of the root in place of this one.
+        """Switch to another release of the root.
 
-        If the encoder is loaded, that of the other release is loaded before the swap, so no query waits for
-        it. After an error this release stays open.
+        If the encoder is loaded, the other release's encoder is loaded before the swap, so no query waits
+        for it. After an error this release stays open.
 
         Raises:
             DataError: a file of the other release is missing or damaged.

@@ -1,4 +1,4 @@
-"""Linear layers, fastest for a fixed number of rows: oneDNN with reordered weights on CPU, cuBLAS on GPU."""
+"""Linear layers tuned for a fixed batch size: oneDNN with prepacked weights on CPU, cuBLAS on GPU."""
 
 from collections.abc import Callable
 from typing import Any

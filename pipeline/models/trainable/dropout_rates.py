@@ -59,7 +59,7 @@ _KEYS: Mapping[str, _Keys] = {
 
 
 def rates_of(folder: EncoderFolder, dropout: float | None) -> Rates:
-    """Return the rates of config.json, or the rate `dropout` wherever the family has dropout."""
+    """Return config.json's dropout rates; `dropout`, if given, overrides each of them."""
     keys = _KEYS[folder.family]
 
     def rate(place: str) -> float:

@@ -118,7 +118,7 @@ class TrainableEncoder(nn.Module):
 
     def states(self, tokens: Tokens) -> Tensor:
         """Compute the last hidden states of all tokens, in their order: (tokens, width) float32."""
-        last = self.backbone.depth  # the number of layers is also that of the last hidden state
+        last = self.backbone.depth  # hidden state i is layer i's output, so the last one's index is `depth`
         # `kept` is not copied: it would leave out the tokens that are not pooled
         all_tokens = Tokens(tokens.ids, tokens.offsets, tokens.truncated, types=tokens.types)
         states, segments = self.backbone(ForwardRequest(all_tokens, {last}))

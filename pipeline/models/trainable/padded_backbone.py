@@ -42,7 +42,7 @@ class PaddedBackbone(Backbone):
         if request.at_embedding is not None:
             raise ModelError(
                 self._path,
-                "an encoder of a packed family (BERT, RoBERTa, ...), for views that change the embeddings",
+                "a packed-family encoder (BERT, RoBERTa, ...); this view perturbs embeddings",
                 str(self.model.config.model_type),
                 "use another view",
             )

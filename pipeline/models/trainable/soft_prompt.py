@@ -71,7 +71,7 @@ class LearnedTemplate(PromptedEncoder):
         if not isinstance(self.backbone, PackedBackbone):
             raise ModelError(
                 str(self.folder.path),
-                "an encoder of a packed family (BERT, RoBERTa, ...), for a template of free vectors",
+                "a packed-family encoder (BERT, RoBERTa, ...), for a template of free vectors",
                 str(self.folder.config.get("model_type")),
                 "use BERT or RoBERTa",
             )

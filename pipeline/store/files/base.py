@@ -23,7 +23,7 @@ from pipeline.store.files.disk import temporary_folder
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_BLOCKS = 64  # of calls for each thread; the calls of a block run one after the other
+_BLOCKS = 64  # blocks of calls for each thread; the calls of a block run in sequence
 # Prefix of the names of temporary files; listings leave them out.
 PARTIAL = ".tmp-"
 _NORMAL = re.compile(

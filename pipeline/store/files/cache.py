@@ -83,7 +83,7 @@ _DEFAULT_GIB = 50.0
 _IN_USE_S = 3_600.0  # an entry is not evicted within this time of its last use: callers open it much sooner
 _ABANDONED_S = 24 * 3_600.0  # age at which a temporary file belongs to a killed process
 _LOCKS = "locks"
-# Pauses between two attempts to take a lock that another process has; each is twice the one before.
+# Pauses between two attempts to take a lock that another process has; each is twice the previous one.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 # Names of the cache's own entries; files with other names are never removed.
 _ENTRY_NAME = re.compile(rf"{re.escape(PARTIAL)}.*|([0-9a-f]{{32}}){{1,2}}(\..*)?")

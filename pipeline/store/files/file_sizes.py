@@ -1,4 +1,4 @@
-"""Which files are stored, and with which sizes, from one listing for each folder."""
+"""Sizes of the stored files, from one listing for each folder."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from pipeline.store.files.base import Store, in_threads
 
 
 class ListedFiles:
-    """The files of some folders, 16 bytes of memory each: the hashes of its path with and without its size.
+    """Files of some folders. Each takes 16 bytes of memory: hashes of its path with and without its size.
 
     If a million files are listed, `has` is wrong about another file with a probability of 10^-13.
     """
@@ -27,7 +27,7 @@ class ListedFiles:
         return position < len(self._numbers) and self._numbers[position] == wanted
 
     def has_all(self, hashes: np.ndarray) -> bool:
-        """Return whether all files are listed that are given by their `file_hash`, (n,) int64."""
+        """Return whether all files are listed, given the `file_hash` of each, (n,) int64."""
         return bool(np.isin(hashes, self._hashes).all())
 
 

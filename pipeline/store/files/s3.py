@@ -92,7 +92,7 @@ async def call_api(file_system: Any, arguments: dict[str, Any]) -> dict[str, Any
     timeout does not apply to a PUT that waits for its response after `100 Continue`.
 
     Args:
-        file_system: that of s3fs.
+        file_system: the file system of s3fs.
         arguments: arguments of the call, and its name as "verb".
 
     Raises:
@@ -224,7 +224,7 @@ class S3Store(ObjectStore):
     def _answers(
         self, verb: str, where: str, markers: Sequence[str], **arguments: str
     ) -> Iterator[dict[str, Any]]:
-        """Yield the answers to a listing, one per page. All but the last name the start of the next page.
+        """Yield the answers to a listing, one per page. Each but the last names the start of the next page.
 
         Args:
             markers: the arguments that name the start; an answer has their next values as Next<name>.

@@ -13,9 +13,9 @@ from pipeline.config import Settings, canonical, digest_of
 from pipeline.errors import DataError
 from pipeline.store.files.base import Store, sha256_mismatch
 
-SCHEMA_VERSION = 1  # of manifests; increased with every change that older versions would misread
+SCHEMA_VERSION = 1  # schema of manifests; raised with every change that older versions would misread
 _SEAL = "seal"
-_SEAL_FIELD, _SEAL_DIGITS = b'"seal":"', 64  # of a sha256
+_SEAL_FIELD, _SEAL_DIGITS = b'"seal":"', 64  # hexadecimal digits of a sha256
 
 
 class Stored(Settings):
@@ -102,7 +102,7 @@ class Stored(Settings):
         return record if record is not None and record.is_complete(store) else None
 
     def references(self) -> Iterator["FileRef"]:
-        """Yield every file that a field of this record names, or a field of a record in it."""
+        """Yield every file that this record names, or a record inside it."""
         for value in self.__dict__.values():
             for item in value if isinstance(value, tuple) else (value,):
                 if isinstance(item, FileRef):
@@ -116,9 +116,9 @@ class Stored(Settings):
 
 
 def _sealed_body(content: bytes) -> bytes | None:
-    """Return the content of a file without its seal, if the seal is that of exactly these bytes.
+    """Return the content of a file without its seal, if the seal matches exactly these bytes.
 
-    None for other files: they may still be valid, since a seal is that of the parsed values. Files with a
+    None for other files: they may still be valid, since a seal is computed from parsed values. Files with a
     schema version are among them.
     """
     start = content.find(_SEAL_FIELD)

@@ -14,11 +14,11 @@ from pipeline.errors import Defect
 from pipeline.store.records.sealed_json import FileRef, Stored
 
 CHUNKS_READ = "chunks_read"
-"""Name of the count of chunks into which the good rows of a file are cut."""
+"""Name of a count: the chunks into which the good rows of a file are cut."""
 EMPTIED = "emptied_files"
-"""Name of the count of files that had rows on an earlier night, and have none."""
+"""Name of a count: files that had rows on an earlier night and have none now."""
 LEFT_OUT = "left_out_files"
-"""Name of the count of files below the corpus's URI that are not read, by their names."""
+"""Name of a count: files below the corpus's URI whose names exclude them from reading."""
 
 
 class UnitRecord(Stored):
@@ -235,7 +235,7 @@ class Corpus(Stored):
 
     @property
     def next_ordinal(self) -> int:
-        """The first ordinal after those of the units."""
+        """The ordinal after the highest one of the units."""
         return max((unit.ordinal for unit in self.units), default=-1) + 1
 
 

@@ -108,8 +108,8 @@ class Commits:
                 error.where,
                 "a readable commit",
                 " ".join(error.found.split()),
-                "it may hold the root, or make another release current: restore it from a copy; "
-                "without a copy, delete it and repeat the hold or rollback; until then nothing is changed",
+                "restore this file from a backup; if there is none, delete it and repeat the hold or "
+                "rollback that it recorded; until then nothing is changed",
             ) from None
 
     def create(self, commit: Commit) -> bool:

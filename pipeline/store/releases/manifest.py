@@ -27,7 +27,7 @@ class PartLayout(Stored):
     ids: int
     """number of the part's files among the release's `ids`"""
     next_ordinal: int
-    """first ordinal after those of the part's units, which begin where those of the previous part end"""
+    """ordinal after the last of the part's units; they begin where the previous part's units end"""
 
 
 class IndexPart(Stored):
@@ -67,7 +67,7 @@ class IndexFiles(Stored):
     base_ordinals: int = 0
     """units with an ordinal below this are in the base; later units are in the delta"""
     delta_ids: int = 0
-    """how many files at the end of the release's `ids` belong to the delta; 0 if there is none"""
+    """number of files, at the end of the release's `ids`, that belong to the delta; 0 if there is none"""
     trained: FileRef | None = None
     """the trained index without vectors, which every part starts from"""
     trained_on: dict[str, float | int | None] = {}

@@ -104,7 +104,7 @@ class TextCutter:
 
 
 class _Planned(NamedTuple):
-    """A chunk: pieces from `first` to before `stop`, of which those before `new` repeat the chunk before."""
+    """A chunk: pieces `first` to `stop` - 1; those below `new` repeat the end of the previous chunk."""
 
     first: int
     new: int
@@ -183,7 +183,7 @@ class _Document:
     def _stop(self, first: int, new: int, room: Room) -> int | None:
         """Return where a chunk that begins with piece `first` stops; None if it has no room for piece `new`.
 
-        It has as many sentences as fit, or if none does, or if sentences do not matter, as many pieces.
+        It takes as many sentences as fit. If none fits, or sentences do not matter, it takes as many pieces.
         """
         starts, ends = self.pieces.starts, self.pieces.ends
         section_stop = self.section_stops[np.searchsorted(self.section_stops, first, side="right")]
@@ -202,8 +202,8 @@ class _Document:
     def _first_after(self, first: int, stop: int) -> int:
         """Return the first piece of the chunk after the pieces from `first` to before `stop`.
 
-        It is the earliest one from which the repeated tokens are at most those of the overlap, and the next
-        piece, or sentence, still fits.
+        It is the earliest piece from which at most the overlap's tokens are repeated, and the next piece, or
+        sentence, still fits.
         """
         overlap, room = self.cutter.settings.overlap, self.cutter.room
         if not overlap or self.pieces.ends_section[stop - 1]:

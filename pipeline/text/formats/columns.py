@@ -202,7 +202,7 @@ def _agree_on_id(
 
 
 def _string_for_null(leaf: pa.DataType) -> pa.DataType:
-    """Return a type for values of which there are none yet."""
+    """Return string for the null type, which a column without values has; other types unchanged."""
     return pa.string() if pa.types.is_null(leaf) else leaf
 
 

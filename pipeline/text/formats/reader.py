@@ -130,7 +130,7 @@ def _columns_of_units(unit_schema: pa.Schema, corpus: CorpusSettings) -> FileCol
     types = {name: stored.get(stored_name(name), pa.null()) for name in corpus.keep}
     types[corpus.id] = stored["id" if corpus.chunk.by is None else "parent"]
     source = SourceFile("the unchanged files", corpus.uri, 0, "", "parquet")
-    # If another file needs uint64, the types differ from those of the units: then all files are inspected.
+    # If another file needs uint64, its types differ from the units', and all files are inspected.
     return FileColumns(source, types, negative_ids=False)
 
 

@@ -136,7 +136,7 @@ def rechunk(tables: Iterable[pa.Table], rows: int, max_bytes: int | None = None)
             if max_bytes is not None and "text" in table.column_names:
                 bytes_up_to = np.cumsum(pc.binary_length(table["text"]).to_numpy())
                 fitting = int(np.searchsorted(bytes_up_to, max_bytes - pending_bytes, side="right"))
-                # A text that is longer than max_bytes is a table of its own.
+                # A text over max_bytes gets its own table.
                 take = min(take, fitting if pending_rows else max(fitting, 1))
                 pending_bytes += int(bytes_up_to[take - 1]) if take else 0
             if take:

@@ -1,4 +1,4 @@
-"""The table of the units' rows by text, and the rows whose vector can be copied from an earlier unit."""
+"""The text table (rows of units by text), and the rows whose vector can be copied from an earlier unit."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -405,7 +405,7 @@ def _run(ingestion: Ingestion) -> Corpus:
 
 
 def _usable_parent(parent: ParentCorpus, store: Store) -> ParentCorpus:
-    """Return the parent without its corpus if that cannot be used, and with the reason to rebuild, if any."""
+    """Return the parent with the reason to rebuild, if any; without its corpus if that cannot be used."""
     corpus = parent.corpus
     if corpus is None:
         return parent

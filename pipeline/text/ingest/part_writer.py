@@ -11,7 +11,7 @@ from pipeline.text.ingest.read_rows import ReadPart, ReadRows
 from pipeline.text.key_tables.keys import id_hashes
 from pipeline.text.key_tables.partitions import partition_of, store_partitions
 
-_PART_BYTES = 64 << 20  # of rows in memory before they are stored as a part
+_PART_BYTES = 64 << 20  # rows are stored as a part when they take this much memory
 # The same for temporary files of this process, where reading from more parts costs no requests.
 _SCRATCH_PART_BYTES = 16 << 20
 _SMALL_TABLES = 1_024  # tables that are joined, because a table of a few rows takes several kilobytes

@@ -14,7 +14,7 @@ from pipeline.text.key_tables.keys import line_identities, text_hashes
 from pipeline.text.key_tables.line_numbers import are_chunks, are_first, parents_of, rows_of_lines
 
 _NO_KEY = pa.scalar(b"\0" * 16, KEY)
-ABSENT = -1  # stands for a missing file index, position or address
+ABSENT = -1  # marks a missing file index, position or address
 EXAMPLES = 5  # rows of each kind of change that the report shows
 
 
@@ -97,7 +97,7 @@ class ResolvedIds:
         return int(np.count_nonzero(is_live & are_first(self.lines["row"].to_numpy())))
 
     def duplicates(self) -> pa.Table:
-        """Return the duplicate rows (id, file, row), each with winner_file and winner_row of its id.
+        """Return the duplicate rows (id, file, row), each with the file and row that won its id.
 
         A row that is cut into chunks is one duplicate.
         """

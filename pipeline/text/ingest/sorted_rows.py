@@ -26,7 +26,7 @@ _END = address_of((1 << 31) - 1, 0)  # above the addresses of all units
 
 
 def unit_ranges(units: Iterable[CorpusUnit]) -> tuple[int, ...]:
-    """Return the first address of each range of units of about RANGE_ROWS rows or more."""
+    """Group units into ranges of at least RANGE_ROWS rows; return each range's first address."""
     starts, rows = [0], 0
     for unit in units:
         if rows >= RANGE_ROWS:

@@ -1,4 +1,4 @@
-"""Tonight's files beside those of the previous corpus: files to read, column types, and rows to expect."""
+"""Tonight's files compared with the previous corpus: files to read, column types, and rows to expect."""
 
 from dataclasses import dataclass
 from functools import cached_property

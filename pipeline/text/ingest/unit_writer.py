@@ -19,7 +19,7 @@ from pipeline.text.ingest.resolve_ids import ABSENT
 from pipeline.text.key_tables.keys import TEXTS
 
 POSITION = "kept.position"  # no column of a unit has this name, see `stored_name`
-UNIT_BYTES = 64 << 20  # of text in one unit, of which a process has about five copies in memory at once
+UNIT_BYTES = 64 << 20  # most text in one unit; a process has about five copies of it in memory at once
 _MIN_FULLNESS = 0.5  # a chunk with this proportion of its rows to write becomes a unit; others are joined
 
 

@@ -31,7 +31,7 @@ from pipeline.text.key_tables.partitions import (
 from pipeline.text.task_map import WorkFolder
 
 _DELETED_COLUMNS = ("id", "file", "row")
-_TOGETHER_BYTES = 64 << 20  # of rows of several parts that are read together: about a part
+_TOGETHER_BYTES = 64 << 20  # bytes of rows read together from several parts: about one part
 _STEP_ROWS = 16_384  # rows of one table for `rechunk`, which measures all of its remaining rows at each cut
 
 

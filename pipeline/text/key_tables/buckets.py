@@ -22,7 +22,7 @@ from pipeline.text.key_tables.line_numbers import dense_numbers
 
 # A bucket with fewer lines is always compacted: it is written in about the time of one request.
 SMALL_ROWS = 1 << 15
-_MAX_CHANGED = 0.1  # lines of all deltas of a bucket, as a proportion of those of its base
+_MAX_CHANGED = 0.1  # proportion: lines of a bucket's deltas / lines of its base
 _MAX_DELTAS = 16  # each is a file to open; a night with 1 % changed lines leaves ten of them
 _IDENTITY = ("file", "row")  # columns that identify a line of the key table
 _MARK = "text_key"  # column that is null in the mark of a deleted line

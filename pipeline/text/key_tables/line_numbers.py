@@ -1,4 +1,4 @@
-"""Numbers of the lines of a key table: that of a row in its file; or, for a chunk, of row and chunk together.
+"""Line numbers of a key table: the number of a row in its file; for a chunk, row and chunk combined.
 
 The number of a chunk has bit 62 set, which no number of a row has, then 38 bits for the row and 24 for the
 chunk. So the numbers of a file are in the order of its rows, and of the chunks of each row.
@@ -15,7 +15,7 @@ MAX_CHUNKS = 1 << _CHUNK_BITS
 
 
 def chunk_lines(rows: np.ndarray, chunks: np.ndarray) -> np.ndarray:
-    """Return (n,) int64: the line numbers of chunks, from the numbers of their rows and their own numbers.
+    """Return (n,) int64: the line numbers of chunks, from the number of each one's row and its own number.
 
     >>> lines = chunk_lines(np.array([7, 7]), np.array([0, 1]))
     >>> rows_of_lines(lines).tolist(), are_first(lines).tolist(), are_chunks(lines)
@@ -25,12 +25,12 @@ def chunk_lines(rows: np.ndarray, chunks: np.ndarray) -> np.ndarray:
 
 
 def are_chunks(lines: np.ndarray) -> bool:
-    """Return whether the numbers (n,) are those of chunks; a table has lines of one kind only."""
+    """Return whether these are line numbers (n,) of chunks; a table has lines of one kind only."""
     return bool(len(lines)) and bool(lines[0] & _IS_CHUNK)
 
 
 def rows_of_lines(lines: np.ndarray) -> np.ndarray:
-    """Return (n,) int64: the number of the row that each line stands for, or whose chunk it stands for."""
+    """Return (n,) int64: the number of each line's row; for a chunk, the row that it was cut from."""
     return (lines ^ _IS_CHUNK) >> _CHUNK_BITS if are_chunks(lines) else lines
 
 
@@ -42,12 +42,12 @@ def are_first(lines: np.ndarray) -> np.ndarray:
 
 
 def parents_of(ids: pa.ChunkedArray, lines: np.ndarray) -> pa.ChunkedArray:
-    """Return the id of each line's row: that of a chunk without # and the number of the chunk."""
+    """Return the id of each line's row: a chunk's id without its ending #<number>."""
     return pc.replace_substring_regex(ids, "#[0-9]+$", "") if are_chunks(lines) else ids
 
 
 def dense_numbers(*numbers: np.ndarray) -> list[np.ndarray]:
-    """Return small numbers in place of those of chunks, equal for equal ones; other numbers stay as they are.
+    """Renumber the lines of chunks by small numbers, equal lines equally; leave other numbers unchanged.
 
     `line_identities` has no room for the numbers of chunks.
     """

@@ -14,7 +14,7 @@ from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.rows.arrays import empty_table
 
 _OFFSET_BYTES = 8
-_KEPT_BYTES = 256 << 20  # of offsets that a reader keeps: those of 8,000 files of 4,096 partitions
+_KEPT_BYTES = 256 << 20  # offsets that a reader keeps: 8,000 files of 4,096 partitions
 
 
 def partition_of(hashes: np.ndarray, count: int) -> np.ndarray:

@@ -101,7 +101,7 @@ class NeighbourOrder:
 
 def _has_neighbour(training_rows: TrainingRows) -> np.ndarray:
     """(rows,) bool: the previous or the next row is of the same document, at the position before or after."""
-    follows = [np.zeros(0, bool)]  # of each row, whether it follows the row before
+    follows = [np.zeros(0, bool)]  # for each row, whether it follows the previous one
     previous: tuple[object, int] | None = None  # document and position of the last row of the previous table
     for table in training_rows.read(training_rows.spans(), ["document", "position"]):
         documents, positions = table["document"], table["position"]

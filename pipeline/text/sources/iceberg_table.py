@@ -280,7 +280,7 @@ def _is_down(error: Exception) -> bool:
     """Return whether an error says that a catalog gave no answer, or an error of its own."""
     from pyiceberg.exceptions import ServerError, ServiceUnavailableError, TooManyRequestsError
 
-    if isinstance(error, OSError):  # of requests: an address that is no URL is a ValueError too
+    if isinstance(error, OSError):  # errors of requests; of an address that is no URL, also a ValueError
         return not isinstance(error, ValueError)
     busy = (ServerError, ServiceUnavailableError, TooManyRequestsError)
     return isinstance(error, busy) or type(error).__name__ == "OperationalError"

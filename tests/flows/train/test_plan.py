@@ -83,7 +83,7 @@ def test_every_rank_has_equally_many_rows_and_steps(tmp_path: Path, rows: int, w
         ),
         (
             ("train.workers=8", "train.across_ranks=false"),
-            "batch_rows over train.workers: expected 2 rows or more",
+            r"batch_rows / train.workers \(rows per rank\): expected 2 rows or more",
         ),
     ],
 )

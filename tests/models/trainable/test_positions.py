@@ -83,5 +83,5 @@ def test_a_change_of_embeddings_gets_the_segment_of_each_text(folders, family):
 
 def test_changes_of_embeddings_are_refused_for_a_padded_architecture(folders):
     encoder = load_trainable(folder_at(folders["electra"]))
-    with pytest.raises(ModelError, match="packed family"):
+    with pytest.raises(ModelError, match="packed-family"):
         encoder(packed_ids([np.arange(5)]), at_embedding=lambda x, where: x)

@@ -69,7 +69,7 @@ class PrepareTrials(PlainTask[None, None]):
         return self.work
 
     def work(self, item: None) -> None:
-        """Do nothing more."""
+        """Do no further work."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _HITS = 4  # stored for each query
 _QUERY_LENGTH = 2_000  # characters of a text that becomes a query
 _SHORT_QUERY = 12  # characters of the shortest useful query: "Yes." has no neighbours worth comparing
 _SAMPLED = 48  # texts
-_TEXT_LENGTH = 300  # characters that are stored of a hit's id, and of its text
+_TEXT_LENGTH = 300  # longest prefix stored of a hit's id and text
 _READERS = 4  # corpus units read concurrently
 
 ScoresAndAddresses = tuple[np.ndarray, np.ndarray]

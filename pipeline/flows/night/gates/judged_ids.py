@@ -90,7 +90,7 @@ def _find(run: Run, task: FindRows, buckets: Sequence[TableBucket]) -> dict[int,
     return found
 
 
-_MAX_READ_BYTES = 1 << 28  # of files that are read for their ids before a night: some seconds
+_MAX_READ_BYTES = 1 << 28  # largest files read for their ids before a night: some seconds
 
 
 def judged_ids(judged: JudgedQueries) -> list[str]:
@@ -119,7 +119,7 @@ def check_judged_ids(run: Run, corpus: Corpus) -> None:
 def check_judged_ids_in_files(
     gates: GateSettings, corpus: CorpusSettings, files: Sequence[SourceFile]
 ) -> None:
-    """Do the same for a corpus that was not ingested, if its files have at most 256 MiB.
+    """Check as `check_judged_ids` a corpus that was not ingested, if its files have at most 256 MiB.
 
     The files are read until a relevant id is found, and at most `corpus.max_rows` rows of them.
     """

@@ -26,12 +26,12 @@ from pipeline.text.ingest.bucket_plan import shuffle_requests
 
 # Starting the command and Ray: `python -m tests.benchmarks.night captions`.
 START_S = 5.0
-# Time of an item in Ray, and of a unit beside its rows: 400 units of 10 rows against one of 4,000, see
+# Time of an item in Ray, and of a unit without its rows: 400 units of 10 rows against one of 4,000, see
 # tests/benchmarks/README.md, "Nights after the first".
 RAY_S_PER_ITEM, UNIT_S = 0.008, 0.025
 # Listing, storing and publishing the records of a unit, on the driver: `python -m tests.benchmarks.units`.
 DRIVER_S_PER_UNIT = 0.0004
-# Gates beside those of each row: `python -m tests.benchmarks.night captions`.
+# Gates whose time does not depend on the rows: `python -m tests.benchmarks.night captions`.
 GATES_S = 1.6
 
 INGEST_NS_PER_ROW, INGEST_NS_PER_BYTE = 2_600.0, 11.3
@@ -53,7 +53,7 @@ MEAN_NS_PER_VALUE = 0.81  # computing a centroid, the mean of the rows of a list
 CODE_NS_PER_VALUE, RABITQ_NS_PER_VALUE = 6.0, 17.0
 MERGE_NS_PER_BYTE = 8.2
 CHECK_NS_PER_ROW = 110.0
-SCAN_NS_PER_VALUE = 0.3  # of uncompressed vectors; codes take less
+SCAN_NS_PER_VALUE = 0.3  # uncompressed vectors; codes take less
 GATES_NS_PER_ROW = 290.0
 
 # k-means of faiss on one Tesla P100, published: a million rows of 256 dimensions, 20,000 centroids and 25
@@ -64,7 +64,7 @@ NODE_BYTES_PER_S = 1.25e9
 # Time of a small request to an object store, assumed, and requests that a process makes at a time.
 REQUEST_S, REQUESTS_AT_ONCE = 0.025, 16
 
-# Sizes that the night itself uses. A row that is read has 65 bytes beside its text: a short id, two digests
+# Sizes that the night itself uses. A row that is read has 65 bytes besides its text: a short id, two digests
 # and numbers.
 PART_BYTES, PART_ROW_BYTES = 64 << 20, 65
 SAMPLED_ROWS, TRAIN_SAMPLE_ROWS = sum(SAMPLE_SIZES.values()), SAMPLE_SIZES["train"]
@@ -72,8 +72,8 @@ UNITS_PER_MERGE = MERGE_GROUP
 KMEANS_ROUNDS, REFINING_ROUNDS, GROUPS_PER_ROW = 10, 8, 8
 PILOT_UNITS, PILOT_ROWS = 1_000, 200_000
 TEXT_UNITS = 256  # corpus units that whitening's texts are sampled from
-# Lists that the search for the effort visits in all (nprobe 1, 2, 3, 4, 6 ... 96), and passes over the parts
-# of an index, which each search at four of these efforts.
+# Lists that the choice of the effort visits in all (nprobe 1, 2, 3, 4, 6 ... 96), and its passes over the
+# parts of an index, each of which searches at four of these efforts.
 VISITED_LISTS, MEASURE_PASSES = 400, 8
 
 

@@ -38,7 +38,7 @@ from pipeline.text.tokens.coverage import CoverageCounter, ScriptCoverage
 # bytes of one row in the key tables and beside the index: id, text key, address, file, row
 _TABLE_BYTES = 120
 _REPORT_BYTES = 1 << 20  # bytes of report, manifests and records, which do not grow with the rows
-_LINE_BYTES = 100  # bytes of one row in the temporary files of ingestion, beside its text
+_LINE_BYTES = 100  # bytes of one row in the temporary files of ingestion, without its text
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _needed(count: int, estimate: SpaceEstimate) -> str:
 
 
 _SAMPLED_FILES, _SAMPLED_BATCHES = 4, 4
-_SAMPLED_TEXTS = 256  # of one batch, tokenized
+_SAMPLED_TEXTS = 256  # texts of one batch that are tokenized
 # Checks that must succeed before a check is run.
 _NEEDED_CHECKS = {
     "index": ("encoder",),

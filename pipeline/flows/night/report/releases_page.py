@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipeline.report.releases import Overview
 
 PAGE = "index.html"
-_VERSION = 3  # of the page; pages of other versions are written again
+_VERSION = 3  # version of the page; pages of other versions are written again
 _EVENTS = 20  # rollbacks and holds on the page
 
 

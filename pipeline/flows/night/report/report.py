@@ -50,7 +50,7 @@ _MAX_TABLE_ROWS = 16_384
 
 
 def deleted_rows(store: Store, corpus_id: str, previous: ReleaseManifest) -> Iterator[RowChange]:
-    """Yield examples of the rows that a corpus has no longer."""
+    """Yield examples of rows that are no longer in a corpus."""
     addresses = [row.before for row in _chosen_rows(store, corpus_id) if row.now is None]
     texts = texts_at(store, previous.units, [address for address in addresses if address is not None])
     yield from (RowChange(row.id, row.text, None) for row in texts.values())
@@ -240,7 +240,7 @@ def _release_change(
 
 
 def _relevance_section(measured: MeasuredRelevance | None) -> RelevanceSection | None:
-    """Return the scores for the user's queries, with those that lost and won most since the last release."""
+    """Return the scores of the user's queries, and the largest losses and gains since the last release."""
     if measured is None:
         return None
     sentences, change = tuple(gate.sentence for gate in measured.gates.values()), measured.change
