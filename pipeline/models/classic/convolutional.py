@@ -80,7 +80,7 @@ class ConvolutionalBackbone(WordBackbone):
             convolution.reset_parameters()  # uniform up to 1 / sqrt(inputs): the values of three words
 
     def layer_convolutions(self) -> Iterable[TrainableLinear]:
-        """Return the linear map of layer 1, 2, ...: (width, 3 * inner), see `neighbourhoods`."""
+        """Return the linear maps of the layers, (width, 3 * inner) each; see `neighbourhoods`."""
         return cast(Iterable[TrainableLinear], self.convolutions)
 
     @staticmethod
