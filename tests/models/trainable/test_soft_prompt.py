@@ -95,5 +95,5 @@ def test_a_second_template_shares_the_prompt_vectors(folders):
 
 
 def test_a_padded_architecture_is_refused(folders):
-    with pytest.raises(ModelError, match=r"packed-family encoder .*for a template of free vectors, found electra"):
+    with pytest.raises(ModelError, match=r"packed-family .*for a template of free vectors, found electra"):
         learned(folders["electra"])
