@@ -129,7 +129,7 @@ class LoadedStage(Protocol):
 
 
 class ModelStage(Protocol):
-    """What one model does to texts. Picklable."""
+    """Work of one model on texts. Picklable."""
 
     @property
     def title(self) -> str:

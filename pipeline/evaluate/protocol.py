@@ -55,7 +55,7 @@ class LabelledVectors:
 
 @dataclass(frozen=True)
 class TransferProtocol:
-    """How a data set is split to train a classifier, tune its penalty and test it."""
+    """Split of a data set to train a classifier, tune its penalty and test it."""
 
     name: str
     """displayed name"""
