@@ -2,10 +2,15 @@
 
 manta train --config jobs/configs/train/simcse-unsupervised.yaml train.data=sentences.parquet
 python -m jobs.train --config jobs/configs/train/simcse-supervised.yaml train.data=triples.parquet
+manta train --describe simcse
 """
 
+import inspect
+import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from jobs.command import Answer, CommandRun, job_command, standalone
 from jobs.layout import table
@@ -17,7 +22,17 @@ if TYPE_CHECKING:
 
 
 @job_command
-def train(run: CommandRun) -> Answer:
+def train(
+    run: CommandRun,
+    describe: Annotated[
+        str | None,
+        typer.Option(
+            "--describe",
+            metavar="NAME",
+            help="Show an objective with its columns, options and defaults, and stop.",
+        ),
+    ] = None,
+) -> Answer:
     """Train an encoder on your own text.
 
     Reads train.data (Parquet), starts from the encoder of the job, and trains it for train.objective on
@@ -27,6 +42,8 @@ def train(run: CommandRun) -> Answer:
     workers, and does not repeat a finished one. With train.seeds, there is one training for each seed, and
     the answer has the median and the best of their scores.
     """
+    if describe is not None:
+        return _describe(describe)
     from pipeline.flows.train.seeds import train_seeds
     from pipeline.flows.train.train import train as run_training
 
@@ -45,6 +62,47 @@ def train(run: CommandRun) -> Answer:
         f"report   {trained.run.report}",
     ]
     return Answer({**_facts(trained), "seconds": run.stages.seconds()}, "\n".join(lines))
+
+
+def _describe(name: str) -> Answer:
+    """Describe an objective by its docstring, the columns that it reads, and its options."""
+    from pipeline.objectives import OBJECTIVES
+    from pipeline.objectives.build import options_schema
+
+    objective, options = OBJECTIVES[name], options_schema(name)
+    columns, optional = objective.roles({})
+    facts = {
+        "name": name,
+        "description": inspect.getdoc(objective),
+        "columns": columns,
+        "optional": optional,
+        "options": options,
+    }
+    rows = [
+        (option, json.dumps(schema["default"]) if "default" in schema else "required", _type_name(schema))
+        for option, schema in options.items()
+    ]
+    lines = [
+        f"{facts['description']}\n",
+        f"columns  {', '.join([*columns, *(f'{role} (optional)' for role in optional)])}",
+        *(["", table(rows, ("option", "default", "type"))] if rows else ["no options"]),
+    ]
+    return Answer(facts, "\n".join(lines))
+
+
+def _type_name(schema: Mapping[str, Any]) -> str:
+    """Name the type of an option and its limits, from JSON Schema: "number > 0", "one of mean, sum"."""
+    if "anyOf" in schema:
+        return " or ".join(map(_type_name, schema["anyOf"]))
+    if "enum" in schema:
+        return f"one of {', '.join(map(str, schema['enum']))}"
+    if "prefixItems" in schema:
+        kinds = dict.fromkeys(map(_type_name, schema["prefixItems"]))
+        return f"list of {len(schema['prefixItems'])}, each {' or '.join(kinds)}"
+    if "items" in schema:
+        return f"list, each {_type_name(schema['items'])}"
+    limits = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    return " ".join([schema["type"], *(f"{limits[key]} {schema[key]}" for key in limits if key in schema)])
 
 
 def _facts(trained: "CompletedTraining") -> dict[str, Any]:

@@ -31,7 +31,7 @@ def quick_thoughts(
 
     Scores are raw inner products. The target distribution is uniform over a sentence's neighbours: sentences
     of the same document at a distance of at most `context`. Sentences without a neighbour do not count in the
-    mean.
+    mean. For pairs in any order use `info_nce`.
 
     Args:
         first: (N, D) consecutive sentences through one encoder.

@@ -18,7 +18,8 @@ from pipeline.losses.contrastive import MASKED_LOGIT
 def embedding_distillation(student: Tensor, teacher: Tensor) -> Tensor:
     """Mean squared error of student and teacher embeddings.
 
-    Source: Reimers & Gurevych 2020, multilingual distillation, eq. 1.
+    Source: Reimers & Gurevych 2020, multilingual distillation, eq. 1. For a teacher of another dimension use
+    `similarity_distillation`.
 
     Args:
         student: (N, D), already projected to the teacher's D.
@@ -41,7 +42,8 @@ def similarity_distillation(
 ) -> Tensor:
     """Mean over rows of KL(teacher || student), in nats, of softmax(scores / temperature).
 
-    The loss is not multiplied by temperature^2, so gradients shrink as the temperature grows.
+    The loss is not multiplied by temperature^2, so gradients shrink as the temperature grows. To match the
+    vectors themselves use `embedding_distillation`.
 
     Args:
         student: (Q, K) scores, for example cosines within a batch.

@@ -20,7 +20,7 @@ from pipeline.losses.contrastive import cosines
 def symmetric_divergence(first: Tensor, second: Tensor) -> Tensor:
     """Mean of (KL(P||Q) + KL(Q||P)) / 2, in nats, of the row-wise softmaxes.
 
-    Source: R-Drop, Liang et al. 2021, eq. 2.
+    Source: R-Drop, Liang et al. 2021, eq. 2. For vectors instead of logits of classes use `pser`.
 
     Args:
         first: (N, C) logits of P.
@@ -79,7 +79,8 @@ def pser(
 ) -> Tensor:
     """Divergence term of PSER (Guo et al.), in either reading of the paper.
 
-    The caller multiplies it by alpha and adds the InfoNCE term.
+    The caller multiplies it by alpha and adds the InfoNCE term. For logits of classes use
+    `symmetric_divergence`.
 
     Args:
         first: (N, D) representations of the first pass.

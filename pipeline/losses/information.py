@@ -29,6 +29,7 @@ def jensen_shannon(
 
     Source: IS-BERT, Zhang et al. 2020, equations 3 and 4, which pair a vector with the features of other
     sentences. Over a whole batch these are the same pairs, with the same weights unless some are excluded.
+    For vectors of whole texts use `info_nce`.
 
     Args:
         features: (T, D) features of the tokens of Q sentences, one sentence after another.

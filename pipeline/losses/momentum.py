@@ -21,7 +21,8 @@ def moco(queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: float) ->
 
     Source: MoCo, He et al. 2020, eq. 1 and algorithm 1; for sentences CERT, Fang et al. 2020.
 
-    Call `enqueue` with the keys after the loss: in the queue, a key would be a negative of its own query.
+    Call `enqueue` with the keys after the loss: in the queue, a key would be a negative of its own query. For
+    negatives from the same batch use `info_nce`.
 
     Args:
         queries: (N, D), need not be normalized.

@@ -32,7 +32,8 @@ def row_cosines(left: Tensor, right: Tensor) -> Tensor:
 def cosine_regression(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
     """Mean squared error between the cosines of pairs and their scores.
 
-    Source: SBERT, Reimers & Gurevych 2019, section 3, regression objective.
+    Source: SBERT, Reimers & Gurevych 2019, section 3, regression objective. For scores that a layer predicts
+    use `score_regression`.
 
     Args:
         left: (N, D) vectors of the first texts.
@@ -63,6 +64,8 @@ def cosine_regression(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
 def score_regression(predictions: Tensor, scores: Tensor) -> Tensor:
     """Mean squared error of predicted scores (BERT on STS-B, Devlin et al. 2019).
 
+    For scores that cosines have to match use `cosine_regression`.
+
     Args:
         predictions: (N,).
         scores: (N,) on any scale.
@@ -79,7 +82,7 @@ def score_regression(predictions: Tensor, scores: Tensor) -> Tensor:
 def triplet(anchors: Tensor, positives: Tensor, negatives: Tensor, *, margin: float = 1.0) -> Tensor:
     """Mean of max(|a - p| - |a - n| + margin, 0), Euclidean, not squared.
 
-    Source: SBERT, Reimers & Gurevych 2019, section 3.
+    Source: SBERT, Reimers & Gurevych 2019, section 3. For the other rows as further negatives use `info_nce`.
 
     Args:
         anchors: (N, D).
@@ -112,7 +115,8 @@ def contrastive_tension(
 ) -> Tensor:
     """Binary cross-entropy of predicting that two encoders read the same text (Carlsson et al. 2021).
 
-    The logit of a pair is the raw inner product of its two vectors (eq. 1 to 3 there).
+    The logit of a pair is the raw inner product of its two vectors (eq. 1 to 3 there). For cosines and many
+    candidates of each row use `info_nce`.
 
     Args:
         first: (N, D) vectors of one encoder.

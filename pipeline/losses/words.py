@@ -14,6 +14,7 @@ def word_prediction(
     """Mean over vectors of the sum of -log softmax(V s + b)_w over the words w of each.
 
     Source: FastSent, Hill et al. 2016, section 2.2, without b; Paragraph Vector, Le & Mikolov 2014, eq. 1.
+    For large vocabularies use `sampled_word_prediction`.
 
     Args:
         vectors: (N, D) vectors s.
@@ -55,7 +56,7 @@ def sampled_word_prediction(
     The scores are y = V s + b.
 
     Source: negative sampling, "Distributed Representations of Words and Phrases and their Compositionality",
-    Mikolov et al. 2013, eq. 4.
+    Mikolov et al. 2013, eq. 4. For a softmax over all words use `word_prediction`.
 
     Args:
         vectors: (N, D) vectors s.

@@ -191,6 +191,12 @@ def _checked_options(settings: TrainSettings, index: int) -> dict[str, Any]:
     return options
 
 
+def options_schema(name: str) -> dict[str, Any]:
+    """Return the JSON Schema of each option of an objective; a required option has no default."""
+    schemas: dict[str, Any] = _options_model(name).model_json_schema().get("properties", {})
+    return schemas
+
+
 @cache
 def _options_model(name: str) -> type[Settings]:
     """Create a pydantic model that validates the keyword arguments of an objective."""

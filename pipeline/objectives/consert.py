@@ -21,12 +21,13 @@ Rate = Annotated[float, Field(gt=0, lt=1)]
 class Consert(Objective):
     """NT-Xent of two views in both directions; the candidates are both views of the texts of all ranks.
 
+    `temperature` divides the cosines.
     `views` names the change that makes the first and the second view of a text:
 
     - none: nothing; two such views differ by their dropout masks.
     - shuffle: the tokens get permuted positions.
     - token_cutoff, feature_cutoff: whole tokens, or whole columns of all tokens, are set to zero after the
-      embeddings.
+      embeddings; their proportions are `token_rate` and `feature_rate`.
     - adversarial: the embedding of each token moves by a step of length `noise` along the gradient of this
       loss, with the other view fixed. (The published code takes the gradient of a supervised loss instead.)
       This view costs an additional forward and backward pass.
@@ -35,6 +36,7 @@ class Consert(Objective):
     pooling uses one of them.
 
     The paper trains without dropout (train.dropout=0), so that the two views differ by these changes alone.
+    `simcse` has views that differ by dropout alone.
     """
 
     columns = ("text",)

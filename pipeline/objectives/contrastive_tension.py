@@ -29,7 +29,7 @@ class ContrastiveTension(OffersCandidates):
     Inner products of a pretrained encoder are in the hundreds, and so are the first losses. The published
     learning rates belong to `reduction` "mean". `inference` names the encoder that is the result: by
     convention the second; "best" is the one with the better score on dev, chosen again at each measurement.
-    The paper trains without dropout (train.dropout=0).
+    The paper trains without dropout (train.dropout=0). `simcse` reads the same column and trains one encoder.
     """
 
     columns = ("text",)

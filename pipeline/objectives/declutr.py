@@ -25,13 +25,14 @@ class Declutr(Objective):
     span is shortest + p (longest - shortest), rounded down; p is drawn from Beta(4, 2) for anchors and from
     Beta(2, 4) for positives, which are shorter. Words are separated by white space, as in the published
     program. Other anchors and positives of the same document are negatives, too. The losses of the two
-    directions are added.
+    directions are added; `temperature` divides the cosines.
 
     A document that is too short for `anchors` spans of `longest` words, fewer than 2,048 words with the
     defaults, is left out in the paper; here both limits are smaller in proportion.
 
     A document's spans depend on the step's seed and its row number, so that they are the same for any number
-    of ranks. The paper adds the loss of masked words: the objective `masked_lm`.
+    of ranks. The paper adds the loss of masked words: the objective `masked_lm`. For texts of one sentence
+    use `simcse`.
     """
 
     columns = ("text",)

@@ -27,7 +27,8 @@ class Distillation(Objective):
     has a distribution over the other texts of all ranks: the softmax of cosines / temperature. The loss is
     the KL divergence of the student's distribution from the teacher's, in nats (after SEED, Fang et al.
     2021). The dimensions of student and teacher may differ. With "embedding" the loss is the mean squared
-    error of the vectors. `roles` names the columns of texts, which are all compared together.
+    error of the vectors. `roles` names the columns of texts, which are all compared together. To learn from
+    human scores instead use `regression`.
     """
 
     columns: tuple[str, ...] = ("text",)

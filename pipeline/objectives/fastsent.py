@@ -43,7 +43,7 @@ class FastSent(AddsRowTerms):
     `autoencode` adds the words of the sentence itself (FastSent+AE). `negatives` is the number of negative
     samples for each word, drawn in proportion to the power 0.75 of their probabilities (Mikolov et al. 2013);
     it needs the word counts that `train.word_table` stores beside its vectors. With null, the softmax over
-    the whole vocabulary is computed.
+    the whole vocabulary is computed. `skip_thought` predicts the same words in their order.
     """
 
     columns = ("previous", "text", "next")

@@ -15,7 +15,7 @@ class InputResponse(InBatchContrast):
 
     u and v are the vectors of inputs (role anchor) and responses (role positive) by one encoder, and g is a
     new dense layer with tanh, so that a sentence need not be like its response. The layer is not part of the
-    result.
+    result. For pairs that mean the same use `supervised`.
     """
 
     columns = ("anchor", "positive")

@@ -24,7 +24,8 @@ class IsBert(Objective):
     tokens of the last hidden states, new ones if the encoder has none, and the vector is their mean. The loss
     is low if a token's features have a large inner product with the vector of their own sentence, and a small
     one with those of other sentences. As in the paper, it is a sum over the tokens of a sentence; the
-    published program divides it by the mean number of tokens in the batch.
+    published program divides it by the mean number of tokens in the batch. `simcse` and `consert` compare
+    vectors of whole texts, of any pooling.
     """
 
     columns = ("text",)

@@ -23,13 +23,14 @@ from pipeline.text.tokens.tokens import Tokens
 class MaskedLanguageModelling(AddsRowTerms, MasksWords):
     """Mean cross-entropy of the masked words of a batch, in a separate pass over a copy of the texts.
 
-    A proportion `rate` of the tokens that are not special is chosen; of these 80 % are masked, 10 % become
-    another word, 10 % stay as they are. The head that predicts them is loaded from the encoder's folder; if
-    there is none, it is new. Its output table is the encoder's table of word embeddings. With `tied` False
-    it has a table of its own, which starts as the folder's, or as a copy of the word embeddings if the folder
-    has none. The trained head is saved with the encoder, as transformers' AutoModelForMaskedLM reads it;
-    inference does not use it. The objective has no views: its loss is a row term. Added to SimCSE with weight
-    0.1, it slightly improves transfer tasks and slightly lowers STS scores (Gao et al. 2021).
+    `role` names the column of the texts. A proportion `rate` of the tokens that are not special is chosen; of
+    these 80 % are masked, 10 % become another word, 10 % stay as they are. The head that predicts them is
+    loaded from the encoder's folder; if there is none, it is new. Its output table is the encoder's table of
+    word embeddings. With `tied` False it has a table of its own, which starts as the folder's, or as a copy
+    of the word embeddings if the folder has none. The trained head is saved with the encoder, as
+    transformers' AutoModelForMaskedLM reads it; inference does not use it. The objective has no views: its
+    loss is a row term. Added to SimCSE with weight 0.1, it slightly improves transfer tasks and slightly
+    lowers STS scores (Gao et al. 2021).
     """
 
     columns = ("text",)

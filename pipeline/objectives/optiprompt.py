@@ -27,7 +27,8 @@ class OptiPrompt(InBatchContrast):
     family. All weights of the encoder are frozen. In training, the mask token's state passes through the
     masked language model head of the encoder's folder, without its last layer over the vocabulary, if the
     folder has a head; inference uses the state itself. `limit` is the largest number of tokens of a text, in
-    training and in inference; None means the encoder's limit.
+    training and in inference; None means the encoder's limit. `temperature` divides the cosines. `prompt`
+    trains the encoder, in fixed templates.
     """
 
     columns = ("text",)

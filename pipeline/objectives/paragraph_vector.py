@@ -36,7 +36,8 @@ class ParagraphVector(AddsRowTerms):
     the row's vector and the words before, PV-DBOW from the row's vector alone. `train.paragraph_vectors`
     creates the models and has all options. A row has one vector in all epochs, which is trained with the
     models and not part of the result: the encoder makes the vector of any text, known or new, by gradient
-    steps with the models frozen. The objective has no views: its loss is a row term.
+    steps with the models frozen. The objective has no views: its loss is a row term. For vectors of words
+    alone use `word2vec`.
     """
 
     columns = ("text",)

@@ -24,8 +24,9 @@ class Prompt(HeadedContrast):
 
     `templates` are by default the paper's, for the encoder's family. `limit` is the largest number of tokens
     of a text, in training and in inference; None means the encoder's limit. `denoise` subtracts the mask
-    token's state in the template without a text. Inference uses the first template, without head and
-    denoising.
+    token's state in the template without a text. `temperature` divides the cosines. Inference uses the first
+    template, without head and denoising. For pairs use `prompt_supervised`; to train the template alone,
+    `optiprompt`.
     """
 
     columns = ("text",)

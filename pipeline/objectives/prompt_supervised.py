@@ -33,8 +33,8 @@ class PromptSupervised(InBatchContrast):
     by default the folder's, or if it has none, the paper's first one for the encoder's family. `limit` is the
     largest number of tokens of a text, in training and in inference; None means the encoder's limit. With
     `keep_denoise` False, inference leaves h_hat out, as the paper describes it; with True it does not, as the
-    paper's program.
-    `hard_negative_weight`, and the role negative2: as in `supervised`.
+    paper's program. `temperature` divides the cosines. `hard_negative_weight`, and the role negative2: as in
+    `supervised`. Without pairs use `prompt`; without a template, `supervised`.
     """
 
     columns = ("anchor", "positive")

@@ -27,7 +27,8 @@ class QuickThoughts(Objective):
     `second` chooses the encoder g. "copy" starts with the weights of f. "drawn" starts with new weights; the
     paper draws those of f too. "same" is f itself, which favours vectors that are all alike. `inference`:
     "both" concatenates the vectors of both encoders, as published, which doubles the dimension; "first" uses
-    f alone.
+    f alone. `skip_thought` writes the neighbours instead of finding them; `simcse` may have the next sentence
+    as positive.
     """
 
     columns = ("text", "document", "position")

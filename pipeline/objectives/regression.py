@@ -9,7 +9,11 @@ from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective
 
 @OBJECTIVES.register("regression")
 class CosineRegression(Objective):
-    """Mean squared error between cosines of pairs, which are not rescaled, and scores from 0 to 1."""
+    """Mean squared error between cosines of pairs, which are not rescaled, and scores from 0 to 1.
+
+    For pairs without scores use `supervised`; for labels, `classification`; to score two texts that are read
+    together, `sequence_regression`.
+    """
 
     columns = ("sentence1", "sentence2", "score")
     min_rows = 1

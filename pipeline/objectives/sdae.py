@@ -22,7 +22,7 @@ class SequentialDenoisingAutoEncoder(EncoderDecoder):
     at least one is kept; then each of the pairs of words (0, 1), (2, 3) ... is exchanged with probability
     `swap` (p_x). These are the edits of the augmenter `corrupt`. Start and end token stay in their positions.
     With omit and swap 0 this is the sequential auto-encoder (SAE). The decoder has the recurrent cell
-    `decoder`.
+    `decoder`. For sentences in documents use `skip_thought`; for pairs of languages, `translation`.
     """
 
     columns = ("text",)

@@ -28,6 +28,9 @@ class SimCSE(TwoEncoderContrast):
     - `masks`: "own" gives each copy of a text its own dropout mask; "shared" uses one mask for both.
     - `keep_head`: False leaves the head out in inference; True keeps it.
     - `similarity`: "cosine", or "dot" for inner products.
+
+    For pairs of texts with the same meaning use `supervised`; for views that differ by more than dropout,
+    `consert` or `pser`.
     """
 
     columns: tuple[str, ...] = ("text",)

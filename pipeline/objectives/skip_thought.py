@@ -16,7 +16,8 @@ class SkipThought(EncoderDecoder):
 
     The published models are a GRU of one direction (uni-skip), of two directions (bi-skip), and both side by
     side (combine-skip): `beside` is the encoder folder of a model that was trained on the same rows before.
-    The result appends the vectors of that model to those of the trained encoder.
+    The result appends the vectors of that model to those of the trained encoder. `quickthoughts` finds the
+    neighbours among other sentences; `fastsent` predicts their words without an order.
     """
 
     columns = ("previous", "text", "next")

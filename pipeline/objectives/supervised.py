@@ -17,9 +17,9 @@ class Supervised(TwoEncoderContrast):
     the role negative2, another ablation: the neutral hypotheses beside the contradictions. `similarity` is
     "cosine", or "dot" for inner products, an ablation of the paper. `temperature` is by default 0.05 for
     cosines and 1 for inner products. With `second` "copy", a second encoder encodes positives and negatives;
-    see `simcse`.
-    The paper trains a layer over [CLS] and keeps it at inference: use an encoder with pooling cls_mlp, or a
-    `head` over any pooling, which inference keeps unless `keep_head` is false.
+    see `simcse`. The paper trains a layer over [CLS] and keeps it at inference: use an encoder with pooling
+    cls_mlp, or a `head` over any pooling, which inference keeps unless `keep_head` is false. Without pairs
+    use `simcse`; for graded scores, `regression`; `triplet` compares no other rows of the batch.
     """
 
     columns = ("anchor", "positive")

@@ -11,7 +11,8 @@ class Translation(EncoderDecoder):
     """Negative log-likelihood of a text's translation, written by a GRU decoder from the vector of the text.
 
     There is no attention (Cho et al. 2014): the decoder knows the text by its vector alone. Both languages
-    share one vocabulary, so a word that is spelled alike in both has one vector.
+    share one vocabulary, so a word that is spelled alike in both has one vector. For one language use `sdae`,
+    which writes the text itself.
     """
 
     columns = ("text", "translation")

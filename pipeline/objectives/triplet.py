@@ -8,7 +8,10 @@ from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloa
 
 @OBJECTIVES.register("triplet")
 class Triplet(Objective):
-    """Mean of max(|a - p| - |a - n| + margin, 0), Euclidean, not squared; no negatives from other rows."""
+    """Mean of max(|a - p| - |a - n| + margin, 0), Euclidean, not squared; no negatives from other rows.
+
+    `supervised` reads the same columns, and compares each anchor with all rows of the batch.
+    """
 
     columns = ("anchor", "positive", "negative")
     has_positive_pairs = True

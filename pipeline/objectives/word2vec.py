@@ -51,7 +51,8 @@ class Word2Vec(AddsRowTerms):
     to their counts to the power of 0.75. The loss is the mean over rows of the sum over predicted words.
 
     It trains word vectors alone (`train.word_table`); output vectors are trained with them, and are not part
-    of the result. The objective has no views: its loss is a row term.
+    of the result. The objective has no views: its loss is a row term. For vectors of texts use `fastsent` or
+    `paragraph_vector`.
     """
 
     columns = ("text",)

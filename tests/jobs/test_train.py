@@ -3,6 +3,7 @@ the exit code of their kind.
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +36,21 @@ def train(folder: Path, manta: Callable[..., CommandResult]) -> Train:
         return ended.code, json.loads(ended.out), ended.err
 
     return run
+
+
+def test_an_objective_is_described_with_its_columns_and_options(manta: Callable[..., CommandResult]):
+    facts = json.loads(manta("train", "--describe", "declutr", "--json").out)
+    assert facts["columns"] == ["text"]
+    assert facts["options"]["temperature"]["default"] == 0.05
+    text = manta("train", "--describe", "supervised").out
+    assert "columns  anchor, positive, negative (optional), negative2 (optional)" in text
+    assert re.search(r"^temperature +null +number > 0 or null$", text, re.MULTILINE)
+    assert re.search(r"^similarity +\"cosine\" +one of cosine, dot$", text, re.MULTILINE)
+    assert re.search(
+        r"^views +\[.*\] +list of 2, each one of none, ", manta("train", "--describe", "consert").out, re.M
+    )
+    refused = manta("train", "--describe", "simsce")
+    assert (refused.code, "did you mean 'simcse'" in refused.err) == (2, True)
 
 
 def write_unknown_label(folder: Path) -> Path:

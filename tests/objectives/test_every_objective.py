@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 import pickle
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import OBJECTIVES, Batch, KeepsState, Objective
 from pipeline.objectives import objective as definitions
+from pipeline.objectives.build import options_schema
 from pipeline.objectives.declutr import Declutr
 from pipeline.objectives.is_bert import IsBert
 from pipeline.objectives.regression import CosineRegression
@@ -118,6 +120,11 @@ def test_every_objective_is_documented_and_its_roles_are_known_to_the_settings(n
     assert kind.__doc__
     assert kind.columns
     assert {*kind.columns, *kind.optional} <= set(ROLES)
+
+
+def test_every_option_is_explained(name: str):
+    words = " ".join(kind.__doc__ or "" for kind in OBJECTIVES[name].__mro__)
+    assert [option for option in options_schema(name) if not re.search(rf"\b{option}\b", words)] == []
 
 
 def test_every_objective_that_can_do_more_says_so_in_its_type(name: str):
