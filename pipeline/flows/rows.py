@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.dead import DeadRows
-from pipeline.store.records.sealed_json import FileRef, Stored
+from pipeline.store.records.release_units import VectorUnit
+from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.unit_sample import UnitSample
-from pipeline.store.records.units import Corpus, StageRecord, UnitRecord
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.rows.address import ordinal_of, row_of, to_addresses
 from pipeline.store.rows.schema import check_space, vector_matrix, vectors_at
@@ -25,48 +25,21 @@ _BATCH = 8_192  # rows read at once: 12 MB of float32 at d = 384
 _SAMPLES_READ = 64  # stored samples of units read together: 110 MB at d = 384
 
 
-class PlacedUnit(Stored):
-    """A unit of vectors with its ordinal, which gives each of its rows an address."""
-
-    ordinal: int
-    unit: UnitRecord
-
-
-def row_addresses(placed: PlacedUnit) -> np.ndarray:
+def row_addresses(unit: VectorUnit) -> np.ndarray:
     """Return the addresses (n,) int64 of the unit's vectors, including dead rows."""
     # rows are numbered as in the corpus unit, so rows without a vector leave gaps
-    dropped = np.asarray(placed.unit.dropped, dtype=np.int64)
-    rows = np.delete(np.arange(placed.unit.rows + len(dropped), dtype=np.int64), dropped)
-    return to_addresses(placed.ordinal, rows)
+    dropped = np.asarray(unit.dropped, dtype=np.int64)
+    rows = np.delete(np.arange(unit.rows + len(dropped), dtype=np.int64), dropped)
+    return to_addresses(unit.ordinal, rows)
 
 
-def placed_units(manifest: ReleaseManifest) -> tuple[PlacedUnit, ...]:
-    """Return the units of a release, by ordinal."""
-    return tuple(
-        PlacedUnit(
-            ordinal=unit.ordinal,
-            unit=UnitRecord(
-                name=unit.record,
-                **dict(unit.file),
-                dropped=unit.dropped,
-                space_id=unit.space_id,
-                numerics_id=unit.numerics_id,
-                sample=unit.sample,
-            ),
-        )
-        for unit in sorted(manifest.units, key=lambda unit: unit.ordinal)
-    )
+def units_by_ordinal(manifest: ReleaseManifest) -> tuple[VectorUnit, ...]:
+    """Return the units of a release, by ordinal, without their counts, which no task needs."""
+    units = sorted(manifest.units, key=lambda unit: unit.ordinal)
+    return tuple(unit.model_copy(update={"counts": {}}) for unit in units)
 
 
-def place_units(corpus: Corpus, vectors: StageRecord) -> tuple[PlacedUnit, ...]:
-    """Return the units of vectors with the ordinals of their corpus units."""
-    return tuple(
-        PlacedUnit(ordinal=unit.ordinal, unit=record)
-        for unit, record in zip(corpus.units, vectors.units, strict=True)
-    )
-
-
-def space_of(units: Sequence[PlacedUnit]) -> str:
+def space_of(units: Sequence[VectorUnit]) -> str:
     """Return the space that all units share.
 
     Raises:
@@ -77,8 +50,8 @@ def space_of(units: Sequence[PlacedUnit]) -> str:
         raise DataError(
             "index", "at least one unit of vectors", "none", "check the corpus and its quarantine"
         )
-    first = units[0].unit
-    for unit in (placed.unit for placed in units):
+    first = units[0]
+    for unit in units:
         if unit.space_id != first.space_id:
             raise SpaceMismatch(
                 unit.path,
@@ -86,7 +59,7 @@ def space_of(units: Sequence[PlacedUnit]) -> str:
                 f"space {unit.space_id}",
                 "vectors of two spaces cannot be compared: encode one of the two units again",
             )
-    return first.space_id or ""
+    return first.space_id
 
 
 @dataclass(frozen=True)
@@ -105,17 +78,17 @@ class LiveRows:
     dead: FileRef | None = None
     """file of the dead rows; None if there are none"""
 
-    def counts(self, units: Sequence[PlacedUnit]) -> tuple[int, ...]:
+    def counts(self, units: Sequence[VectorUnit]) -> tuple[int, ...]:
         """Count the live rows of each unit."""
         dead = DeadRows(self.store, self.dead)
-        return tuple(_count_live(placed, dead) for placed in units)
+        return tuple(_count_live(unit, dead) for unit in units)
 
-    def batches(self, units: Sequence[PlacedUnit]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def batches(self, units: Sequence[VectorUnit]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (addresses, raw float32 vectors) of all live rows, in the order of the units, in batches."""
         dead = DeadRows(self.store, self.dead)
-        for placed in units:
-            addresses, live, start = row_addresses(placed), is_live(placed, dead), 0
-            for batch in self.open(placed).iter_batches(_BATCH, columns=["vector"]):
+        for unit in units:
+            addresses, live, start = row_addresses(unit), is_live(unit, dead), 0
+            for batch in self.open(unit).iter_batches(_BATCH, columns=["vector"]):
                 vectors = vector_matrix(batch["vector"]).astype(np.float32, copy=False)
                 rows = slice(start, start + len(vectors))
                 start += len(vectors)
@@ -125,7 +98,7 @@ class LiveRows:
                     yield addresses[rows][live[rows]], vectors[live[rows]]
 
     def sample(
-        self, units: Sequence[PlacedUnit], count: int, salt: str, *, dead: bool = False
+        self, units: Sequence[VectorUnit], count: int, salt: str, *, dead: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Sample (addresses, raw vectors) of `count` rows by hash of id, in proportion to the units' rows.
 
@@ -142,20 +115,18 @@ class LiveRows:
         from pipeline.index.build.sample import apportion
 
         dead_rows = DeadRows(self.store, self.dead)
-        live = (_count_live(placed, dead_rows) for placed in units)
-        sizes = [placed.unit.rows - rows if dead else rows for placed, rows in zip(units, live, strict=True)]
+        live = (_count_live(unit, dead_rows) for unit in units)
+        sizes = [unit.rows - rows if dead else rows for unit, rows in zip(units, live, strict=True)]
         drawn = [
-            (placed, int(wanted))
-            for placed, wanted in zip(units, apportion(sizes, count), strict=True)
-            if wanted
+            (unit, int(wanted)) for unit, wanted in zip(units, apportion(sizes, count), strict=True) if wanted
         ]
         if not drawn:
             return np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.float32)
         found = []
         for start in range(0, len(drawn), _SAMPLES_READ):
             draws = [
-                _Draw(placed, wanted, salt, is_live(placed, dead_rows) != dead)
-                for placed, wanted in drawn[start : start + _SAMPLES_READ]
+                _Draw(unit, wanted, salt, is_live(unit, dead_rows) != dead)
+                for unit, wanted in drawn[start : start + _SAMPLES_READ]
             ]
             from_samples = in_threads(self._from_sample, draws)
             found += [rows or self._from_unit(draw) for draw, rows in zip(draws, from_samples, strict=True)]
@@ -166,66 +137,66 @@ class LiveRows:
         """Take the rows from the unit's stored sample. Returns None if it does not determine them."""
         from pipeline.index.build.sample import SAMPLE_SIZES, choose_from_sample
 
-        reference = draw.placed.unit.sample
+        reference = draw.unit.sample
         if reference is None or draw.wanted > SAMPLE_SIZES.get(draw.salt, 0):
             return None
         sample = UnitSample.load(self.store, reference, self.space_id)
         chosen = choose_from_sample(sample, draw.candidates[sample.rows], draw.wanted, draw.salt)
         if chosen is None:
             return None
-        return row_addresses(draw.placed)[sample.rows[chosen]], sample.vectors[chosen]
+        return row_addresses(draw.unit)[sample.rows[chosen]], sample.vectors[chosen]
 
     def _from_unit(self, draw: "_Draw") -> tuple[np.ndarray, np.ndarray]:
         """Take the rows from the unit itself, whose ids are all read."""
         from pipeline.index.build.sample import sample_rows
 
-        source, rows = self.open(draw.placed), np.flatnonzero(draw.candidates)
+        source, rows = self.open(draw.unit), np.flatnonzero(draw.candidates)
         ids = source.read(columns=[self.id_name])[self.id_name].take(pa.array(rows))
         chosen = rows[sample_rows(ids, draw.wanted, draw.salt)]
-        return row_addresses(draw.placed)[chosen], vectors_at(source, chosen)
+        return row_addresses(draw.unit)[chosen], vectors_at(source, chosen)
 
-    def holds(self, units: Sequence[PlacedUnit], addresses: np.ndarray) -> np.ndarray:
+    def holds(self, units: Sequence[VectorUnit], addresses: np.ndarray) -> np.ndarray:
         """Return a mask (n,) of the addresses (n,) that are live rows of one of the units."""
-        in_units = np.isin(ordinal_of(addresses), [placed.ordinal for placed in units])
+        in_units = np.isin(ordinal_of(addresses), [unit.ordinal for unit in units])
         return in_units & ~DeadRows(self.store, self.dead).contains(addresses)
 
-    def ids(self, units: Sequence[PlacedUnit]) -> Iterator[pa.Table]:
+    def ids(self, units: Sequence[VectorUnit]) -> Iterator[pa.Table]:
         """Yield tables of address, id and kept columns of all live rows, one per unit, in order."""
         dead = DeadRows(self.store, self.dead)
         address = pa.field("address", pa.int64(), nullable=False)
-        for placed in units:
-            source = self.open(placed)
+        for unit in units:
+            source = self.open(unit)
             names = [name for name in source.schema_arrow.names if name not in ("text_key", "vector")]
             rows = source.read(columns=names).rename_columns(["id", *names[1:]])
-            table = rows.add_column(0, address, [pa.array(row_addresses(placed))])
-            live = is_live(placed, dead)
+            table = rows.add_column(0, address, [pa.array(row_addresses(unit))])
+            live = is_live(unit, dead)
             yield table if live.all() else table.filter(pa.array(live))
 
-    def open(self, placed: PlacedUnit) -> pq.ParquetFile:
+    def open(self, unit: VectorUnit) -> pq.ParquetFile:
         """Open the unit's file after checking it. Raises DataError if it is missing or damaged."""
         try:
-            stream = placed.unit.file.open(self.store)
+            stream = unit.file.open(self.store)
         except FileNotFoundError:
-            where, remedy = self.store.uri_of(placed.unit.path), "restore the unit, or roll back"
+            where, remedy = self.store.uri_of(unit.path), "restore the unit, or roll back"
             raise DataError(where, "a unit of vectors", "no such file", remedy) from None
-        return check_space(pq.ParquetFile(stream), placed.unit.path, self.space_id)
+        return check_space(pq.ParquetFile(stream), unit.path, self.space_id)
 
 
-def is_live(placed: PlacedUnit, dead: DeadRows) -> np.ndarray:
+def is_live(unit: VectorUnit, dead: DeadRows) -> np.ndarray:
     """Return a mask (n,) of the unit's vectors that are live."""
-    return ~np.isin(row_of(row_addresses(placed)), dead.rows_of(placed.ordinal))
+    return ~np.isin(row_of(row_addresses(unit)), dead.rows_of(unit.ordinal))
 
 
-def _count_live(placed: PlacedUnit, dead: DeadRows) -> int:
+def _count_live(unit: VectorUnit, dead: DeadRows) -> int:
     """Count the unit's vectors that are live; dropped rows have none, dead or not."""
-    dead_rows = dead.rows_of(placed.ordinal)
-    return placed.unit.rows - int(np.count_nonzero(~np.isin(dead_rows, placed.unit.dropped)))
+    dead_rows = dead.rows_of(unit.ordinal)
+    return unit.rows - int(np.count_nonzero(~np.isin(dead_rows, unit.dropped)))
 
 
 class _Draw(NamedTuple):
     """Rows to sample from one unit: `wanted` of its `candidates`, a mask (n,) over its vectors."""
 
-    placed: PlacedUnit
+    unit: VectorUnit
     wanted: int
     salt: str
     candidates: np.ndarray

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.daemon import in_daemon_thread
-from pipeline.flows.rows import LiveRows, placed_units
+from pipeline.flows.rows import LiveRows, units_by_ordinal
 from pipeline.index.files.texts import MissingTexts
 from pipeline.index.search.search import OpenRelease
 
@@ -80,7 +80,7 @@ def _place(release: OpenRelease) -> PlacedRows:
     manifest = release.manifest
     id_name = manifest.settings.get("corpus", {}).get("id", "id")
     live = LiveRows(release.releases.store, manifest.space_id, id_name, manifest.dead)
-    addresses, vectors = live.sample(placed_units(manifest), _ROWS, _STORED_SAMPLE)
+    addresses, vectors = live.sample(units_by_ordinal(manifest), _ROWS, _STORED_SAMPLE)
     try:
         rows = release.rows(addresses, texts=True)
     except MissingTexts:

@@ -18,12 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.flows.rows import LiveRows, PlacedUnit
+from pipeline.flows.rows import LiveRows
 from pipeline.flows.transform.train_flow import FlowTraining, TrainFlow
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, FlowSettings
 from pipeline.store.files.open_store import open_store
-from pipeline.store.records.units import UnitRecord
+from pipeline.store.records.release_units import VectorUnit
+from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.rows.schema import vector_column, vectors_schema, writer_options
 from pipeline.transforms.compare import DevPairs
 from pipeline.transforms.flow import Flow
@@ -69,7 +70,7 @@ def sentences(count: int) -> dict[str, list[str]]:
     }
 
 
-def write_unit(root: Path, x: np.ndarray) -> tuple[LiveRows, tuple[PlacedUnit, ...]]:
+def write_unit(root: Path, x: np.ndarray) -> tuple[LiveRows, tuple[VectorUnit, ...]]:
     """Write x (n, d) as one unit of vectors."""
     schema = vectors_schema(pa.field("id", pa.int64()), (), x.shape[1], "a space")
     sink = pa.BufferOutputStream()
@@ -83,15 +84,18 @@ def write_unit(root: Path, x: np.ndarray) -> tuple[LiveRows, tuple[PlacedUnit, .
     )
     content, store = sink.getvalue().to_pybytes(), open_store(root)
     store.write("units/0.parquet", content)
-    record = UnitRecord(
-        name="0",
+    unit = VectorUnit(
+        ordinal=0,
         path="units/0.parquet",
         rows=len(x),
         bytes=len(content),
         sha256=sha256(content).hexdigest(),
         space_id="a space",
+        numerics_id="",
+        corpus=FileRef(path="", sha256=""),
+        record="",
     )
-    return LiveRows(store, "a space", "id"), (PlacedUnit(ordinal=0, unit=record),)
+    return LiveRows(store, "a space", "id"), (unit,)
 
 
 def train_flow(x: np.ndarray, settings: FlowSettings, dev: DevPairs) -> tuple[Flow, float]:

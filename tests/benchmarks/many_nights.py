@@ -22,7 +22,7 @@ import pyarrow as pa
 import manta
 from pipeline.charts.frame import HEIGHT, WIDTH
 from pipeline.charts.releases import history_chart
-from pipeline.flows.rows import LiveRows, placed_units
+from pipeline.flows.rows import LiveRows, units_by_ordinal
 from pipeline.store.files.open_store import open_store
 from tests.benchmarks.growth import Cost, night, write_corpus, write_words
 from tests.benchmarks.machine import machine, print_table
@@ -118,7 +118,7 @@ def _digest(root: Path) -> str:
     """Return the sha256 over ids and vectors of all live rows, in the order of their ids."""
     manifest = manta.open_release(root, verify=False).manifest
     source = LiveRows(open_store(root), manifest.space_id, "id", manifest.dead)
-    units = placed_units(manifest)
+    units = units_by_ordinal(manifest)
     ids = pa.concat_tables(source.ids(units))["id"].combine_chunks()
     vectors = np.concatenate([vectors for _, vectors in source.batches(units)])
     order = np.argsort(ids.to_numpy(zero_copy_only=False))

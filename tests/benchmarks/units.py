@@ -24,12 +24,10 @@ from pipeline.config import load_settings
 from pipeline.flows.encode.encode import load_records
 from pipeline.flows.encode.samples import sample_folder
 from pipeline.flows.encode.unit import record_path
-from pipeline.flows.night.candidate import _release_unit
-from pipeline.flows.rows import PlacedUnit
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.store.files.base import Entry, Store
-from pipeline.store.records.release_units import store_units
+from pipeline.store.records.release_units import VectorUnit, store_units
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.units import Corpus, CorpusUnit, UnitRecord
 from pipeline.store.releases.manifest import EncoderFiles, IndexFiles, ReleaseManifest
@@ -160,10 +158,7 @@ class Root(NamedTuple):
         corpus = Corpus(id=name, digest=name, units=tuple(texts), counts={"rows": len(units) * _ROWS})
         content = corpus.to_json()
         self.store.write(f"keys/{name}/corpus.json", content)
-        placed = [
-            _release_unit(PlacedUnit(ordinal=number, unit=self._vectors(text)), text, None, self.job)
-            for number, text in zip(units, texts, strict=True)
-        ]
+        vectors = [self._vectors(text) for text in texts]
         files = IndexFiles(kind="flat", factory="Flat", dim=2, files=())
         sha256 = hashlib.sha256(content).hexdigest()
         return ReleaseManifest(
@@ -171,7 +166,7 @@ class Root(NamedTuple):
             space_id=self.space_id,
             numerics={},
             rows=corpus.rows,
-            units=store_units(self.store, placed),
+            units=store_units(self.store, vectors),
             next_ordinal=corpus.next_ordinal,
             index=files,
             ids=(),
@@ -187,7 +182,7 @@ class Root(NamedTuple):
             name=f"{number:08d}", ordinal=number, path=path, rows=_ROWS, bytes=_BYTES, sha256=digest
         )
 
-    def _vectors(self, text: CorpusUnit) -> UnitRecord:
+    def _vectors(self, text: CorpusUnit) -> VectorUnit:
         name = f"{self.space_id[:16]}/{text.sha256[:24]}"
 
         def made_up(folder: str, suffix: str) -> FileRef:
@@ -208,7 +203,7 @@ class Root(NamedTuple):
         )
         path = record_path(self.space_id, text, self.job.encode, self.job.corpus.id)
         self.store.write(path, record.to_json())
-        return record
+        return VectorUnit.of(text, record, path)
 
 
 def _digest(kind: str, number: int) -> str:

@@ -18,7 +18,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
 from pipeline.store.files.base import Store, sha256_of
-from pipeline.store.records.release_units import ReleaseUnit
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.units import Corpus
 from pipeline.store.records.write_once import store_by_content
@@ -193,7 +193,7 @@ class Publisher:
         )
         return Releases(self.store).publish(candidate, str)
 
-    def _store_units(self, corpus: Sequence[str]) -> tuple[ReleaseUnit, ...]:
+    def _store_units(self, corpus: Sequence[str]) -> tuple[VectorUnit, ...]:
         units = []
         for ordinal, start in enumerate(range(0, len(corpus), UNIT_ROWS)):
             rows = list(corpus[start : start + UNIT_ROWS])
@@ -214,7 +214,7 @@ class Publisher:
                 "space_id": "",
                 "numerics_id": "",
             }
-            units.append(ReleaseUnit(ordinal=ordinal, rows=len(rows), corpus=texts, **vectors))
+            units.append(VectorUnit(ordinal=ordinal, rows=len(rows), corpus=texts, **vectors))
         return tuple(units)
 
     def put(self, file: Path, folder: str, suffix: str) -> FileRef:

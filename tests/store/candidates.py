@@ -3,7 +3,7 @@
 from hashlib import sha256
 
 from pipeline.store.files.base import Store
-from pipeline.store.records.release_units import ReleaseUnit, store_units
+from pipeline.store.records.release_units import VectorUnit, store_units
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.units import Corpus, CorpusUnit, TableBucket
 from pipeline.store.releases.manifest import EncoderFiles, IndexFiles, ReleaseManifest
@@ -28,7 +28,7 @@ def candidate(store: Store, name: str, parent: int | None, shared: str = "shared
         counts={"rows": 1, "quarantined": 0},
     )
     store.write(f"keys/{name}/corpus.json", corpus.to_json())
-    unit = ReleaseUnit(
+    unit = VectorUnit(
         ordinal=0,
         path=ref(f"units/vectors/s/{shared}.parquet").path,
         rows=1,

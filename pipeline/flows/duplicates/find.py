@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.flows.duplicates.compare import ROUNDING, ComparedRows, DuplicateSearch, compare
-from pipeline.flows.rows import LiveRows, PlacedUnit, placed_units
+from pipeline.flows.rows import LiveRows, units_by_ordinal
 from pipeline.index.files.ids import Ids
 from pipeline.index.files.parts import Parts, load_index
 from pipeline.index.files.texts import MissingTexts, Texts
@@ -16,6 +16,7 @@ from pipeline.index.search.near_duplicates import Pairs, candidate_pairs
 from pipeline.log import Stages, announce, packages
 from pipeline.report.duplicates import DuplicateRow, DuplicatesReport, render
 from pipeline.store.files.lease import lease
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import load_or_make, store_by_content, store_table_by_content
 
@@ -151,8 +152,8 @@ def _candidates(search: DuplicateSearch, parts: Parts, stages: Stages) -> Pairs:
     """Search for the near-duplicates of all rows, unit by unit."""
     one, other = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with stages("search", search.manifest.rows) as bar:
-        for placed in placed_units(search.manifest):
-            done = _search_unit(search, parts, placed)
+        for unit in units_by_ordinal(search.manifest):
+            done = _search_unit(search, parts, unit)
             table = pq.read_table(done.pairs.open(search.store))
             one.append(table["left"].to_numpy())
             other.append(table["right"].to_numpy())
@@ -160,14 +161,14 @@ def _candidates(search: DuplicateSearch, parts: Parts, stages: Stages) -> Pairs:
     return Pairs.unique(np.concatenate(one), np.concatenate(other))
 
 
-def _search_unit(search: DuplicateSearch, parts: Parts, placed: PlacedUnit) -> UnitPairs:
+def _search_unit(search: DuplicateSearch, parts: Parts, unit: VectorUnit) -> UnitPairs:
     """Search for the near-duplicates of a unit's rows, unless an earlier run has."""
-    stem = f"{search.folder}/units/{placed.ordinal:08d}"
+    stem = f"{search.folder}/units/{unit.ordinal:08d}"
 
     def make() -> UnitPairs:
         live = LiveRows(search.store, search.manifest.space_id, "id", search.manifest.dead)
         rows, found = 0, [Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-        for addresses, vectors in live.batches([placed]):
+        for addresses, vectors in live.batches([unit]):
             rows += len(addresses)
             found.append(candidate_pairs(parts, addresses, vectors, search.threshold))
         left, right = map(np.concatenate, zip(*found, strict=True))

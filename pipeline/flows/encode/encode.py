@@ -13,7 +13,7 @@ from pipeline.flows.encode.rejected import rejected_warnings
 from pipeline.flows.encode.samples import sample_folder, with_samples
 from pipeline.flows.encode.unit import EncodeUnit, load_record, record_path
 from pipeline.flows.encode.worker_stats import WorkerStats
-from pipeline.flows.rows import placed_units
+from pipeline.flows.rows import units_by_ordinal
 from pipeline.flows.run import Run, map_kept_units
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.worker_encoder import gpu_assigned
@@ -22,6 +22,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.files.file_sizes import ListedFiles
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.units import Corpus, CorpusUnit, StageRecord, UnitRecord, sum_counts
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.rows.arrays import is_text, one_chunk, plain_values
@@ -168,7 +169,7 @@ def encode(
                 run.workers.encode_settings(job.encode, pool),
                 space_id,
                 job.corpus.id,
-                placed_units(previous) if previous and _can_copy(previous, job, space_id) else (),
+                units_by_ordinal(previous) if previous and _can_copy(previous, job, space_id) else (),
                 job.cluster.patience_s,
             )
             new_records, stats = encode_units(run, task, todo, pool, bar)
@@ -195,6 +196,15 @@ def encode_units(
     for sentence in stats.warnings:
         announce(sentence)
     return tuple(records[number] for number in range(len(units))), stats
+
+
+def vector_units(job: Job, corpus: Corpus, vectors: StageRecord) -> tuple[VectorUnit, ...]:
+    """Return the units of vectors with the addresses of the rows of their corpus units."""
+    space_id = open_folder(job.encoder).space_id
+    return tuple(
+        VectorUnit.of(unit, record, record_path(space_id, unit, job.encode, job.corpus.id))
+        for unit, record in zip(corpus.units, vectors.units, strict=True)
+    )
 
 
 def check_any_vector(records: Sequence[UnitRecord], encoder: EncoderSettings, texts: str) -> None:

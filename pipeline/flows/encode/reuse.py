@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.flows.rows import PlacedUnit
 from pipeline.store.files.base import Store, in_threads
-from pipeline.store.records.units import CorpusUnit, UnitRecord
+from pipeline.store.records.release_units import VectorUnit
+from pipeline.store.records.units import CorpusUnit
 from pipeline.store.rows.address import ordinal_of, row_of
 from pipeline.store.rows.schema import check_space, vectors_at
 from pipeline.text.tokens.tokens import TokenCounts
@@ -44,7 +44,7 @@ class KnownVectors:
         return self.rows[low:high] - start, self.vectors[low:high]
 
 
-def is_copying_faster(store: Store, unit: UnitRecord, rows: int, device: str) -> bool:
+def is_copying_faster(store: Store, unit: VectorUnit, rows: int, device: str) -> bool:
     """Return whether reading the unit to copy `rows` vectors takes less time than encoding their texts.
 
     Args:
@@ -57,7 +57,7 @@ def is_copying_faster(store: Store, unit: UnitRecord, rows: int, device: str) ->
 class _Copy(NamedTuple):
     """Rows of a unit whose vectors are copied from one earlier unit."""
 
-    source: UnitRecord
+    source: VectorUnit
     source_rows: np.ndarray
     """(n,) int64: rows of the corpus unit from which `source` was encoded"""
     rows: np.ndarray
@@ -65,7 +65,7 @@ class _Copy(NamedTuple):
 
 
 def find_known(
-    store: Store, unit: CorpusUnit, sources: Sequence[PlacedUnit], space_id: str, device: str
+    store: Store, unit: CorpusUnit, sources: Sequence[VectorUnit], space_id: str, device: str
 ) -> KnownVectors | None:
     """Read the vectors that the unit can copy from units of an earlier release; None if there are none.
 
@@ -76,7 +76,7 @@ def find_known(
     """
     if unit.copies is None or not sources:
         return None
-    by_ordinal = {placed.ordinal: placed.unit for placed in sources}
+    by_ordinal = {unit.ordinal: unit for unit in sources}
     table = pq.read_table(unit.copies.open(store))
     rows, addresses = table["row"].to_numpy().astype(np.int64), table["source"].to_numpy()
     ordinals, source_rows = ordinal_of(addresses), row_of(addresses)
@@ -91,13 +91,13 @@ def find_known(
     vectors = in_threads(lambda copy: _read_vectors(store, copy.source, copy.source_rows, space_id), copies)
     numerics: Counter[str] = Counter()
     for copy in copies:
-        numerics[copy.source.numerics_id or ""] += len(copy.rows)
+        numerics[copy.source.numerics_id] += len(copy.rows)
     known_rows = np.concatenate([copy.rows for copy in copies])
     order = np.argsort(known_rows)
     return KnownVectors(known_rows[order], np.concatenate(vectors)[order], numerics)
 
 
-def _read_vectors(store: Store, unit: UnitRecord, rows: np.ndarray, space_id: str) -> np.ndarray:
+def _read_vectors(store: Store, unit: VectorUnit, rows: np.ndarray, space_id: str) -> np.ndarray:
     """Read the vectors (n, d) of rows (n,) of the corpus unit from which `unit` was encoded."""
     # the unit has no vector for dropped rows
     positions = rows - np.searchsorted(np.asarray(unit.dropped, dtype=np.int64), rows)

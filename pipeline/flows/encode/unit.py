@@ -22,7 +22,6 @@ from pipeline.flows.encode.result import UnitResult
 from pipeline.flows.encode.reuse import ReusingEncoder, find_known
 from pipeline.flows.encode.samples import sample_unit
 from pipeline.flows.encode.worker_stats import WorkerStats
-from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.workers.metrics import count_encoded
 from pipeline.flows.workers.tasks import progress
 from pipeline.flows.workers.worker_encoder import assigned_cpus, worker_encoder
@@ -31,6 +30,7 @@ from pipeline.prefetch import prefetch
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.stats.moments import Moments
 from pipeline.store.files.base import Store
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.units import CorpusUnit, UnitRecord
 from pipeline.store.records.write_once import (
     create_record,
@@ -102,7 +102,7 @@ class EncodeUnit:
     """space of the encoder on the driver"""
     id_name: str
     """column of the ids in the units of vectors"""
-    sources: tuple[PlacedUnit, ...] = ()
+    sources: tuple[VectorUnit, ...] = ()
     """units of the previous release in this space; vectors of equal texts are copied from them"""
     patience_s: float = ClusterSettings().patience_s
     """seconds without progress of a child process before it is killed"""

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.flows.key_tables import live_rows_by_bucket
-from pipeline.flows.rows import LiveRows, PlacedUnit, is_live, placed_units
+from pipeline.flows.rows import LiveRows, is_live, units_by_ordinal
 from pipeline.store.files.base import Store
 from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.rows.address import to_addresses
 from pipeline.store.rows.arrays import empty_table, one_chunk
@@ -27,7 +28,7 @@ _BATCH_ROWS = 8_192  # read at once: 12 MB of vectors at d = 384
 class UnitUpserts(NamedTuple):
     """Rows of one unit to insert or replace."""
 
-    placed: PlacedUnit
+    unit: VectorUnit
     mask: np.ndarray
     """(n,) bool over the unit's rows"""
 
@@ -51,25 +52,25 @@ class RowChanges:
         dead = DeadRows(self.store, self.after.dead)
         earlier = [_Rows(self.store, manifest) for manifest in self.before]
         changed = []
-        for placed in placed_units(self.after):
-            mask = is_live(placed, dead)
+        for unit in units_by_ordinal(self.after):
+            mask = is_live(unit, dead)
             if not self.is_partial and earlier:
-                mask &= ~np.logical_and.reduce([rows.hold(placed) for rows in earlier])
+                mask &= ~np.logical_and.reduce([rows.hold(unit) for rows in earlier])
             if mask.any():
-                changed.append(UnitUpserts(placed, mask))
+                changed.append(UnitUpserts(unit, mask))
         return changed
 
-    def upserts(self, unit: UnitUpserts) -> Iterator[pa.Table]:
+    def upserts(self, upserts: UnitUpserts) -> Iterator[pa.Table]:
         """Yield tables of id, vector (float32) and kept columns of the rows of one unit.
 
         Raises:
             DataError: the unit is missing or damaged.
         """
-        file = LiveRows(self.store, self.after.space_id, "id", self.after.dead).open(unit.placed)
+        file = LiveRows(self.store, self.after.space_id, "id", self.after.dead).open(upserts.unit)
         names = [name for name in file.schema_arrow.names if name not in ("text_key", "vector")]
         start = 0
         for batch in file.iter_batches(_BATCH_ROWS, columns=[*names, "vector"]):
-            mask = unit.mask[start : start + len(batch)]
+            mask = upserts.mask[start : start + len(batch)]
             start += len(batch)
             if mask.any():
                 rows = pa.Table.from_batches([batch]).filter(pa.array(mask)).combine_chunks()
@@ -78,8 +79,8 @@ class RowChanges:
     @property
     def schema(self) -> pa.Schema:
         """Schema of the tables of `upserts`."""
-        placed = placed_units(self.after)[0]
-        file = LiveRows(self.store, self.after.space_id, "id").open(placed)
+        unit = units_by_ordinal(self.after)[0]
+        file = LiveRows(self.store, self.after.space_id, "id").open(unit)
         names = [name for name in file.schema_arrow.names if name not in ("text_key", "vector")]
         return _export_columns(empty_table(file.schema_arrow), names).schema
 
@@ -117,13 +118,13 @@ class _Rows:
 
     def __init__(self, store: Store, manifest: ReleaseManifest) -> None:
         self._dead = DeadRows(store, manifest.dead)
-        self._units = {placed.ordinal: placed for placed in placed_units(manifest)}
+        self._units = {unit.ordinal: unit for unit in units_by_ordinal(manifest)}
 
-    def hold(self, placed: PlacedUnit) -> np.ndarray:
+    def hold(self, unit: VectorUnit) -> np.ndarray:
         """Return a mask (n,) of the rows of a later unit: True for equal rows of this release."""
-        own = self._units.get(placed.ordinal)
-        if own is None or own.unit.sha256 != placed.unit.sha256:
-            return np.zeros(placed.unit.rows, dtype=bool)
+        own = self._units.get(unit.ordinal)
+        if own is None or own.sha256 != unit.sha256:
+            return np.zeros(unit.rows, dtype=bool)
         return is_live(own, self._dead)
 
 

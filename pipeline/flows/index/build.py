@@ -15,7 +15,7 @@ from pipeline.flows.index.finish_tasks import Finish, MergeShards, finish_parts
 from pipeline.flows.index.kind_trials import measure_kinds
 from pipeline.flows.index.records import BuiltIndex, FilledPart, Shard, TrainedIndex
 from pipeline.flows.index.tasks import Build, CountLive, FillShard, Train
-from pipeline.flows.rows import LiveRows, PlacedUnit, space_of
+from pipeline.flows.rows import LiveRows, space_of
 from pipeline.flows.run import ItemNeeds, Run, map_in_order
 from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.tasks import Pool
@@ -23,6 +23,7 @@ from pipeline.index.build.index_shape import GIB, IndexPlan, plan_index, variant
 from pipeline.log import packages
 from pipeline.settings import IndexSettings, Job
 from pipeline.store.files.base import Store, in_threads
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.write_once import load_or_make_racing
 from pipeline.transforms import Transform
@@ -41,7 +42,7 @@ _SHARD_VALUES = 1 << 24  # least number of vector components in a shard
 class IndexInput:
     """Vectors to index."""
 
-    units: tuple[PlacedUnit, ...]
+    units: tuple[VectorUnit, ...]
     """units of vectors, in any order"""
     dead: FileRef | None
     """file of the dead rows, which are left out; None if there are none"""
@@ -85,7 +86,7 @@ def build_index(run: Run, vectors: IndexInput) -> BuiltIndex:
         trained = run.workers.run(Train(build, int(pool.cpus)), indexed, pool)
         bar.stage.note = plan.factory
     parts = fill_parts(run, FillShard(build, trained), indexed, rows)
-    base_ordinals = max(placed.ordinal for placed in units) + 1
+    base_ordinals = max(unit.ordinal for unit in units) + 1
     with run.stages("merge"):
         built = load_or_make_racing(
             store, record_path, BuiltIndex, lambda: _finish(run, build, trained, parts, base_ordinals)
@@ -95,7 +96,7 @@ def build_index(run: Run, vectors: IndexInput) -> BuiltIndex:
 
 
 def _measured_plan(
-    run: Run, vectors: IndexInput, source: LiveRows, units: tuple[PlacedUnit, ...], rows: int
+    run: Run, vectors: IndexInput, source: LiveRows, units: tuple[VectorUnit, ...], rows: int
 ) -> IndexPlan:
     """Plan the index; if `auto` has to compress the vectors, after measuring kinds on a sample of them."""
     settings, dim, target = run.job.index, vectors.indexed_dim, run.job.gates.wanted_recall
@@ -145,22 +146,22 @@ def fill_memory(task: FillShard, shards: Sequence[Shard]) -> float:
     They are twice its bytes, since faiss copies an array that is full to one of double size.
     """
     row_bytes = task.build.settings.part_gib * GIB / max(1, task.build.plan.part_rows)
-    rows = max(sum(placed.unit.rows for placed in shard.units) for shard in shards)
+    rows = max(sum(unit.rows for unit in shard.units) for shard in shards)
     return 2.0 * (task.trained.index.bytes + rows * row_bytes)
 
 
 def live_units(
-    workers: Workers, source: LiveRows, units: Sequence[PlacedUnit]
-) -> tuple[tuple[PlacedUnit, ...], int]:
+    workers: Workers, source: LiveRows, units: Sequence[VectorUnit]
+) -> tuple[tuple[VectorUnit, ...], int]:
     """Return the units that have live rows, by ordinal, and the number of these rows.
 
     In this order, addresses ascend in the index and in the table of ids.
     """
-    ordered = tuple(sorted(units, key=lambda placed: placed.ordinal))
-    counts = tuple(placed.unit.rows for placed in ordered)
+    ordered = tuple(sorted(units, key=lambda unit: unit.ordinal))
+    counts = tuple(unit.rows for unit in ordered)
     if source.dead:
         counts = workers.run(CountLive(source), ordered, Pool(1))
-    return tuple(placed for placed, count in zip(ordered, counts, strict=True) if count), sum(counts)
+    return tuple(unit for unit, count in zip(ordered, counts, strict=True) if count), sum(counts)
 
 
 def shard_count(settings: IndexSettings, plan: IndexPlan, units: int, rows: int) -> int:
@@ -179,11 +180,11 @@ def shard_count(settings: IndexSettings, plan: IndexPlan, units: int, rows: int)
 
 
 def index_identity(
-    job: Job, units: Sequence[PlacedUnit], dead: FileRef | None, transform: Transform | None
+    job: Job, units: Sequence[VectorUnit], dead: FileRef | None, transform: Transform | None
 ) -> dict[str, object]:
     """Return everything that determines the index over the live rows of these units, as JSON."""
     return {
-        "units": [[placed.ordinal, placed.unit.sha256] for placed in units],
+        "units": [[unit.ordinal, unit.sha256] for unit in units],
         "dead": dead.sha256 if dead else None,
         "transform": transform.transform_id if transform else None,
         "settings": job.index.model_dump(mode="json"),
@@ -192,7 +193,7 @@ def index_identity(
     }
 
 
-def fill_parts(run: Run, task: FillShard, units: tuple[PlacedUnit, ...], rows: int) -> tuple[FilledPart, ...]:
+def fill_parts(run: Run, task: FillShard, units: tuple[VectorUnit, ...], rows: int) -> tuple[FilledPart, ...]:
     """Fill the live rows of the units into the shards of one or more parts of the index.
 
     Args:
@@ -224,7 +225,7 @@ def delete_shards(store: Store, parts: Sequence[FilledPart]) -> None:
     in_threads(store.delete, [shard.index.path for part in parts for shard in part.shards])
 
 
-def divide_into_parts(units: Sequence[PlacedUnit], parts: int, shards: int) -> tuple[tuple[Shard, ...], ...]:
+def divide_into_parts(units: Sequence[VectorUnit], parts: int, shards: int) -> tuple[tuple[Shard, ...], ...]:
     """Divide units into parts, and each part into shards, numbered through all parts.
 
     Args:
@@ -241,9 +242,9 @@ def divide_into_parts(units: Sequence[PlacedUnit], parts: int, shards: int) -> t
     )
 
 
-def divide_units(units: Sequence[PlacedUnit], groups: int) -> list[tuple[PlacedUnit, ...]]:
+def divide_units(units: Sequence[VectorUnit], groups: int) -> list[tuple[VectorUnit, ...]]:
     """Divide units into at most `groups` groups of consecutive units with about equal rows, none empty."""
-    ends = np.cumsum([placed.unit.rows for placed in units])
+    ends = np.cumsum([unit.rows for unit in units])
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, groups) / groups, side="left") + 1
     runs = np.split(np.arange(len(units)), np.unique(np.minimum(cuts, len(units))))
     return [tuple(units[number] for number in run) for run in runs if len(run)]

@@ -8,9 +8,10 @@ import pyarrow as pa
 
 from pipeline.errors import DataError
 from pipeline.flows.index.records import load_queries, load_truth
-from pipeline.flows.rows import LiveRows, PlacedUnit, placed_units, row_addresses
+from pipeline.flows.rows import LiveRows, row_addresses, units_by_ordinal
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.store.records.dead import DeadRows, write_address_pieces
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.rows.address import row_of, to_addresses
@@ -51,7 +52,7 @@ class SurveyResult(Stored):
 
 
 @dataclass(frozen=True)
-class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
+class Survey(PlainTask[tuple[VectorUnit, ...], SurveyResult]):
     """Compare the previous release with tonight's live rows."""
 
     source: LiveRows
@@ -61,12 +62,10 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
     folder: str
     """directory of the result's files"""
 
-    def work(self, units: tuple[PlacedUnit, ...]) -> SurveyResult:
+    def work(self, units: tuple[VectorUnit, ...]) -> SurveyResult:
         store, base_ordinals = self.source.store, self.previous.index.base_ordinals
         live = self.source.counts(units)
-        delta = sum(
-            count for placed, count in zip(units, live, strict=True) if placed.ordinal >= base_ordinals
-        )
+        delta = sum(count for unit, count in zip(units, live, strict=True) if unit.ordinal >= base_ordinals)
         revived = 0
 
         def died() -> Iterator[np.ndarray]:
@@ -90,22 +89,21 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
             unusable=unusable,
         )
 
-    def _died_and_revived(self, units: Sequence[PlacedUnit]) -> Iterator[tuple[np.ndarray, int]]:
+    def _died_and_revived(self, units: Sequence[VectorUnit]) -> Iterator[tuple[np.ndarray, int]]:
         """Yield, unit by unit, the addresses of rows that died and the number of rows that are live again."""
         dead, old_dead = (
             DeadRows(self.source.store, each) for each in (self.source.dead, self.previous.dead)
         )
-        ordinals = {placed.ordinal for placed in units}
-        for placed in placed_units(self.previous):
-            then, now = old_dead.rows_of(placed.ordinal), dead.rows_of(placed.ordinal)
-            if placed.ordinal in ordinals:
+        ordinals = {unit.ordinal for unit in units}
+        for unit in units_by_ordinal(self.previous):
+            then, now = old_dead.rows_of(unit.ordinal), dead.rows_of(unit.ordinal)
+            if unit.ordinal in ordinals:
                 died, returned = (
-                    np.setdiff1d(np.setdiff1d(*rows), placed.unit.dropped)
-                    for rows in ((now, then), (then, now))
+                    np.setdiff1d(np.setdiff1d(*rows), unit.dropped) for rows in ((now, then), (then, now))
                 )
-                yield to_addresses(placed.ordinal, died), len(returned)
+                yield to_addresses(unit.ordinal, died), len(returned)
             else:
-                addresses = row_addresses(placed)
+                addresses = row_addresses(unit)
                 yield addresses[~np.isin(row_of(addresses), then)], 0
 
     def _tombstones_of_units(self, gone: FileRef | None) -> Iterator[np.ndarray]:
@@ -115,7 +113,7 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
         for ordinal in range(self.previous.index.base_ordinals if any(files) else 0):
             yield np.union1d(old.between(ordinal, ordinal + 1), new.between(ordinal, ordinal + 1))
 
-    def _check_small_files(self, units: Sequence[PlacedUnit]) -> tuple[str | None, float]:
+    def _check_small_files(self, units: Sequence[VectorUnit]) -> tuple[str | None, float]:
         """Check last night's training, queries, exact neighbours and ids.
 
         Returns:
@@ -134,7 +132,7 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
             old_schema = ids_schema(self.previous.ids[0].local(store))
         except (FileNotFoundError, DataError) as error:
             return str(error), 0.0
-        new = [placed for placed in units if placed.ordinal >= self.previous.next_ordinal]
+        new = [unit for unit in units if unit.ordinal >= self.previous.next_ordinal]
         if new and not (new_schema := next(self.source.ids(new[:1])).schema).equals(old_schema):
             old_columns, new_columns = _described(old_schema), _described(new_schema)
             return f"the columns of the ids changed: old rows have {old_columns}, new rows {new_columns}", 0.0

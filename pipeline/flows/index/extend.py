@@ -20,11 +20,12 @@ from pipeline.flows.index.measure_tasks import MeasureGrown, Measurement, Sample
 from pipeline.flows.index.rebuild_rules import REBUILT
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.index.tasks import Build, FillShard
-from pipeline.flows.rows import LiveRows, PlacedUnit, space_of
+from pipeline.flows.rows import LiveRows, space_of
 from pipeline.flows.run import ItemNeeds, Run, map_in_order
 from pipeline.flows.workers.tasks import Pool
 from pipeline.index.build.index_shape import IndexPlan, plan_extension
 from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import load_or_make_racing
 from pipeline.store.releases.manifest import Choice, IndexPart, ReleaseManifest
@@ -59,7 +60,7 @@ def extend_index(
     if choice := rebuild_rules.nothing_to_extend(previous, space_id, new_addresses=new_addresses):
         return build_index(run, vectors), (choice,)
     assert previous is not None, "there is nothing to extend before the first release"
-    ordered = replace(vectors, units=tuple(sorted(vectors.units, key=lambda placed: placed.ordinal)))
+    ordered = replace(vectors, units=tuple(sorted(vectors.units, key=lambda unit: unit.ordinal)))
     source = LiveRows(run.store, space_id, run.job.corpus.id, vectors.dead)
     try:
         return _Extender(run, ordered, source, previous).extend()
@@ -223,7 +224,7 @@ class _Extender:
         return tuple(part for part in parts if part.next_ordinal <= self.previous.index.base_ordinals)
 
     def _fill_parts(
-        self, extension: Extension, units: tuple[PlacedUnit, ...], rows: int
+        self, extension: Extension, units: tuple[VectorUnit, ...], rows: int
     ) -> tuple[tuple[IndexPart, ...], FileRef]:
         """Fill units into parts of their own.
 

@@ -19,10 +19,10 @@ from pipeline.flows.index.records import (
     store_truth,
 )
 from pipeline.flows.index.tasks import Build, with_progress
-from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.store.files.base import Store
 from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import load_or_make, put_by_content
 from pipeline.store.releases.manifest import IndexPart, ReleaseManifest
@@ -90,7 +90,7 @@ class Extension:
     build: Build
     previous: ReleaseManifest
     survey: SurveyResult
-    units: tuple[PlacedUnit, ...]
+    units: tuple[VectorUnit, ...]
     """units with live rows, by ordinal"""
     counts: tuple[int, ...]
     """number of live rows of each unit"""
@@ -103,14 +103,14 @@ class Extension:
         assert index.queries is not None
         return TrainedIndex(index=index.trained, queries=index.queries)
 
-    def units_from(self, ordinal: int) -> tuple[PlacedUnit, ...]:
+    def units_from(self, ordinal: int) -> tuple[VectorUnit, ...]:
         """Return the units whose ordinal is at least `ordinal`."""
-        return tuple(placed for placed in self.units if placed.ordinal >= ordinal)
+        return tuple(unit for unit in self.units if unit.ordinal >= ordinal)
 
     def live_rows_from(self, ordinal: int) -> int:
         """Count the live rows of the units whose ordinal is at least `ordinal`."""
         return sum(
-            count for placed, count in zip(self.units, self.counts, strict=True) if placed.ordinal >= ordinal
+            count for unit, count in zip(self.units, self.counts, strict=True) if unit.ordinal >= ordinal
         )
 
 
@@ -166,7 +166,7 @@ class GrowPart(PlainTask[PartToGrow, GrownPart]):
             )
             return GrownPart(part=part, added=added)
 
-    def _ids_with(self, new: tuple[PlacedUnit, ...], item: PartToGrow, scratch: Path) -> tuple[FileRef, ...]:
+    def _ids_with(self, new: tuple[VectorUnit, ...], item: PartToGrow, scratch: Path) -> tuple[FileRef, ...]:
         """Return the part's files of ids with one more for new units; many files become one."""
         from pipeline.index.files.ids import iter_live_ids, write_ids
 

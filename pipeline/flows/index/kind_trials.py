@@ -7,12 +7,13 @@ import numpy as np
 
 from pipeline.config import digest_of
 from pipeline.flows.index.tasks import affine_of
-from pipeline.flows.rows import LiveRows, PlacedUnit
+from pipeline.flows.rows import LiveRows
 from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.index.measure.kind_recall import CodeRecall, KindRecalls, KindVariant
 from pipeline.log import packages
 from pipeline.stats.tensors import pack, unpack
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import load_or_make, load_or_make_racing, put_by_content
 from pipeline.transforms import Affine, Transform
@@ -35,17 +36,17 @@ class _MeasuredKind(Stored):
 
 
 @dataclass(frozen=True)
-class SamplePilot(PlainTask[tuple[PlacedUnit, ...], _PilotSample]):
+class SamplePilot(PlainTask[tuple[VectorUnit, ...], _PilotSample]):
     """Sample vectors of live rows, and store them for the tasks that measure."""
 
     source: LiveRows
     folder: str
 
-    def work(self, units: tuple[PlacedUnit, ...]) -> _PilotSample:
+    def work(self, units: tuple[VectorUnit, ...]) -> _PilotSample:
         path = f"{self.folder}/sample.json"
         return load_or_make(self.source.store, path, _PilotSample, lambda: self._sample(units))
 
-    def _sample(self, units: tuple[PlacedUnit, ...]) -> _PilotSample:
+    def _sample(self, units: tuple[VectorUnit, ...]) -> _PilotSample:
         from pipeline.index.build.kind_trial import PILOT_ROWS
 
         store = self.source.store
@@ -82,7 +83,7 @@ class MeasureKind(PlainTask[KindVariant, CodeRecall]):
 def measure_kinds(
     run: Run,
     source: LiveRows,
-    units: Sequence[PlacedUnit],
+    units: Sequence[VectorUnit],
     transform: Transform | None,
     kinds: Sequence[KindVariant],
 ) -> KindRecalls:
@@ -95,7 +96,7 @@ def measure_kinds(
     spaced = np.unique(np.linspace(0, len(units) - 1, _MAX_UNITS).astype(int))
     chosen = tuple(units[index] for index in spaced)
     identity = {
-        "units": [[placed.ordinal, placed.unit.sha256] for placed in chosen],
+        "units": [[unit.ordinal, unit.sha256] for unit in chosen],
         "dead": source.dead.sha256 if source.dead else None,
         "transform": transform.transform_id if transform else None,
         "seed": run.job.index.seed,

@@ -13,11 +13,12 @@ from pipeline.flows.index.extend_tasks import ExtendedParts, Extension
 from pipeline.flows.index.finish_tasks import example_queries, reader_settings
 from pipeline.flows.index.records import BuiltIndex, file_fields, load_queries, load_truth, store_truth
 from pipeline.flows.index.tasks import Build, sample_queries, with_progress
-from pipeline.flows.rows import LiveRows, PlacedUnit, placed_units
+from pipeline.flows.rows import LiveRows, units_by_ordinal
 from pipeline.flows.run import ItemNeeds, Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.log import RunningStage
 from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.rows.address import ordinal_of
 from pipeline.transforms import Affine
@@ -52,7 +53,7 @@ class ScannedRows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ScanTruth(PlainTask[tuple[PlacedUnit, ...], ScannedRows]):
+class ScanTruth(PlainTask[tuple[VectorUnit, ...], ScannedRows]):
     """Find the queries' exact neighbours among the live rows of units."""
 
     source: LiveRows
@@ -64,7 +65,7 @@ class ScanTruth(PlainTask[tuple[PlacedUnit, ...], ScannedRows]):
     on_gpu: bool = False
     """compare on the worker's GPUs"""
 
-    def work(self, units: tuple[PlacedUnit, ...]) -> ScannedRows:
+    def work(self, units: tuple[VectorUnit, ...]) -> ScannedRows:
         from pipeline.index.gpu import check_gpus
         from pipeline.index.measure.truth import ExactTopK
         from pipeline.index.threads import faiss_threads
@@ -88,7 +89,7 @@ class ScanTruth(PlainTask[tuple[PlacedUnit, ...], ScannedRows]):
 
 
 def scan_truth(
-    run: Run, task: ScanTruth, units: Sequence[PlacedUnit], dim: int, bar: RunningStage | None = None
+    run: Run, task: ScanTruth, units: Sequence[VectorUnit], dim: int, bar: RunningStage | None = None
 ) -> tuple[ScannedRows, ...]:
     """Find the queries' exact neighbours among the live rows of units.
 
@@ -101,18 +102,18 @@ def scan_truth(
     Returns:
         The result for each group of units.
     """
-    values, gpus = dim * sum(placed.unit.rows for placed in units), run.job.cluster.index_gpus
+    values, gpus = dim * sum(unit.rows for unit in units), run.job.cluster.index_gpus
     groups = divide_units(units, min(_MAX_SCANS, -(-values // _SCAN_VALUES)))
     return map_in_order(run, replace(task, on_gpu=gpus > 0), groups, bar, ItemNeeds(gpus=gpus))
 
 
 @dataclass(frozen=True)
-class SampleQueries(PlainTask[tuple[PlacedUnit, ...], FileRef]):
+class SampleQueries(PlainTask[tuple[VectorUnit, ...], FileRef]):
     """Sample new queries over all live rows, and a few dead ones: users still search for deleted texts."""
 
     build: Build
 
-    def work(self, units: tuple[PlacedUnit, ...]) -> FileRef:
+    def work(self, units: tuple[VectorUnit, ...]) -> FileRef:
         with self.build.store.scratch() as scratch:
             return sample_queries(self.build, units, scratch)
 
@@ -233,7 +234,7 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
         stays = ~gone & (ordinal_of(last.addresses) < first_added)
         # A query that is a live row is not its own neighbour, so it has one possible neighbour less.
         last_source = LiveRows(store, source.space_id, source.id_name, previous.dead)
-        was_live = last_source.holds(placed_units(previous), queries.addresses)
+        was_live = last_source.holds(units_by_ordinal(previous), queries.addresses)
         is_added = source.holds(extension.units_from(first_added), queries.addresses)
         is_live = source.holds(extension.units, queries.addresses)
         known = KnownRanking(last, previous.rows - was_live)

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from pipeline.flows.index.delta import SurveyResult
 from pipeline.flows.index.records import BuiltIndex
-from pipeline.flows.rows import PlacedUnit
 from pipeline.index.build.index_shape import GIB, IndexPlan, codes_of
 from pipeline.index.measure.metrics import IndexMetrics
 from pipeline.settings import Job
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.releases.manifest import Choice, IndexFiles, ReleaseManifest
 from pipeline.transforms import Transform
 
@@ -82,11 +82,11 @@ def changed_settings(
     return None
 
 
-def changed_units(units: Sequence[PlacedUnit], previous: ReleaseManifest) -> Choice | None:
+def changed_units(units: Sequence[VectorUnit], previous: ReleaseManifest) -> Choice | None:
     """Rebuild if an old unit was replaced, or a new one has an ordinal below next_ordinal; else None."""
     known = {unit.ordinal: unit.sha256 for unit in previous.units}
-    replaced = sum(known.get(placed.ordinal, placed.unit.sha256) != placed.unit.sha256 for placed in units)
-    late = sum(placed.ordinal not in known and placed.ordinal < previous.next_ordinal for placed in units)
+    replaced = sum(known.get(unit.ordinal, unit.sha256) != unit.sha256 for unit in units)
+    late = sum(unit.ordinal not in known and unit.ordinal < previous.next_ordinal for unit in units)
     if not replaced and not late:
         return None
     sentence = f"built from scratch: {replaced:,} units hold other vectors than in release {previous.release}"

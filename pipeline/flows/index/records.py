@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.flows.rows import PlacedUnit
 from pipeline.index.build.index_shape import IndexPlan
 from pipeline.index.measure.metrics import IndexMetrics
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.files.base import Store
 from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import put_by_content
 from pipeline.store.releases.manifest import IndexFiles, IndexPart, PartLayout
@@ -24,7 +24,7 @@ class Shard(Stored):
     """Units that one worker adds to an index of its own, in this order."""
 
     number: int
-    units: tuple[PlacedUnit, ...]
+    units: tuple[VectorUnit, ...]
 
 
 class TrainedIndex(Stored):

@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.flows.index.build import live_units
 from pipeline.flows.index.measure_tasks import ScanTruth, scan_truth
 from pipeline.flows.index.records import load_queries, load_truth
-from pipeline.flows.rows import LiveRows, placed_units
+from pipeline.flows.rows import LiveRows, units_by_ordinal
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.store.files.base import Store
@@ -48,7 +48,7 @@ class StoredTruth:
 def scan_release(run: Run, manifest: ReleaseManifest, queries: FileRef) -> StoredTruth:
     """Find the exact neighbours of stored queries among all live rows of a release."""
     source = LiveRows(run.store, manifest.space_id, run.job.corpus.id, manifest.dead)
-    units, _ = live_units(run.workers, source, placed_units(manifest))
+    units, _ = live_units(run.workers, source, units_by_ordinal(manifest))
     task = ScanTruth(source, load_affine(run.store, manifest), queries)
     scanned = scan_truth(run, task, units, manifest.index.dim)
     unusable = sum(each.unusable for each in scanned)

@@ -14,13 +14,14 @@ from pipeline.flows.index.records import (
     load_queries,
     store_queries,
 )
-from pipeline.flows.rows import LiveRows, PlacedUnit
+from pipeline.flows.rows import LiveRows
 from pipeline.flows.workers.tasks import PlainTask, progress
 from pipeline.flows.workers.worker_encoder import gpu_assigned
 from pipeline.index.build.index_shape import IndexPlan
 from pipeline.settings import GateSettings, IndexSettings
 from pipeline.stats.tensors import pack
 from pipeline.store.files.base import Store
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.write_once import load_or_make, put_by_content
 from pipeline.transforms import Affine, Transform
@@ -69,17 +70,17 @@ def affine_of(transform: Transform | None) -> Affine | None:
 
 
 @dataclass(frozen=True)
-class CountLive(PlainTask[tuple[PlacedUnit, ...], tuple[int, ...]]):
+class CountLive(PlainTask[tuple[VectorUnit, ...], tuple[int, ...]]):
     """Count the live rows of each unit."""
 
     source: LiveRows
 
-    def work(self, units: tuple[PlacedUnit, ...]) -> tuple[int, ...]:
+    def work(self, units: tuple[VectorUnit, ...]) -> tuple[int, ...]:
         return self.source.counts(units)
 
 
 @dataclass(frozen=True)
-class Train(PlainTask[tuple[PlacedUnit, ...], TrainedIndex]):
+class Train(PlainTask[tuple[VectorUnit, ...], TrainedIndex]):
     """Sample queries and training rows over all units, and train the empty index; on a GPU, if it has one.
 
     The first stored result is used by all nights that train the same index, although machines may round
@@ -90,12 +91,12 @@ class Train(PlainTask[tuple[PlacedUnit, ...], TrainedIndex]):
     threads: int
     """threads of faiss; its rounding depends on their number"""
 
-    def work(self, units: tuple[PlacedUnit, ...]) -> TrainedIndex:
+    def work(self, units: tuple[VectorUnit, ...]) -> TrainedIndex:
         return load_or_make(
             self.build.store, f"{self.build.work}/trained.json", TrainedIndex, lambda: self._train(units)
         )
 
-    def _train(self, units: tuple[PlacedUnit, ...]) -> TrainedIndex:
+    def _train(self, units: tuple[VectorUnit, ...]) -> TrainedIndex:
         from pipeline.index.build.build import train, write_index
         from pipeline.index.gpu import sees_gpus
         from pipeline.index.threads import faiss_threads
@@ -112,7 +113,7 @@ class Train(PlainTask[tuple[PlacedUnit, ...], TrainedIndex]):
             return TrainedIndex(index=reference, queries=sample_queries(build, units, scratch))
 
 
-def sample_queries(build: Build, units: tuple[PlacedUnit, ...], scratch: Path) -> FileRef:
+def sample_queries(build: Build, units: tuple[VectorUnit, ...], scratch: Path) -> FileRef:
     """Sample rows over all units as queries. One in twenty is a dead row, if there are enough dead rows.
 
     Returns:
@@ -127,7 +128,7 @@ def sample_queries(build: Build, units: tuple[PlacedUnit, ...], scratch: Path) -
 
 
 def _sample_dead_queries(
-    build: Build, units: tuple[PlacedUnit, ...], count: int
+    build: Build, units: tuple[VectorUnit, ...], count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (addresses, raw vectors) of at most `count` dead rows.
 

@@ -7,22 +7,19 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
-from pipeline.flows.encode.unit import record_path
 from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.night.key_facts import DISTINCT_TEXTS
 from pipeline.flows.night.previous_release import PreviousRelease
-from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import Decision
 from pipeline.log import packages
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.settings import Job
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.dead import DeadRows
-from pipeline.store.records.release_units import ReleaseUnit, store_units
+from pipeline.store.records.release_units import VectorUnit, store_units
 from pipeline.store.records.sealed_json import FileRef
-from pipeline.store.records.units import EMPTIED, LEFT_OUT, Corpus, StageRecord, UnitRecord, sum_counts
+from pipeline.store.records.units import EMPTIED, LEFT_OUT, Corpus, StageRecord, sum_counts
 from pipeline.store.releases.manifest import Choice, EncoderFiles, ReleaseManifest
 from pipeline.text.ingest.corpus_record import record_path as corpus_path
 from pipeline.text.tokens.coverage import token_counts
@@ -72,19 +69,19 @@ class Candidate:
 class LiveUnits:
     """The units of a candidate, in the order of the corpus, and their dead rows."""
 
-    placed: tuple[PlacedUnit, ...]
+    units: tuple[VectorUnit, ...]
     dead: DeadRows
 
-    def rows_of(self, placed: PlacedUnit) -> int:
+    def rows_of(self, unit: VectorUnit) -> int:
         """Return the number of the unit's live rows with a vector."""
-        dropped = np.asarray(placed.unit.dropped, dtype=np.int64)
-        dead = np.setdiff1d(self.dead.rows_of(placed.ordinal), dropped, assume_unique=True)
-        return placed.unit.rows - len(dead)
+        dropped = np.asarray(unit.dropped, dtype=np.int64)
+        dead = np.setdiff1d(self.dead.rows_of(unit.ordinal), dropped, assume_unique=True)
+        return unit.rows - len(dead)
 
     @property
     def rows(self) -> int:
         """Number of live rows with a vector."""
-        return sum(map(self.rows_of, self.placed))
+        return sum(map(self.rows_of, self.units))
 
     def numerics(self) -> dict[str, int]:
         """Count live rows by the numerics of their vectors.
@@ -92,16 +89,16 @@ class LiveUnits:
         Dead rows are subtracted from the rows that were encoded for their unit, not from copied ones.
         """
         counts: Counter[str] = Counter()
-        for placed in self.placed:
-            copied = placed.unit.copied
+        for unit in self.units:
+            copied = unit.copied
             counts.update(copied)
-            counts[placed.unit.numerics_id or ""] += self.rows_of(placed) - sum(copied.values())
+            counts[unit.numerics_id] += self.rows_of(unit) - sum(copied.values())
         return {name: count for name, count in counts.items() if count > 0}
 
     def count_quarantined(self, store: Store) -> dict[str, int]:
         """Count the live rows that have no vector, by `quarantined_<reason>`."""
 
-        def count(unit_and_rows: tuple[UnitRecord, np.ndarray]) -> Counter[str]:
+        def count(unit_and_rows: tuple[VectorUnit, np.ndarray]) -> Counter[str]:
             unit, rows = unit_and_rows
             if unit.quarantine is None:
                 return Counter()
@@ -110,9 +107,9 @@ class LiveUnits:
             return Counter(f"quarantined_{by_row[row]}" for row in rows.tolist())
 
         quarantined = [
-            (placed.unit, rows)
-            for placed in self.placed
-            if len(rows := np.setdiff1d(placed.unit.dropped, self.dead.rows_of(placed.ordinal)))
+            (unit, rows)
+            for unit in self.units
+            if len(rows := np.setdiff1d(unit.dropped, self.dead.rows_of(unit.ordinal)))
         ]
         return dict(sorted(sum_counts(in_threads(count, quarantined)).items()))
 
@@ -135,7 +132,7 @@ def make_manifest(run: Run, previous: PreviousRelease, parts: CandidateParts) ->
     content = corpus.to_json()
     return ReleaseManifest(
         parent=previous.release.release if previous.release else None,
-        space_id=parts.live.placed[0].unit.space_id or "",
+        space_id=parts.live.units[0].space_id,
         transform_id=decision.transform.transform_id if decision.transform else None,
         transform=decision.ref if decision.used else None,
         whitening=decision.whitened(),
@@ -145,10 +142,8 @@ def make_manifest(run: Run, previous: PreviousRelease, parts: CandidateParts) ->
         units=store_units(
             run.store,
             [
-                _release_unit(placed, corpus_unit, live_moments, run.job)
-                for placed, corpus_unit, live_moments in zip(
-                    parts.live.placed, corpus.units, decision.unit_moments, strict=True
-                )
+                unit.model_copy(update={"live_moments": live_moments})
+                for unit, live_moments in zip(parts.live.units, decision.unit_moments, strict=True)
             ],
         ),
         next_ordinal=max(corpus.next_ordinal, previous.next_ordinal),
@@ -165,28 +160,6 @@ def make_manifest(run: Run, previous: PreviousRelease, parts: CandidateParts) ->
     )
 
 
-def _release_unit(
-    placed: PlacedUnit, corpus_unit: UnitRecord, live_moments: FileRef | None, job: Job
-) -> ReleaseUnit:
-    unit = placed.unit
-    space_id = unit.space_id or ""
-    return ReleaseUnit(
-        ordinal=placed.ordinal,
-        **dict(unit.file),
-        space_id=space_id,
-        numerics_id=unit.numerics_id or "",
-        copied=unit.copied,
-        corpus=corpus_unit.file,
-        dropped=unit.dropped,
-        moments=unit.moments,
-        live_moments=live_moments,
-        sample=unit.sample,
-        record=record_path(space_id, corpus_unit, job.encode, job.corpus.id),
-        quarantine=unit.quarantine,
-        counts=unit.counts,
-    )
-
-
 def count_rows(corpus: Corpus, live: LiveUnits, previous: PreviousRelease, store: Store) -> dict[str, int]:
     """Count the rows of the night: total = live rows + quarantined rows.
 
@@ -198,7 +171,7 @@ def count_rows(corpus: Corpus, live: LiveUnits, previous: PreviousRelease, store
     (tokens that are not special) are counted in tonight's units, script_... in all units.
     """
     previous_paths = {unit.path for unit in previous.release.units} if previous.release else set()
-    new_units = [placed.unit for placed in live.placed if placed.unit.path not in previous_paths]
+    new_units = [unit for unit in live.units if unit.path not in previous_paths]
     encoded = sum(unit.rows - sum(unit.copied.values()) for unit in new_units)
     tonight = sum_counts(unit.counts for unit in new_units)
     quarantined = live.count_quarantined(store)
@@ -218,9 +191,7 @@ def count_rows(corpus: Corpus, live: LiveUnits, previous: PreviousRelease, store
         documents, chunks = corpus.counts["good"], corpus.counts["chunks"]
         counts |= {"documents_read": counts["total"], "documents": documents, "chunks": chunks}
         counts["total"] += chunks - documents
-    counts |= token_counts(
-        [placed.unit.counts for placed in live.placed], [unit.counts for unit in new_units]
-    )
+    counts |= token_counts([unit.counts for unit in live.units], [unit.counts for unit in new_units])
     return counts | {
         name: count
         for name, count in sum_counts((corpus.counts, quarantined)).items()

@@ -1,7 +1,7 @@
 """Run a night: read, encode, transform, index, check the gates, publish. Unchanged parts are reused."""
 
 from pipeline.flows.corpus import harvest_corpus, open_releases
-from pipeline.flows.encode.encode import encode
+from pipeline.flows.encode.encode import encode, vector_units
 from pipeline.flows.encode.encoder_copy import encoder_copy_path, keep_encoder
 from pipeline.flows.index.build import IndexInput
 from pipeline.flows.night.candidate import Candidate, CandidateParts, LiveUnits, make_manifest
@@ -32,7 +32,7 @@ from pipeline.flows.night.steps import (
     extend_or_build,
     ingest_corpus,
 )
-from pipeline.flows.rows import LiveRows, place_units
+from pipeline.flows.rows import LiveRows
 from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import decide_transform
 from pipeline.flows.workers import metrics
@@ -104,7 +104,7 @@ def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus, distinc
     job, store, folder = run.job, run.store, open_folder(run.job.encoder)
     encoder = keep_encoder(folder, store)
     vectors, stats = encode(run, corpus, previous.release)
-    units = place_units(corpus, vectors)
+    units = vector_units(job, corpus, vectors)
     rows = LiveRows(store, folder.space_id, job.corpus.id, corpus.dead)
     decision = decide_transform(run, rows, corpus, units, previous.release)
     index_input = IndexInput(units, corpus.dead, decision.transform, folder.dim)

@@ -8,13 +8,13 @@ import pyarrow as pa
 
 from pipeline.flows.corpus import harvest_corpus, open_releases
 from pipeline.flows.encode.count_tokens import count_tokens, without_counts
-from pipeline.flows.encode.encode import encode
+from pipeline.flows.encode.encode import encode, vector_units
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.night.key_facts import read_keys
 from pipeline.flows.night.nightly import build_candidate
 from pipeline.flows.night.previous_release import PreviousRelease, load_previous
 from pipeline.flows.night.steps import check_index_and_transform, check_root, ingest_corpus
-from pipeline.flows.rows import LiveRows, place_units
+from pipeline.flows.rows import LiveRows
 from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import Decision, check_dev, decide_transform
 from pipeline.flows.transform.train_flow import check_flow
@@ -80,7 +80,7 @@ def fit_corpus_transform(job: Job, stages: Stages, *, verbose: bool = False) -> 
     with _started(job, stages, verbose) as (run, previous, corpus):
         vectors, _ = encode(run, corpus, previous.release)
         source = LiveRows(run.store, open_folder(job.encoder).space_id, job.corpus.id, corpus.dead)
-        decision = decide_transform(run, source, corpus, place_units(corpus, vectors), previous.release)
+        decision = decide_transform(run, source, corpus, vector_units(job, corpus, vectors), previous.release)
         if job.whiten.write_vectors and decision.fitted:
             written = write_whitened(run, vectors, decision.fitted)
     return TransformedCorpus(run.store, decision, written)

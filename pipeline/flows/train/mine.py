@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
-from pipeline.flows.encode.encode import encode
+from pipeline.flows.encode.encode import encode, vector_units
 from pipeline.flows.evaluate.sentences import clean_sentences
 from pipeline.flows.index.build import IndexInput, build_index
-from pipeline.flows.rows import LiveRows, place_units
+from pipeline.flows.rows import LiveRows
 from pipeline.flows.run import Run
 from pipeline.flows.train.equal_texts import find_equal_texts, remove_equal_texts
 from pipeline.flows.train.mine_tasks import MineUnit, PairUnits
@@ -167,28 +167,28 @@ def _mine_pairs(run: Run, pairs: TrainingRows, folder: str) -> MiningResult:
     vectors, _ = encode(run, corpus)
     with run.stages("compare"):
         equal = find_equal_texts(run, tuple(zip(anchors, positives, strict=True)), f"{folder}/equal")
-    encoder, placed = open_folder(run.job.encoder), place_units(corpus, vectors)[:count]
+    encoder, units = open_folder(run.job.encoder), vector_units(run.job, corpus, vectors)
     task = MineUnit(
         LiveRows(run.store, encoder.space_id, run.job.corpus.id),
-        build_index(run, IndexInput(placed, equal.repeats, None, encoder.dim)),
+        build_index(run, IndexInput(units[:count], equal.repeats, None, encoder.dim)),
         equal.known,
         run.job.train.mine,
         run.job.train.seed,
         run.workers.encode_settings(EncodeSettings()).threads,
         folder,
     )
-    units = [
+    pair_units = [
         PairUnits(
             number=number,
             first=sum(unit.rows for unit in positives[:number]),
             anchors=anchors[number],
             positives=positives[number],
-            anchor_vectors=vectors.units[count + number],
-            positive_vectors=vectors.units[number],
+            anchor_vectors=units[count + number],
+            positive_vectors=units[number],
         )
         for number in range(count)
     ]
-    records = _search(run, task, units)
+    records = _search(run, task, pair_units)
     remove_equal_texts(run.store, f"{folder}/equal")
     return MiningResult(
         files=tuple(record.file for record in records), counts=sum_counts(record.counts for record in records)

@@ -10,11 +10,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.flows.index.records import BuiltIndex
-from pipeline.flows.rows import LiveRows, PlacedUnit, row_addresses
+from pipeline.flows.rows import LiveRows, row_addresses
 from pipeline.flows.train.equal_texts import KNOWN_SCHEMA
 from pipeline.flows.workers.tasks import progress
 from pipeline.settings.mining import MineSettings
 from pipeline.store.files.base import sha256_of
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.units import CorpusUnit, UnitRecord
 from pipeline.store.records.write_once import load_or_make
@@ -41,8 +42,8 @@ class PairUnits(Stored):
     """number of the first pair among all pairs"""
     anchors: CorpusUnit
     positives: CorpusUnit
-    anchor_vectors: UnitRecord
-    positive_vectors: UnitRecord
+    anchor_vectors: VectorUnit
+    positive_vectors: VectorUnit
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,8 @@ class MineUnit:
         from pipeline.index.search.negatives import pick_negatives, without_positives
         from pipeline.index.threads import faiss_threads
 
-        anchors = self._vectors(units.anchors, units.anchor_vectors)
-        positives = self._vectors(units.positives, units.positive_vectors)
+        anchors = self._vectors(units.anchor_vectors)
+        positives = self._vectors(units.positive_vectors)
         usable = np.asarray(anchors.any(axis=1) & positives.any(axis=1))
         cosines = np.einsum("nd,nd->n", anchors, positives)
         # Distinct anchors are numbered by codes; first_rows has the first pair of each.
@@ -173,14 +174,13 @@ class MineUnit:
         order = np.argsort(codes, kind="stable")
         return np.split(addresses[order], np.searchsorted(codes[order], np.arange(1, len(anchors))))
 
-    def _vectors(self, unit: CorpusUnit, record: UnitRecord) -> np.ndarray:
+    def _vectors(self, unit: VectorUnit) -> np.ndarray:
         """Return (n, d) float32 vectors of length one, row for row; zero for a text without a vector."""
         from pipeline.index.measure.truth import to_index_space
 
-        placed = PlacedUnit(ordinal=unit.ordinal, unit=record)
-        column = self.source.open(placed).read(columns=["vector"])["vector"]
-        vectors = np.zeros((unit.rows, column.type.list_size), np.float32)
-        vectors[row_of(row_addresses(placed))] = vector_matrix(column)
+        column = self.source.open(unit).read(columns=["vector"])["vector"]
+        vectors = np.zeros((unit.rows + len(unit.dropped), column.type.list_size), np.float32)
+        vectors[row_of(row_addresses(unit))] = vector_matrix(column)
         return to_index_space(vectors, None)
 
 

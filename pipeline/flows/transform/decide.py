@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
 from pipeline.flows.encode.trial_encode import SampleTexts, encode_texts, sample_texts
-from pipeline.flows.rows import LiveRows, PlacedUnit
+from pipeline.flows.rows import LiveRows
 from pipeline.flows.run import Run
 from pipeline.flows.transform.moments import held_out_moments, live_moments
 from pipeline.flows.transform.write import store_transform
@@ -20,6 +20,7 @@ from pipeline.settings import FlowSettings, WhitenSettings
 from pipeline.stats.drift import drift
 from pipeline.stats.moments import Moments
 from pipeline.store.files.open_store import store_of
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.units import Corpus
 from pipeline.store.records.write_once import store_by_content
@@ -180,7 +181,7 @@ def decide_transform(
     run: Run,
     source: LiveRows,
     corpus: Corpus,
-    units: tuple[PlacedUnit, ...],
+    units: tuple[VectorUnit, ...],
     previous: ReleaseManifest | None = None,
 ) -> Decision:
     """Keep the previous release's decision while its fit describes the vectors, else decide by `whiten.mode`.
@@ -240,7 +241,7 @@ class _Decider:
     run: Run
     source: LiveRows
     corpus: Corpus
-    units: tuple[PlacedUnit, ...]
+    units: tuple[VectorUnit, ...]
     raw: Decision
     """the "no transform" decision; the caller fills in the reason"""
     bar: RunningStage

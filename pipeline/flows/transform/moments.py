@@ -13,12 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.flows.rows import LiveRows, PlacedUnit, row_addresses
+from pipeline.flows.rows import LiveRows, row_addresses
 from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.stats.moments import MAX_REMOVED, MERGE_GROUP, Moments, merge_tree
 from pipeline.store.files.base import in_threads
 from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.write_once import store_by_content
 from pipeline.store.releases.manifest import ReleaseManifest
@@ -38,7 +39,7 @@ _READERS = 4  # units read concurrently: 200 MB at d = 384
 class UnitToMerge(NamedTuple):
     """A unit whose moments are merged."""
 
-    placed: PlacedUnit
+    unit: VectorUnit
     known: FileRef | None
     """file of the moments of its live rows in the previous release; None if that release has no such file"""
 
@@ -54,7 +55,7 @@ class MergedMoments(NamedTuple):
 
 
 def live_moments(
-    run: Run, source: LiveRows, units: Sequence[PlacedUnit], previous: ReleaseManifest | None = None
+    run: Run, source: LiveRows, units: Sequence[VectorUnit], previous: ReleaseManifest | None = None
 ) -> tuple[Moments, tuple[FileRef | None, ...]]:
     """Compute the moments of the live rows of `units`, with the same bits on any cluster.
 
@@ -68,7 +69,7 @@ def live_moments(
         DataError: there are no rows.
     """
     known = {unit.ordinal: unit.live_moments for unit in previous.units} if previous else {}
-    items = [UnitToMerge(placed, known.get(placed.ordinal)) for placed in units]
+    items = [UnitToMerge(unit, known.get(unit.ordinal)) for unit in units]
     groups = [tuple(items[start : start + MERGE_GROUP]) for start in range(0, len(items), MERGE_GROUP)]
     task = MergeMoments(source)
     if len(groups) == 1:  # about two million rows: their dead rows are read faster than a worker starts
@@ -79,7 +80,7 @@ def live_moments(
     return moments, tuple(file for result in results for file in result.live)
 
 
-def held_out_moments(run: Run, source: LiveRows, units: tuple[PlacedUnit, ...], rows: int) -> Moments:
+def held_out_moments(run: Run, source: LiveRows, units: tuple[VectorUnit, ...], rows: int) -> Moments:
     """Return the moments of a sample of at most a fifth of the live rows, to hold out.
 
     Args:
@@ -119,13 +120,13 @@ def _stem(source: LiveRows, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class HeldOutMoments(PlainTask[tuple[PlacedUnit, ...], FileRef]):
+class HeldOutMoments(PlainTask[tuple[VectorUnit, ...], FileRef]):
     """Compute and store the moments of `count` live rows, sampled by hash of id."""
 
     source: LiveRows
     count: int
 
-    def work(self, units: tuple[PlacedUnit, ...]) -> FileRef:
+    def work(self, units: tuple[VectorUnit, ...]) -> FileRef:
         return _store(self.source, Moments.of(self.source.sample(units, self.count, "held out")[1]), "held")
 
 
@@ -152,13 +153,11 @@ class MergeMoments(PlainTask[tuple[UnitToMerge, ...], MergedMoments]):
         dead = DeadRows(self.source.store, self.source.dead)
         for start in range(0, len(units), _READERS):
             group = units[start : start + _READERS]
-            masks = [
-                np.isin(row_of(row_addresses(placed)), dead.rows_of(placed.ordinal)) for placed, _ in group
-            ]
+            masks = [np.isin(row_of(row_addresses(unit)), dead.rows_of(unit.ordinal)) for unit, _ in group]
             items = zip(group, masks, strict=True)
             yield from in_threads(lambda item: self._of_unit(*item), items, _READERS)
 
-    def _of_unit(self, unit: UnitToMerge, is_dead: np.ndarray) -> "_UnitMoments":
+    def _of_unit(self, item: UnitToMerge, is_dead: np.ndarray) -> "_UnitMoments":
         """Return the moments of a unit's live rows.
 
         Args:
@@ -167,33 +166,33 @@ class MergeMoments(PlainTask[tuple[UnitToMerge, ...], MergedMoments]):
         if is_dead.all():
             return _UnitMoments(None, None)
         if not is_dead.any():
-            return _UnitMoments(_load(self.source, _own_moments(unit.placed)), None)
-        return self._without_dead(unit, is_dead)
+            return _UnitMoments(_load(self.source, _own_moments(item.unit)), None)
+        return self._without_dead(item, is_dead)
 
-    def _without_dead(self, unit: UnitToMerge, is_dead: np.ndarray) -> "_UnitMoments":
+    def _without_dead(self, item: UnitToMerge, is_dead: np.ndarray) -> "_UnitMoments":
         """Load the moments from the previous release if the dead rows were the same, else compute them."""
-        placed, known = unit
+        unit, known = item
         dead_digest = sha256(np.flatnonzero(is_dead).astype("<i8").tobytes()).hexdigest()
-        name = f"{placed.unit.sha256[:24]}-without-{dead_digest[:24]}"
+        name = f"{unit.sha256[:24]}-without-{dead_digest[:24]}"
         if known is not None and known.path.startswith(f"{_stem(self.source, name)}-"):
             try:
                 return _UnitMoments(_load(self.source, known), known)
             except FileNotFoundError:  # computed again, and stored under the same name
                 pass
-        own = _own_moments(placed)
-        moments = self._compute(placed, _load(self.source, own), is_dead)
-        worthwhile = placed.unit.bytes >= _MIN_RATIO * own.bytes
+        own = _own_moments(unit)
+        moments = self._compute(unit, _load(self.source, own), is_dead)
+        worthwhile = unit.bytes >= _MIN_RATIO * own.bytes
         return _UnitMoments(moments, _store(self.source, moments, name) if worthwhile else None)
 
-    def _compute(self, placed: PlacedUnit, own: Moments, is_dead: np.ndarray) -> Moments:
+    def _compute(self, unit: VectorUnit, own: Moments, is_dead: np.ndarray) -> Moments:
         """Compute the moments of the live rows, by reading either the dead or the live rows.
 
         Args:
             own: moments of all the unit's vectors.
         """
         if is_dead.sum() <= MAX_REMOVED * len(is_dead):
-            return own.without(Moments.of(vectors_at(self.source.open(placed), np.flatnonzero(is_dead))))
-        return merge_tree(Moments.of(vectors) for _, vectors in self.source.batches([placed]))
+            return own.without(Moments.of(vectors_at(self.source.open(unit), np.flatnonzero(is_dead))))
+        return merge_tree(Moments.of(vectors) for _, vectors in self.source.batches([unit]))
 
 
 class _UnitMoments(NamedTuple):
@@ -205,13 +204,13 @@ class _UnitMoments(NamedTuple):
     """the entry of `MergedMoments.live`"""
 
 
-def _own_moments(placed: PlacedUnit) -> FileRef:
+def _own_moments(unit: VectorUnit) -> FileRef:
     """Return the file of the moments of all the unit's vectors."""
-    if placed.unit.moments is None:
+    if unit.moments is None:
         raise DataError(
-            placed.unit.path,
+            unit.path,
             "a record that names the unit's moments",
             "none",
             "delete the unit's record, and it is encoded again",
         )
-    return placed.unit.moments
+    return unit.moments

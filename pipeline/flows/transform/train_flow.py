@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.config import digest_of
 from pipeline.device import resolve
 from pipeline.errors import DataError
-from pipeline.flows.rows import LiveRows, PlacedUnit, is_live, row_addresses
+from pipeline.flows.rows import LiveRows, is_live, row_addresses
 from pipeline.flows.transform.write import store_transform
 from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.tasks import PlainTask, Pool, progress
@@ -20,6 +20,7 @@ from pipeline.log import RunningStage, announce
 from pipeline.settings import FlowSettings, WhitenSettings
 from pipeline.stats.tensors import unpack
 from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import load_or_make
 from pipeline.store.rows.schema import vectors_at
@@ -51,7 +52,7 @@ class RowOrder:
     """
 
     def __init__(
-        self, source: LiveRows, units: Sequence[PlacedUnit], left_out: np.ndarray, batch_rows: int, seed: int
+        self, source: LiveRows, units: Sequence[VectorUnit], left_out: np.ndarray, batch_rows: int, seed: int
     ) -> None:
         self._source, self._seed = source, seed
         self._left_out, self._dead = np.sort(left_out), DeadRows(source.store, source.dead)
@@ -94,10 +95,10 @@ class RowOrder:
                 yield np.concatenate([prepare(self._read(*piece)) for piece in pieces])[order[skip:]]
             skip = max(0, skip - size)
 
-    def _read(self, unit: PlacedUnit, rows: slice) -> np.ndarray:
+    def _read(self, unit: VectorUnit, rows: slice) -> np.ndarray:
         return vectors_at(self._source.open(unit), self._rows(unit)[rows])
 
-    def _rows(self, unit: PlacedUnit) -> np.ndarray:
+    def _rows(self, unit: VectorUnit) -> np.ndarray:
         """Return the rows of the unit's file that are trained on, ascending."""
         return np.flatnonzero(is_live(unit, self._dead) & ~np.isin(row_addresses(unit), self._left_out))
 
@@ -126,7 +127,7 @@ class FlowTraining:
 
     source: LiveRows
     """reader of the live rows"""
-    units: tuple[PlacedUnit, ...]
+    units: tuple[VectorUnit, ...]
     """units of the live rows"""
     settings: FlowSettings
     """settings of the flow"""
@@ -141,7 +142,7 @@ class FlowTraining:
 
         On machines of one kind, trainings with one id give equal flows, also with other checkpoint_steps.
         """
-        units = [[placed.ordinal, placed.unit.sha256] for placed in self.units]
+        units = [[unit.ordinal, unit.sha256] for unit in self.units]
         dead = self.source.dead and self.source.dead.sha256
         before = self.before and self.before.transform_id
         dev = self.dev and [

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
 from pipeline.store.files.base import Store, in_threads
-from pipeline.store.records.release_units import ReleaseUnit
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.rows.address import ordinal_of, row_of
 from pipeline.store.rows.arrays import arrow_of, strings_of
 
@@ -28,11 +28,11 @@ class Texts:
     A remote unit is copied to this machine once, checked, and cached. Threads may share an object.
     """
 
-    def __init__(self, store: Store, units: Sequence[ReleaseUnit], verify: bool = True) -> None:
+    def __init__(self, store: Store, units: Sequence[VectorUnit], verify: bool = True) -> None:
         self._store, self._units, self._verify = store, units, verify
 
     @cached_property
-    def _by_ordinal(self) -> dict[int, ReleaseUnit]:
+    def _by_ordinal(self) -> dict[int, VectorUnit]:
         return {unit.ordinal: unit for unit in self._units}
 
     def take(self, addresses: np.ndarray) -> pa.Array:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
 from pipeline.store.files.base import Store, in_threads
-from pipeline.store.records.release_units import ReleaseUnit
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.rows.address import ordinal_of, row_of
 from pipeline.store.rows.schema import check_space, vectors_at
 
@@ -20,11 +20,11 @@ MAX_READ_BYTES = 256 << 20
 class UnitVectors:
     """A table from addresses to raw vectors. Threads may share an object."""
 
-    def __init__(self, store: Store, units: Sequence[ReleaseUnit], verify: bool = True) -> None:
+    def __init__(self, store: Store, units: Sequence[VectorUnit], verify: bool = True) -> None:
         self._store, self._units, self._verify = store, units, verify
 
     @cached_property
-    def _by_ordinal(self) -> dict[int, ReleaseUnit]:
+    def _by_ordinal(self) -> dict[int, VectorUnit]:
         return {unit.ordinal: unit for unit in self._units}
 
     def read_bytes(self, addresses: np.ndarray) -> int | None:
@@ -46,7 +46,7 @@ class UnitVectors:
             )
         )
 
-    def _read_unit(self, unit: ReleaseUnit, rows: np.ndarray) -> np.ndarray:
+    def _read_unit(self, unit: VectorUnit, rows: np.ndarray) -> np.ndarray:
         where, remedy = self._store.uri_of(unit.path), "restore the unit, or roll back"
         try:
             file = pq.ParquetFile(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice, pairwise
-from typing import Annotated, Any, overload
+from typing import Annotated, Any, Self, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +19,7 @@ from pydantic import (
 from pipeline.errors import DataError
 from pipeline.store.files.base import Store
 from pipeline.store.records.sealed_json import FileRef, Stored
-from pipeline.store.records.units import UnitRecord
+from pipeline.store.records.units import CorpusUnit, UnitRecord
 from pipeline.store.records.write_once import put_by_content
 from pipeline.store.rows.arrays import one_chunk
 
@@ -29,10 +29,11 @@ _GROUP_UNITS = 10_000  # units in one row group, converted together
 _FOLDER = "units/tables/"
 
 
-class ReleaseUnit(Stored):
-    """One unit of vectors in a release."""
+class VectorUnit(Stored):
+    """One unit of vectors in a release or a candidate."""
 
     ordinal: int
+    """number of the unit, which gives each of its rows an address"""
     path: str
     rows: int
     """dead rows included"""
@@ -57,7 +58,17 @@ class ReleaseUnit(Stored):
     quarantine: FileRef | None = None
     """rows whose vector was unusable"""
     counts: dict[str, int] = {}
-    """counts of its record, by name; only in a table of units"""
+    """counts of its record, by name; not in manifests that list their units"""
+
+    @classmethod
+    def of(cls, texts: CorpusUnit, vectors: UnitRecord, record: str) -> Self:
+        """Return the unit of the vectors of a corpus unit.
+
+        Args:
+            record: path of the record of the vectors.
+        """
+        shared = {name: value for name, value in vectors if name in cls.model_fields}
+        return cls(ordinal=texts.ordinal, corpus=texts.file, record=record, **shared)
 
     @model_serializer(mode="wrap")
     def _without_missing_counts(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -76,19 +87,9 @@ class ReleaseUnit(Stored):
         """Return the record of the unit's vectors; None if its counts are not known."""
         if not self.counts:
             return None
-        return UnitRecord(
-            name=f"vectors/{self.space_id[:16]}/{self.corpus.sha256[:24]}",
-            **dict(self.file),
-            counts=self.counts,
-            space_id=self.space_id,
-            numerics_id=self.numerics_id,
-            copied=self.copied,
-            source=self.corpus.sha256,
-            dropped=self.dropped,
-            moments=self.moments,
-            quarantine=self.quarantine,
-            sample=self.sample,
-        )
+        name = f"vectors/{self.space_id[:16]}/{self.corpus.sha256[:24]}"
+        shared = {field: value for field, value in self if field in UnitRecord.model_fields}
+        return UnitRecord(name=name, source=self.corpus.sha256, **shared)
 
     def references(self) -> Iterator[FileRef]:
         """Yield the unit's files. The reference to its record has neither size nor sha256."""
@@ -128,13 +129,13 @@ _SCHEMA = pa.schema(
 )
 
 
-class UnitTable(Sequence[ReleaseUnit]):
+class UnitTable(Sequence[VectorUnit]):
     """The units of a release in a Parquet file with one row per unit, which is read at the first use.
 
     Tables are equal if their files are equal. A pickled table is read again where it is used.
     """
 
-    def __init__(self, store: Store, file: FileRef, units: tuple[ReleaseUnit, ...] | None = None) -> None:
+    def __init__(self, store: Store, file: FileRef, units: tuple[VectorUnit, ...] | None = None) -> None:
         """Refer to a stored table.
 
         Args:
@@ -159,18 +160,18 @@ class UnitTable(Sequence[ReleaseUnit]):
     def __len__(self) -> int:
         return self.file.rows
 
-    def __iter__(self) -> Iterator[ReleaseUnit]:
+    def __iter__(self) -> Iterator[VectorUnit]:
         return iter(self._units)
 
     @overload
-    def __getitem__(self, index: int) -> ReleaseUnit: ...
+    def __getitem__(self, index: int) -> VectorUnit: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[ReleaseUnit]: ...
-    def __getitem__(self, index: int | slice) -> ReleaseUnit | Sequence[ReleaseUnit]:
+    def __getitem__(self, index: slice) -> Sequence[VectorUnit]: ...
+    def __getitem__(self, index: int | slice) -> VectorUnit | Sequence[VectorUnit]:
         return self._units[index]
 
     def references(self) -> Iterator[FileRef]:
-        """Yield the files of all units, without making `ReleaseUnit` objects.
+        """Yield the files of all units, without making `VectorUnit` objects.
 
         Raises:
             DataError: the table is missing, or was changed.
@@ -199,7 +200,7 @@ class UnitTable(Sequence[ReleaseUnit]):
         return self.file.is_complete(self._store)
 
     @cached_property
-    def _units(self) -> tuple[ReleaseUnit, ...]:
+    def _units(self) -> tuple[VectorUnit, ...]:
         """The content of the file."""
         return tuple(unit for group in self._groups() for unit in _units_of(group))
 
@@ -222,13 +223,13 @@ class UnitTable(Sequence[ReleaseUnit]):
         yield from map(file.read_row_group, range(file.num_row_groups))
 
 
-def _units_of(group: pa.Table) -> Iterator[ReleaseUnit]:
+def _units_of(group: pa.Table) -> Iterator[VectorUnit]:
     """Yield the units of a row group."""
     # Maps are converted here, because pyarrow takes ten times as long.
     maps = [field.name for field in _SCHEMA if field.type == _COUNTS]
     rows = group.drop_columns(maps).to_pylist()
     for row, *counts in zip(rows, *(_dicts(group[name]) for name in maps), strict=True):
-        yield ReleaseUnit.model_validate(row | dict(zip(maps, counts, strict=True)))
+        yield VectorUnit.model_validate(row | dict(zip(maps, counts, strict=True)))
 
 
 def _dicts(column: pa.ChunkedArray) -> Iterator[dict[str, int]]:
@@ -239,7 +240,7 @@ def _dicts(column: pa.ChunkedArray) -> Iterator[dict[str, int]]:
         yield dict(zip(names[start:end], counts[start:end], strict=True))
 
 
-def store_units(store: Store, units: Sequence[ReleaseUnit]) -> Sequence[ReleaseUnit]:
+def store_units(store: Store, units: Sequence[VectorUnit]) -> Sequence[VectorUnit]:
     """Return the units as a manifest stores them: many as a table, which is written, a few as a tuple."""
     if len(units) <= MAX_LISTED:
         return tuple(unit.model_copy(update={"counts": {}}) for unit in units)
@@ -252,7 +253,7 @@ def store_units(store: Store, units: Sequence[ReleaseUnit]) -> Sequence[ReleaseU
         return UnitTable(store, put_by_content(store, local, _FOLDER, len(units)), tuple(units))
 
 
-def _parse(value: Any, parse: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Sequence[ReleaseUnit]:
+def _parse(value: Any, parse: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Sequence[VectorUnit]:
     """Return units as a tuple, and a stored reference to a table as this table."""
     if isinstance(value, UnitTable):
         return value
@@ -263,10 +264,10 @@ def _parse(value: Any, parse: ValidatorFunctionWrapHandler, info: ValidationInfo
     return tuple(parse(value))
 
 
-def _serialize(units: Sequence[ReleaseUnit], serialize: Callable[[Any], Any]) -> Any:
+def _serialize(units: Sequence[VectorUnit], serialize: Callable[[Any], Any]) -> Any:
     """Return the list of units, or the reference to their table."""
     return units.file.model_dump() if isinstance(units, UnitTable) else serialize(units)
 
 
-Units = Annotated[Sequence[ReleaseUnit], WrapValidator(_parse), WrapSerializer(_serialize)]
+Units = Annotated[Sequence[VectorUnit], WrapValidator(_parse), WrapSerializer(_serialize)]
 """Type of the field with the units of a release: a tuple, or a table that is read when it is used."""

@@ -10,12 +10,13 @@ import pytest
 from pipeline.errors import DataError
 from pipeline.flows.encode.samples import sample_unit
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.rows import LiveRows, PlacedUnit
+from pipeline.flows.rows import LiveRows
 from pipeline.flows.workers.interface import Workers
 from pipeline.index.build.sample import LEAST_SAMPLED_ROWS, SAMPLE_SIZES
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.files.open_store import open_store
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.units import UnitRecord
 from pipeline.store.releases.release import Releases
@@ -39,16 +40,16 @@ def chain(cluster: Workers, tmp_path: Path) -> Chain:
     return chain.add(300).add(6_000).kill(700, units=(1,)).kill(60, units=(2,))
 
 
-def with_sample(chain: Chain, placed: PlacedUnit) -> PlacedUnit:
-    file = pq.ParquetFile(placed.unit.file.open(chain.store))
-    sample = sample_unit(chain.store, file, f"{SPACE[:16]}/{placed.ordinal}")
-    return placed.model_copy(update={"unit": placed.unit.model_copy(update={"sample": sample})})
+def with_sample(chain: Chain, unit: VectorUnit) -> VectorUnit:
+    file = pq.ParquetFile(unit.file.open(chain.store))
+    sample = sample_unit(chain.store, file, f"{SPACE[:16]}/{unit.ordinal}")
+    return unit.model_copy(update={"sample": sample})
 
 
 def test_stored_samples_equal_samples_of_the_units(chain: Chain):
     source = LiveRows(chain.store, SPACE, "id", chain.dead_file())
-    sampled = [with_sample(chain, placed) for placed in chain.units]
-    assert [placed.unit.sample is not None for placed in sampled] == [True, True, False, True]
+    sampled = [with_sample(chain, unit) for unit in chain.units]
+    assert [unit.sample is not None for unit in sampled] == [True, True, False, True]
     sizes = [("train", 2_000), ("train", 9_000), ("queries", 150), ("queries", 900), ("held out", 120)]
     for salt, count in [*sizes, ("another", 30)]:
         for dead in (False, True):
@@ -63,9 +64,9 @@ def test_stored_samples_equal_samples_of_the_units(chain: Chain):
 
 def test_units_are_not_read_for_a_sample_that_is_stored(chain: Chain):
     source = LiveRows(chain.store, SPACE, "id", chain.dead_file())
-    sampled = [with_sample(chain, placed) for placed in chain.units if placed.ordinal != 2]
-    for placed in sampled:
-        chain.store.delete(placed.unit.path)
+    sampled = [with_sample(chain, unit) for unit in chain.units if unit.ordinal != 2]
+    for unit in sampled:
+        chain.store.delete(unit.path)
     for salt, size in SAMPLE_SIZES.items():
         assert len(source.sample(sampled, 2 * size, salt)[0]) == 2 * size
     with pytest.raises(DataError, match="no such file"):
@@ -73,11 +74,11 @@ def test_units_are_not_read_for_a_sample_that_is_stored(chain: Chain):
 
 
 def test_a_changed_sample_is_refused(chain: Chain):
-    source, placed = LiveRows(chain.store, SPACE, "id"), with_sample(chain, chain.units[0])
-    assert placed.unit.sample is not None
-    chain.store.write(placed.unit.sample.path, b"changed")
+    source, unit = LiveRows(chain.store, SPACE, "id"), with_sample(chain, chain.units[0])
+    assert unit.sample is not None
+    chain.store.write(unit.sample.path, b"changed")
     with pytest.raises(DataError, match="sha256"):
-        source.sample([placed], 10, "queries")
+        source.sample([unit], 10, "queries")
 
 
 def test_samples_are_made_once_for_units_of_earlier_versions(make_job: Callable[..., Job], tmp_path: Path):

@@ -14,7 +14,6 @@ from pipeline.config import load_settings
 from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.records import BuiltIndex, load_queries, load_truth
-from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.run import Run
 from pipeline.flows.workers.interface import Workers
 from pipeline.index.files.ids import Ids
@@ -25,9 +24,8 @@ from pipeline.settings import Job
 from pipeline.stats.moments import Moments
 from pipeline.store.files.open_store import open_store
 from pipeline.store.records.dead import Dead
-from pipeline.store.records.release_units import ReleaseUnit
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef
-from pipeline.store.records.units import UnitRecord
 from pipeline.store.records.write_once import store_by_content
 from pipeline.store.releases.manifest import Choice, EncoderFiles, ReleaseManifest
 from pipeline.store.releases.release import Releases
@@ -49,7 +47,7 @@ class Chain:
     seed: int = 0
     dim: int = DIM
     clusters: int = 12
-    units: list[PlacedUnit] = field(default_factory=list)
+    units: list[VectorUnit] = field(default_factory=list)
     vectors: dict[int, np.ndarray] = field(default_factory=dict)
     dead: list[int] = field(default_factory=list)
     before: ReleaseManifest | None = None
@@ -85,7 +83,7 @@ class Chain:
 
         The corpus unit has the dropped rows too.
         """
-        ordinal = max((placed.ordinal for placed in self.units), default=-1) + 1
+        ordinal = max((unit.ordinal for unit in self.units), default=-1) + 1
         clusters = self.rng.integers(0, self.clusters, rows) if centre is None else np.full(rows, centre)
         raw = (self.centres[clusters] + spread * self.rng.normal(size=(rows, self.dim)) + 0.3).astype(
             np.float32
@@ -106,20 +104,22 @@ class Chain:
         content = sink.getvalue().to_pybytes()
         path, digest = f"units/{ordinal:05d}.parquet", sha256(content).hexdigest()
         self.store.write(path, content)
-        record = UnitRecord(
-            name=str(ordinal),
+        unit = VectorUnit(
+            ordinal=ordinal,
             path=path,
             rows=rows,
             bytes=len(content),
             sha256=digest,
             space_id=self.space_id,
             numerics_id="n",
+            corpus=FileRef(path=path, sha256=digest),
+            record=path,
             dropped=tuple(dropped),
             moments=store_by_content(
                 self.store, Moments.of(raw).to_bytes(), f"moments/{ordinal}", ".safetensors", rows
             ),
         )
-        self.units.append(PlacedUnit(ordinal=ordinal, unit=record))
+        self.units.append(unit)
         self.vectors |= dict(zip(((ordinal << 32) | numbers).tolist(), raw, strict=True))
         return self
 
@@ -131,7 +131,7 @@ class Chain:
 
     def live(self) -> list[int]:
         """Return the addresses of live rows, ascending."""
-        ordinals, dead = {placed.ordinal for placed in self.units}, set(self.dead)
+        ordinals, dead = {unit.ordinal for unit in self.units}, set(self.dead)
         return [
             address for address in sorted(self.vectors) if address not in dead and address >> 32 in ordinals
         ]
@@ -211,28 +211,14 @@ class Chain:
             )
 
     def _manifest(self, built: BuiltIndex, dead: FileRef | None) -> ReleaseManifest:
-        units = tuple(
-            ReleaseUnit(
-                ordinal=placed.ordinal,
-                path=placed.unit.path,
-                rows=placed.unit.rows,
-                sha256=placed.unit.sha256,
-                space_id=self.space_id,
-                numerics_id="n",
-                corpus=FileRef(path=placed.unit.path, sha256=placed.unit.sha256),
-                dropped=placed.unit.dropped,
-                record=placed.unit.path,
-            )
-            for placed in self.units
-        )
         return ReleaseManifest(
             parent=self.before.release if self.before else None,
             space_id=self.space_id,
             numerics={"n": built.rows},
             rows=built.rows,
-            units=units,
+            units=tuple(self.units),
             dead=dead,
-            next_ordinal=max(unit.ordinal for unit in units) + 1,
+            next_ordinal=max(unit.ordinal for unit in self.units) + 1,
             tombstones=built.tombstones,
             index=built.index_files(),
             ids=built.ids,

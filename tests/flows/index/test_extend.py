@@ -49,7 +49,7 @@ def test_rows_are_added_and_removed_in_place(cluster: Workers, tmp_path: Path, k
         assert found["id"].to_pylist() == [
             f"u{address >> 32}-{address & 0xFFFFFFFF}" for address in chain.live()[:50]
         ]
-    chain.units = [placed for placed in chain.units if placed.ordinal != 2]  # all of its rows are dead
+    chain.units = [unit for unit in chain.units if unit.ordinal != 2]  # all of its rows are dead
     chain.night()
     chain.assert_sound()
 

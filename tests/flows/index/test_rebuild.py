@@ -7,7 +7,6 @@ import pytest
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.flows.index.build import IndexInput
 from pipeline.flows.index.extend import extend_index
-from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.local import LocalWorkers
@@ -54,7 +53,7 @@ def replace_a_unit(chain: Chain) -> None:
     """Replace the vectors of the first unit."""
     other = Chain(chain.root, chain.cluster, seed=5).add(300).units[0]
     chain.vectors |= Chain(chain.root, chain.cluster, seed=5).add(300).vectors
-    chain.units[0] = PlacedUnit(ordinal=0, unit=other.unit)
+    chain.units[0] = other
 
 
 @pytest.mark.parametrize(
@@ -91,9 +90,9 @@ def test_vectors_of_two_spaces_are_not_mixed_in_one_index(first: Chain, cluster:
     mixed = IndexInput((*chain.units, other.units[2]), None, None, DIM)
     with pytest.raises(SpaceMismatch, match=f"{'5' * 64}.*{'7' * 64}"):
         extend_index(chain.run(Stages()), mixed, chain.before)
-    foreign = other.units[2].unit
+    foreign = other.units[2]
     chain.store.write(foreign.path, other.store.read(foreign.path))
-    disguised = PlacedUnit(ordinal=2, unit=foreign.model_copy(update={"space_id": chain.space_id}))
+    disguised = foreign.model_copy(update={"space_id": chain.space_id})
     vectors = IndexInput((*chain.units, disguised), None, None, DIM)
     with pytest.raises(SpaceMismatch, match=f"{'5' * 64}.*{'7' * 64}"):
         extend_index(chain.run(Stages()), vectors, chain.before)
@@ -101,6 +100,6 @@ def test_vectors_of_two_spaces_are_not_mixed_in_one_index(first: Chain, cluster:
 
 def test_a_changed_unit_is_refused(first: Chain, tmp_path: Path):
     chain = first.copy(tmp_path / "root").add(50)
-    flip(chain, FileRef(path=chain.units[2].unit.path, sha256=""))
-    with pytest.raises(DataError, match=f"{chain.units[2].unit.path}: expected sha256"):
+    flip(chain, FileRef(path=chain.units[2].path, sha256=""))
+    with pytest.raises(DataError, match=f"{chain.units[2].path}: expected sha256"):
         chain.night()

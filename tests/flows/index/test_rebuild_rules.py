@@ -4,13 +4,11 @@ import pytest
 
 from pipeline.flows.index import rebuild_rules
 from pipeline.flows.index.rebuild_rules import KEPT, REBUILT
-from pipeline.flows.rows import PlacedUnit
 from pipeline.index.build.index_shape import plan_index
 from pipeline.index.measure.metrics import IndexMetrics, Latency, Proportion
 from pipeline.settings import GateSettings, IndexSettings, Job
-from pipeline.store.records.release_units import ReleaseUnit
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef
-from pipeline.store.records.units import UnitRecord
 from pipeline.store.releases.manifest import EncoderFiles, IndexFiles, ReleaseManifest
 
 FILE = FileRef(path="indexes/a.faiss", sha256="0" * 64, bytes=3 * 2**30)
@@ -27,7 +25,7 @@ INDEX = IndexFiles(
 def manifest(job: Job, **changed: object) -> ReleaseManifest:
     """Make a manifest of a release with two units."""
     units = tuple(
-        ReleaseUnit(
+        VectorUnit(
             ordinal=n,
             path=f"u{n}",
             rows=10,
@@ -204,10 +202,9 @@ def test_another_dimension_or_transform_causes_a_rebuild():
     [(0, "0" * 64, False), (2, "9" * 64, True), (3, "9" * 64, False), (1, "9" * 64, True)],
 )
 def test_a_changed_unit_at_a_used_ordinal_causes_a_rebuild(ordinal, sha256, fires):
-    placed = PlacedUnit(
-        ordinal=ordinal, unit=UnitRecord(name="u", path="u", rows=10, bytes=1, sha256=sha256, space_id="s")
-    )
-    assert (rebuild_rules.changed_units([placed], manifest(Job())) is not None) == fires
+    before = manifest(Job())
+    unit = before.units[0].model_copy(update={"ordinal": ordinal, "sha256": sha256})
+    assert (rebuild_rules.changed_units([unit], before) is not None) == fires
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pipeline.flows.encode.trial_encode import SampleTexts
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.previous_release import load_previous
 from pipeline.flows.night.publish import NightOutcome
-from pipeline.flows.rows import LiveRows, placed_units
+from pipeline.flows.rows import LiveRows, units_by_ordinal
 from pipeline.flows.transform.decide import check_dev
 from pipeline.flows.transform.moments import HeldOutMoments
 from pipeline.index.search.search import open_release
@@ -159,12 +159,12 @@ def test_held_out_rows_do_not_depend_on_the_units(
     manifest = open_releases(make(root, encoder)).current()
     assert manifest is not None
     source = LiveRows(open_store(root / "releases"), manifest.space_id, "id")
-    drawn = HeldOutMoments(source, 80).start()(placed_units(manifest))
+    drawn = HeldOutMoments(source, 80).start()(units_by_ordinal(manifest))
     moments = Moments.from_bytes(drawn.read(source.store))
     raw = raw_vectors(str(root / "releases"), manifest)
     assert moments.count == 80
     assert np.abs(moments.mean - raw.mean(axis=0)).max() < 5 * raw.std(axis=0).max() / np.sqrt(80)
-    assert HeldOutMoments(source, 80).start()(placed_units(manifest)) == drawn
+    assert HeldOutMoments(source, 80).start()(units_by_ordinal(manifest)) == drawn
 
 
 def test_sizes_are_chosen_on_a_file_of_scores(night: Callable[..., NightOutcome], root: Path):

@@ -48,8 +48,8 @@ def test_only_units_with_new_dead_rows_are_read_again(cluster: Workers, tmp_path
     assert_of_live_rows(chain, first)
     chain.kill(7, units=(2,))
     from_vectors = merged(chain)
-    for placed in chain.units[:2]:
-        chain.store.delete(placed.unit.path)
+    for unit in chain.units[:2]:
+        chain.store.delete(unit.path)
     from_stored = merged(chain, first.live)
     assert from_stored == from_vectors, "the same bits from the stored moments as from the vectors"
     assert_of_live_rows(chain, from_stored)

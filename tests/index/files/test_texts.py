@@ -11,7 +11,7 @@ from pipeline.errors import DataError
 from pipeline.index.files.texts import MissingTexts, Texts
 from pipeline.store.files.base import Store, sha256_of
 from pipeline.store.files.open_store import open_store
-from pipeline.store.records.release_units import ReleaseUnit
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef
 from tests.faults import FaultyProxy
 
@@ -23,7 +23,7 @@ def text_of(ordinal: int, row: int) -> str:
     return f"text {row} of unit {ordinal}"
 
 
-def store_units(store: Store, scratch: Path) -> list[ReleaseUnit]:
+def store_units(store: Store, scratch: Path) -> list[VectorUnit]:
     """Store units of texts."""
     units = []
     for ordinal, rows in ROWS.items():
@@ -40,7 +40,7 @@ def store_units(store: Store, scratch: Path) -> list[ReleaseUnit]:
         )
         store.put(scratch / "unit", reference.path)
         vectors = {"path": "", "record": "", "sha256": "", "space_id": "", "numerics_id": ""}
-        units.append(ReleaseUnit(ordinal=ordinal, rows=rows, corpus=reference, **vectors))
+        units.append(VectorUnit(ordinal=ordinal, rows=rows, corpus=reference, **vectors))
     return units
 
 

@@ -11,7 +11,7 @@ from pipeline.errors import DataError
 from pipeline.index.files.unit_vectors import UnitVectors
 from pipeline.store.files.base import sha256_of
 from pipeline.store.files.open_store import open_store
-from pipeline.store.records.release_units import ReleaseUnit
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.rows.schema import vector_column, vectors_schema, writer_options
 
@@ -21,7 +21,7 @@ VECTORS = np.random.default_rng(0).normal(size=(8, ROWS, DIM)).astype(np.float32
 
 
 @pytest.fixture
-def units(tmp_path: Path) -> list[ReleaseUnit]:
+def units(tmp_path: Path) -> list[VectorUnit]:
     """Two units whose vectors are in row groups of eight rows."""
     (tmp_path / "units").mkdir()
     schema = vectors_schema(pa.field("id", pa.int64()), (), DIM, "space", "float32")
@@ -37,7 +37,7 @@ def units(tmp_path: Path) -> list[ReleaseUnit]:
         file = tmp_path / "units" / f"{ordinal}.parquet"
         pq.write_table(table, file, row_group_size=8, **writer_options(schema))
         stored.append(
-            ReleaseUnit(
+            VectorUnit(
                 ordinal=ordinal,
                 path=f"units/{ordinal}.parquet",
                 rows=len(rows),

@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import DataError
 from pipeline.log import listening
 from pipeline.store.files.base import Store
-from pipeline.store.records.release_units import ReleaseUnit, UnitTable, store_units
+from pipeline.store.records.release_units import UnitTable, VectorUnit, store_units
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.releases.release import Releases
@@ -22,10 +22,10 @@ def ref(name: str) -> FileRef:
     return FileRef(path=name, sha256=sha256(name.encode()).hexdigest(), rows=3, bytes=7)
 
 
-def units(count: int) -> list[ReleaseUnit]:
+def units(count: int) -> list[VectorUnit]:
     """Units of a release; each optional field is missing in some of them."""
     return [
-        ReleaseUnit(
+        VectorUnit(
             ordinal=2 * number,
             path=f"units/vectors/s/{number}.parquet",
             rows=number,
@@ -47,7 +47,7 @@ def units(count: int) -> list[ReleaseUnit]:
     ]
 
 
-def manifest_of(store: Store, stored_units: list[ReleaseUnit]) -> ReleaseManifest:
+def manifest_of(store: Store, stored_units: list[VectorUnit]) -> ReleaseManifest:
     return candidate(store, "one", None).model_copy(update={"units": store_units(store, stored_units)})
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pipeline.errors import ConfigError, DataError, ModelError
 from pipeline.flows.export.changes import RowChanges, UnitUpserts
-from pipeline.flows.rows import PlacedUnit, is_live, placed_units
+from pipeline.flows.rows import is_live
 from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.index.search.open_apart import ChildLimits, prepare_apart, run_apart
@@ -24,6 +24,7 @@ from pipeline.index.search.trial import Reading, try_release
 from pipeline.log import counted
 from pipeline.store.files.base import Store
 from pipeline.store.records.dead import DeadRows
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.releases.manifest import READABLE, Gate, ReleaseManifest
 from pipeline.store.releases.release import Releases
@@ -50,7 +51,7 @@ class Trial(NamedTuple):
     """number of a part of the index to open and search; None: none"""
     encoder: bool = False
     """also encode texts with the stored copy of the encoder"""
-    head_of: PlacedUnit | None = None
+    head_of: VectorUnit | None = None
     """unit whose first rows are exported; None: none"""
     read: int = 0
     """bytes of the files that are used, new or not"""
@@ -124,10 +125,10 @@ def _opened(manifest: ReleaseManifest, number: int) -> tuple[FileRef, ...]:
     return (*part.files, *part.ids, *((manifest.tombstones,) if manifest.tombstones else ()))
 
 
-def _export_head(store: Store, manifest: ReleaseManifest, placed: PlacedUnit) -> None:
+def _export_head(store: Store, manifest: ReleaseManifest, unit: VectorUnit) -> None:
     """Export the first rows of a unit to Parquet, and convert them as for databases that take JSON."""
     changes = RowChanges(store, (), True, manifest)
-    upserts = UnitUpserts(placed, is_live(placed, DeadRows(store, manifest.dead)))
+    upserts = UnitUpserts(unit, is_live(unit, DeadRows(store, manifest.dead)))
     with store.scratch() as scratch, closing(ParquetTarget(str(scratch), "head")) as target:
         for rows in islice(changes.upserts(upserts), 1):
             head = rows.slice(0, _EXPORTED_ROWS)
@@ -185,7 +186,7 @@ def _plan(manifest: ReleaseManifest, files: Sequence[FileRef]) -> Iterator[Trial
     head = _newest_unit(manifest, paths)
     for number in new_parts:
         is_first = number == new_parts[0]
-        used = own[number] | ({head.unit.path} if head and is_first else set())
+        used = own[number] | ({head.path} if head and is_first else set())
         needed = tuple(file for file in files if file.path in used)
         tried = manifest.encoder.references() if encoder and is_first else ()
         read = {file.path: file.bytes for file in (*needed, *_opened(manifest, number), *tried)}
@@ -202,14 +203,7 @@ def _plan(manifest: ReleaseManifest, files: Sequence[FileRef]) -> Iterator[Trial
         yield Trial(tuple(group), head_of=head, read=group_bytes)
 
 
-def _newest_unit(manifest: ReleaseManifest, paths: set[str]) -> PlacedUnit | None:
+def _newest_unit(manifest: ReleaseManifest, paths: set[str]) -> VectorUnit | None:
     """Return the newest unit whose file is among `paths` and has rows; None without one."""
-    newest = max(
-        (unit for unit in manifest.units if unit.path in paths and unit.rows),
-        key=lambda unit: unit.ordinal,
-        default=None,
-    )
-    if newest is None:
-        return None
-    (placed,) = placed_units(manifest.model_copy(update={"units": (newest,)}))
-    return placed
+    new = (unit for unit in manifest.units if unit.path in paths and unit.rows)
+    return max(new, key=lambda unit: unit.ordinal, default=None)

@@ -13,7 +13,7 @@ from pipeline.flows.night.gates.relevance import measure_relevance
 from pipeline.flows.night.gates.user_queries import user_query_gates
 from pipeline.flows.night.key_facts import read_keys
 from pipeline.flows.night.previous_release import load_previous
-from pipeline.flows.rows import LiveRows, placed_units
+from pipeline.flows.rows import LiveRows, units_by_ordinal
 from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.tasks import PlainTask, Pool
@@ -94,8 +94,8 @@ class SampleRelease(PlainTask[ReleaseManifest, FileRef]):
     count: int
 
     def work(self, manifest: ReleaseManifest) -> FileRef:
-        units = tuple(placed for placed in placed_units(manifest) if placed.unit.rows)
-        id_name = pq.ParquetFile(units[0].unit.file.open(self.store)).schema_arrow.names[0]
+        units = tuple(unit for unit in units_by_ordinal(manifest) if unit.rows)
+        id_name = pq.ParquetFile(units[0].file.open(self.store)).schema_arrow.names[0]
         source = LiveRows(self.store, manifest.space_id, id_name, manifest.dead)
         # not the rows that gates used as queries, on which the search effort was chosen
         addresses, vectors = source.sample(units, self.count, "held out")

@@ -14,7 +14,7 @@ from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.run import Run
 from pipeline.stats.tensors import unpack
 from pipeline.store.files.base import Store, in_threads
-from pipeline.store.records.release_units import ReleaseUnit
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.releases.fixed_query_results import Answers, Hit
 from pipeline.store.rows.address import address_of, ordinal_of, row_of
 
@@ -112,13 +112,13 @@ def answer_queries(
     return tuple(answers)
 
 
-def texts_at(store: Store, units: Sequence[ReleaseUnit], addresses: Sequence[int]) -> dict[int, RowText]:
+def texts_at(store: Store, units: Sequence[VectorUnit], addresses: Sequence[int]) -> dict[int, RowText]:
     """Return the ids and texts of rows by their addresses. Reads only the row groups that contain them."""
     rows_by_ordinal: dict[int, set[int]] = defaultdict(set)
     for address in addresses:
         rows_by_ordinal[ordinal_of(address)].add(row_of(address))
 
-    def read(unit: ReleaseUnit) -> dict[int, RowText]:
+    def read(unit: VectorUnit) -> dict[int, RowText]:
         rows = sorted(rows_by_ordinal[unit.ordinal])
         table = _read_rows(pq.ParquetFile(unit.corpus.open(store)), rows)
         columns = table["id"].to_pylist(), table["text"].to_pylist()
