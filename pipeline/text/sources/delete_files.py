@@ -56,7 +56,7 @@ def deleted_rows(file: DeleteFile, location: str, rows: int) -> np.ndarray:
     return np.unique(np.concatenate(found))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=2)  # a data file that is divided is opened several times
 def rows_of_vector(vector: DeletionVector, rows: int) -> np.ndarray:
     """Return (n,) int64, ascending: the rows of a data file of so many rows that a deletion vector lists."""
     with _stored(vector.uri) as (store, name):
@@ -160,7 +160,7 @@ def _rows_of_bitmap(vector: bytes, rows: int) -> np.ndarray:
     """Return the rows that a deletion vector lists: after a magic number, a 64-bit Roaring bitmap.
 
     Raises:
-        ValueError: it is damaged, or lists a row that its data file of so many rows does not have.
+        ValueError, LookupError: it is damaged, or lists a row that its data file does not have.
     """
     from pyroaring import BitMap64
 

@@ -18,11 +18,15 @@ from tests.text.ingest.lake_tables import delete_by_vector, rows
 from tests.text.ingest.table_nights import DeltaNights, IcebergNights
 
 
-@pytest.mark.parametrize("format", ["delta", "iceberg"])
-def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, format):
-    uri = delta_or_iceberg(tmp_path, format).corpus.uri
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf'pip install "manta-embeddings\[{format}\]"') as error:
+@pytest.mark.parametrize(
+    ("format", "module"), [("delta", "deltalake"), ("delta", "pyroaring"), ("iceberg", "pyiceberg")]
+)
+def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, format, module):
+    uri, find_spec = delta_or_iceberg(tmp_path, format).corpus.uri, importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find_spec(name))
+    with pytest.raises(
+        ConfigError, match=rf'the package {module}.*pip install "manta-embeddings\[{format}\]"'
+    ) as error:
         list_files(CorpusSettings(uri=uri))
     assert error.value.exit_code == 2
 
