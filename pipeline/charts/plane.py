@@ -14,7 +14,7 @@ from pipeline.charts.frame import shorten, svg
 
 _WIDTH, _HEIGHT, _MARGIN = 888, 620, 12
 _MAX_COLOURS = 8  # more cannot be distinguished
-_RANGES = 6  # of a column of numbers
+_RANGES = 6  # ranges of a column of numbers
 _MAX_LABEL = 40  # characters
 
 

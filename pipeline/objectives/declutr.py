@@ -112,7 +112,7 @@ class Declutr(Objective):
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         spans = torch.stack(reps, dim=1).unflatten(1, (self.anchors, 1 + self.positives))
-        anchors = spans[:, :, 0].flatten(0, 1)  # (n anchors, D), those of a document one after another
+        anchors = spans[:, :, 0].flatten(0, 1)  # (n anchors, D), document after document
         positives = spans[:, :, 1:].mean(dim=2).flatten(0, 1)
         excluded = batch.false_negative_mask("text", anchors.device)
         if excluded is not None:

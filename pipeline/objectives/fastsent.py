@@ -67,7 +67,7 @@ class FastSent(AddsRowTerms):
         if negatives is not None:
             remedy = "train new word vectors (train.word_table.dim), or set negatives to null"
             self._cumulative = cumulative_noise(vocabulary_counts(self.encoder, remedy))
-        self._targets: _Targets | None = None  # of the current step, from `views` to `row_terms`
+        self._targets: _Targets | None = None  # set for the current step, from `views` to `row_terms`
 
     def views(self, batch: Batch) -> Sequence[View]:
         """Draw the negatives of the whole batch, so that they do not depend on chunks."""

@@ -56,7 +56,7 @@ class ParagraphVector(AddsRowTerms):
             )
         start = torch.empty(int(folder.config[ROWS]), backbone.width)
         self.paragraphs = nn.Parameter(start.uniform_(-0.5 / backbone.dim, 0.5 / backbone.dim))
-        self._predictions: _Predictions | None = None  # of the current step, from `views` to `row_terms`
+        self._predictions: _Predictions | None = None  # set for the current step, from `views` to `row_terms`
 
     def views(self, batch: Batch) -> Sequence[View]:
         """Draw the words of the whole batch, so that they do not depend on chunks; return no views.

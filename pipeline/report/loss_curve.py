@@ -24,7 +24,7 @@ _SAME_ROWS_METRICS = {
     "retrieval": ("retrieval: rows whose positive is the nearest of the batch, in percent", "higher"),
     **_METRICS,
 }
-_PAIR_METRICS = ("retrieval", "positive_cosine", "alignment")  # of the two views of a text
+_PAIR_METRICS = ("retrieval", "positive_cosine", "alignment")  # metrics of the two views of a text
 _EQUAL_VIEWS = 1e-6  # squared distance of two views that differ by rounding only
 
 

@@ -17,7 +17,7 @@ MAX_BODY_BYTES = 32 << 20
 MAX_CHARACTERS = 20_000
 """Largest length of a query or a filter; encoders read at most some thousand tokens."""
 _MAX_SHOWN_KEY = 80  # characters
-_MAX_COMPONENTS = 1 << 16  # of a vector; encoders have at most some thousand
+_MAX_COMPONENTS = 1 << 16  # components of a vector; encoders have at most some thousand
 
 # Without fail_fast, a body with a million wrong numbers would cost the memory of a million errors.
 _Queries = Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_QUERIES)]

@@ -17,7 +17,7 @@ from pipeline.index.search.search import OpenRelease
 
 _ROWS = 1_500  # points that a browser draws at once, and that a person can still distinguish
 _UMAP_NEIGHBOURS = 15  # the default of umap-learn
-_STORED_SAMPLE = "train"  # the largest of the samples that encoding leaves beside a unit
+_STORED_SAMPLE = "train"  # the largest of the samples that encoding stores with a unit
 
 
 class PlacedRows(NamedTuple):

@@ -21,7 +21,7 @@ from pipeline.targets.values import id_array, json_rows
 _TEXT = {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": 256}}}  # as servers guess
 _UNPARSED = {"type": "object", "enabled": False}  # stored, but not searchable
 
-# Types of Arrow, and those of fields that take their values in JSON.
+# Types of Arrow, and the types of fields that take their values in JSON.
 _TYPES = (
     (pa.types.is_boolean, {"type": "boolean"}),
     (pa.types.is_uint64, {"type": "unsigned_long"}),

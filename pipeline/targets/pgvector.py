@@ -22,7 +22,7 @@ _INVALID_DATA = ("22", "23", "54")
 _INVALID_REQUEST = ("0A", "28", "3D", "3F", "42")
 _REMEDY = "see the manual of pgvector, or the privileges of the user"
 
-# Types of Arrow, and those of PostgreSQL that hold their values; all others are stored as jsonb.
+# Types of Arrow, and the types of PostgreSQL that hold their values; all others are stored as jsonb.
 _TYPES = (
     (pa.types.is_boolean, "bool"),
     (pa.types.is_uint64, "numeric"),

@@ -16,7 +16,7 @@ from pipeline.targets.values import id_array, json_rows
 
 _IDS = uuid.UUID("b2f0c7c6-3c1e-5f0e-9a53-6d0a9f3b7a11")  # namespace of the ids of points
 _KEY = "manta"  # key of the position in the collection's metadata
-_VALUE_BYTES = 20  # of a number in JSON
+_VALUE_BYTES = 20  # a number in JSON
 
 
 @TARGETS.register("qdrant")

@@ -33,7 +33,7 @@ _LABELLED = ("premise", "hypothesis", "label")
 # Pairs above this proportion of the highest score are positive. In SimCSE's figures, too: above 4, where
 # the highest score is 5 (Gao et al. 2021, section 5).
 _POSITIVE = 0.8
-_MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # of one forward pass, as in encoding; by type of device
+_MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # tokens of one forward pass, as in encoding; by type of device
 
 DIVERGED = "the weights have diverged; lower the learning rate, or use another precision"
 """what to do if the values of a trained model are not finite"""

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from pipeline.errors import DataError
 
-_BUCKET_BYTES = 25 << 20  # of gradients per message: large enough that latency does not matter
+_BUCKET_BYTES = 25 << 20  # gradients per message: large enough that latency does not matter
 
 
 def world_size() -> int:

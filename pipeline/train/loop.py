@@ -183,7 +183,7 @@ class Training:
 
         Every rank has to call it; it is empty on all ranks but the first.
         """
-        random_states = [self._generators.state()] * world_size()  # of every rank
+        random_states = [self._generators.state()] * world_size()  # one for each rank
         if world_size() > 1:
             dist.all_gather_object(random_states, random_states[0])
         state = {

@@ -15,7 +15,7 @@ from pipeline.text.rows.training_rows import open_training_rows
 from pipeline.train.dev import DIVERGED, DevMetrics, buffers_of_rank, evaluating
 from pipeline.train.gather import world_size
 
-_SEED = 0  # of the masked words, which are the same in every measurement
+_SEED = 0  # seed of the masked words, which are the same in every measurement
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,7 +61,7 @@ class Schedule:
 
     def _rate_without_warmup(self, step: int) -> float:
         settings = self._settings
-        range_ = self._base_rate - settings.final  # of the rates of linear and cosine
+        range_ = self._base_rate - settings.final  # range of the rates of linear and cosine
         if settings.name == "linear":
             return settings.final + range_ * (1 - self._decay_progress(step))
         if settings.name == "cosine":

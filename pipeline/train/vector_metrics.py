@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from pipeline.stats.geometry import SHARPNESS
 
-MAX_ROWS = 512  # of a step; their inner products cost little compared with the encoder
+MAX_ROWS = 512  # rows of a step; their inner products cost little compared with the encoder
 
 
 def vector_metrics(reps: Sequence[Tensor], *, positives: bool) -> dict[str, float]:

@@ -27,7 +27,7 @@ CHECKPOINTS, ENCODER, REPORT = "checkpoints", "encoder", "report.html"
 _VERSION = "training-1"  # increased by every change of the code that changes bits of the result
 # Settings that do not change the result, and `data`, which is in the definition together with its files.
 _NOT_DEFINING = {"root", "name", "seeds", "data", "workers", "threads", "failures", "checkpoint", "watch"}
-# Settings newer than _VERSION; a definition leaves each out if the setting beside it has its default.
+# Settings newer than _VERSION; a definition leaves each out if the setting named after it has its default.
 _NEWER = {
     "dev.measure": "dev.measure",
     "test": "test.uri",

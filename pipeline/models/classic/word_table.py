@@ -190,7 +190,7 @@ class BagModel(Model):
         self, tokens: Tokens, wanted: set[int], max_tokens: int
     ) -> tuple[dict[int, Tensor], np.ndarray]:
         """Look up the weighted vectors (tokens, d); without layers, all hidden states are the same."""
-        # a pooling indexes the vectors, of long texts in blocks: those of a million tokens take gigabytes
+        # a pooling indexes the vectors, of long texts in blocks: a million tokens take gigabytes
         x = cast(Tensor, TokenVectors(self._table, self.put(tokens.ids)))
         return dict.fromkeys(wanted, x), tokens.offsets[:-1]
 

@@ -46,7 +46,7 @@ def open_joined(
     Raises:
         ModelError: a part cannot be opened, or the parts read texts differently.
     """
-    # true normalizes the concatenated vectors, not those of each part
+    # true normalizes the concatenated vectors, not each part's
     of_parts = {"normalize": False if settings.normalize is False else None, "dim": None}
     parts = {
         name: open_part(settings.model_copy(update={"path": str(path / name), **of_parts}))

@@ -22,7 +22,7 @@ ENDS_SENTENCES = "ensure_final_punctuation"  # key that this project adds to sen
 MASKED = ("mask",)  # pooling of encoders that read a template's mask token; never concatenated with others
 JOINED = "manta-joined"  # model_type of a folder with several encoders
 MODEL2VEC = "model2vec"  # model_type of a table of token vectors that model2vec wrote
-SEQUENCE_FAMILIES = ("recurrent", "convolutional", "dan")  # of encoders that read whole words in their order
+SEQUENCE_FAMILIES = ("recurrent", "convolutional", "dan")  # encoders that read whole words in their order
 # model types in which tokens see padding, by convolutions, averages of blocks, hashes or a Fourier transform,
 # or whose attention is chosen by the padded length
 _SEE_PADDING = (

@@ -153,7 +153,7 @@ def _max_length(folder: Path, config: dict[str, Any], st_config: dict[str, Any],
     It is never above the number of positions. Of positions without a table there may be more than config.json
     says, if sentence-transformers' file does.
     """
-    arguments = st_config.get("processing_kwargs") or {}  # of a call of the tokenizer
+    arguments = st_config.get("processing_kwargs") or {}  # arguments of a call of the tokenizer
     limits = (  # the first one that is set
         (arguments.get("common") or {}).get("max_length"),
         (arguments.get("text") or {}).get("max_length"),

@@ -147,7 +147,7 @@ def _needed_files(folder: EncoderFolder, modules: list[ModuleEntry]) -> list[str
         *(module.weights for module in folder.tail if isinstance(module, Dense | Denoising)),
         *folder.weights,
         *([folder.pooling_weights] if folder.pooling_weights else []),
-        # A training may read the counts that are stored beside word vectors.
+        # A training may read the counts that are stored with word vectors.
         *([FREQUENCIES] if folder.averaging.counts or folder.family == "words" else []),
     }
     return sorted(name for name in names if folder.file(name).is_file())

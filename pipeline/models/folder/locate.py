@@ -25,7 +25,7 @@ PACKAGED = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 # sha256 of the model.safetensors that its authors published
 PACKAGED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
-# files of a hub repository that are downloaded beside the weights
+# files of a hub repository that are downloaded besides the weights
 _CONFIGS = ("*.json", "*.txt", "*.model", "*.spm", "*/config.json", "*/*.txt")
 # endings of the files that are copied from a URI
 _ENDINGS = (".json", ".txt", ".model", ".spm", ".safetensors", ".bin", FREQUENCIES)

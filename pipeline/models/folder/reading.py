@@ -19,7 +19,7 @@ _TASK_PROMPTS = {"sts": "STS", "pairs": "PairClassification", "transfer": "Class
 """names of prompts for tasks in mteb, by the kind of an evaluation's task"""
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # the names of sentence-transformers
 _TRUNCATION = re.compile(rb'"truncation":\s*(\{[^{}]*\})')
-_HEAD_BYTES = 2_048  # of tokenizer.json, in which `truncation` comes second
+_HEAD_BYTES = 2_048  # beginning of tokenizer.json, in which `truncation` comes second
 
 
 def prompts_of(settings: EncoderSettings, path: Path) -> tuple[str, str]:

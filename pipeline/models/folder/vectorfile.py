@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from pipeline.errors import ModelError
 
-_BATCH_BYTES = 1 << 20  # of the vectors of a batch; as text they take twenty times as much memory
+_BATCH_BYTES = 1 << 20  # vectors of a batch; as text they take twenty times as much memory
 _MAX_LINE_BYTES = 1 << 20  # a line of 300 numbers has 3,000
-_MAX_NUMBER_BYTES = 64  # of a number in a text file
-_MAX_WORD_BYTES = 1 << 10  # of the first word, by whose line text and binary form are distinguished
+_MAX_NUMBER_BYTES = 64  # longest number in a text file
+_MAX_WORD_BYTES = 1 << 10  # longest first word, whose line shows whether the file is text or binary
 _MAX_DIM = 1 << 16  # published vectors have at most 1,024 dimensions
-_CHUNK_BYTES = 2 << 20  # of a binary file that are read at once
+_CHUNK_BYTES = 2 << 20  # bytes of a binary file that are read at once
 _HEADER = re.compile(rb"(\d+) (\d+)\s*")
 _OTHER_FILES = {  # name and remedy by the first bytes of a file
     b"PK\x03\x04": ("a zip archive", "unpack it first"),

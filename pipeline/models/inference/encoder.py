@@ -234,7 +234,7 @@ class Encoder:
     ) -> np.ndarray:
         """Encode into (texts, dim) float32; if the GPU lacks memory, start over with half max_tokens."""
         while True:
-            with suppress(torch.OutOfMemoryError):  # of a GPU; a CPU without memory raises another error
+            with suppress(torch.OutOfMemoryError):  # on a GPU; a CPU without memory raises another error
                 return self._run_passes(tokens, max_tokens, skip, on_progress)
             max_tokens = self._halve(max_tokens)  # after the handler, which holds memory of the failed pass
 

@@ -63,7 +63,7 @@ class PaddedModel(Model):
         self._multiple = 1 if folder.sees_padding or self._is_alone else _LENGTH_MULTIPLE
         self._shortest = _shortest(config)
         self._pad_id = int(getattr(config, "pad_token_id", None) or 0)
-        self._dummy_rows = 1 if self.device.type == "cuda" else 0  # beyond those of max_tokens
+        self._dummy_rows = 1 if self.device.type == "cuda" else 0  # rows beyond max_tokens
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         """Group texts into forward passes of one padded length each; see `Model.plan`."""

@@ -15,7 +15,7 @@ from pipeline.models.layers.padded_mask import Heads, Sight
 
 MOST_PADDED = 512
 """tokens of the longest text that is padded: one of 1,000 tokens is faster in torch's kernel"""
-_MULTIPLE = 16  # of padded lengths: with others, softmax computes the rest of each row value by value
+_MULTIPLE = 16  # padded lengths are multiples: otherwise softmax computes a row's rest value by value
 # Scores computed together. They take 0.5 MB in bfloat16 and 1 MB in float32, and so stay in the cache.
 _SCORES = 2**18
 

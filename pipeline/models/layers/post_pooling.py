@@ -18,8 +18,8 @@ from pipeline.models.folder.modules import Denoising, Dense, Module, Truncation
 from pipeline.models.layers import linear
 from pipeline.models.layers.weights import Checkpoint, open_files
 
-_ROWS = 64  # of each matrix product, see FixedRows
-_STD = 0.02  # of new weights, as in BERT
+_ROWS = 64  # rows of each matrix product, see FixedRows
+_STD = 0.02  # standard deviation of new weights, as in BERT
 _ELEMENTWISE: tuple[type[nn.Module], ...] = (
     *(nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.Sigmoid, nn.SiLU, nn.CELU, nn.ELU, nn.Hardshrink),
     *(nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU, nn.LogSigmoid, nn.Mish, nn.PReLU, nn.RReLU),

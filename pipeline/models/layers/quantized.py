@@ -16,7 +16,7 @@ ROWS_AT_ONCE = 256
 # Added to a value below 2**22, it leaves the nearest integer in the last bits of the float32.
 _ROUNDING = 1.5 * 2**23
 _CODES = 255  # highest code of an activation
-_LOWEST_SCALE = 1e-30  # of rows that are zero
+_LOWEST_SCALE = 1e-30  # scale of rows that are zero
 
 
 class QuantizedLinear:
@@ -60,7 +60,7 @@ class QuantizedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """Return (rows, outer) for x (rows, inner)."""
         scales = self._row_scales(x)
-        # a vector in place of the number: torch adds vectors five times as fast
+        # a vector instead of the number: torch adds vectors five times as fast
         codes = torch.addcmul(self._rounding, x, scales.reciprocal()).view(torch.int32).to(torch.uint8)
         y = torch.ops.onednn.qlinear_pointwise(
             *(codes, 1.0, self._zero),

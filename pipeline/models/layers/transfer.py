@@ -23,7 +23,7 @@ def to_host(values: Tensor) -> Callable[[], np.ndarray]:
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
     done = torch.cuda.Event()
-    done.record(torch.cuda.current_stream(values.device))  # by default it is that of the current device
+    done.record(torch.cuda.current_stream(values.device))  # the default is the current device's stream
 
     def wait() -> np.ndarray:
         done.synchronize()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Hidden states have numbers: 0 is the embedding layer's output, 1 the first layer's. This one stands for the
 # rows of the word table.
 TABLE_STATE = -1
-_BLOCK_TOKENS = 1 << 16  # of one text that are summed together: 256 MB of vectors at 1,024 dimensions
+_BLOCK_TOKENS = 1 << 16  # tokens of one text summed together: 256 MB of vectors at 1,024 dimensions
 NGRAMS = "ngrams"  # pooling with layers of its own, see `layers/ngrams.py`
 
 

@@ -19,7 +19,7 @@ from pipeline.models.folder.word_vectors import END, START, TABLE, UNKNOWN, read
 from pipeline.settings import EncoderSettings
 
 _SETTING = "train.expand.words"
-# A deep averaging network has vectors of bigrams, too, and the map gives none for those of new words.
+# A deep averaging network has vectors of bigrams, too, and the map gives none for bigrams of new words.
 _FAMILIES = ("recurrent", "convolutional")
 
 
@@ -125,7 +125,7 @@ def _expand(encoder: EncoderFolder, vectors: EncoderFolder, limit: int | None) -
     # float32, because a million words of 620 dimensions in float64 are 5 GB
     mapped = torch.from_numpy(source[matches.new_rows] @ word_map.astype(np.float32))
     weights[TABLE] = torch.cat([weights[TABLE], mapped])
-    # beside the old file, which may still be mapped into memory, and with its permissions
+    # a new file next to the old one, which may still be mapped into memory, and with its permissions
     new_file = weights_file.with_suffix(".new")
     save_file(weights, new_file, {"format": "pt"})
     new_file.chmod(weights_file.stat().st_mode)

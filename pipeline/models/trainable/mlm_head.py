@@ -10,7 +10,7 @@ from pipeline.models.layers.linear import ACTIVATIONS, TrainableLinear, trainabl
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.trainable.encoder import TrainableEncoder
 
-_STD = 0.02  # of new weights, as in BERT
+_STD = 0.02  # standard deviation of new weights, as in BERT
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pipeline.errors import ConfigError
 from pipeline.models.spec.pooling import POOLINGS, Segments
 from pipeline.text.tokens.tokens import Tokens
 
-_MIN_NORM = 1e-10  # of a token's gradient, as in ConSERT's code, so that a zero gradient gives a zero step
+_MIN_NORM = 1e-10  # a token's gradient has at least this norm (ConSERT's code): 0 gives a zero step
 
 
 def shuffled_positions(tokens: Tokens, *, keep_special: bool) -> np.ndarray:

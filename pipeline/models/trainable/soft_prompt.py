@@ -78,7 +78,7 @@ class LearnedTemplate(PromptedEncoder):
         ids = np.array([*self.frame.prefix, *self.frame.suffix])
         before, after = self._special_counts
         indices = np.arange(len(ids))[before : len(ids) - after]
-        self._free = indices[indices != self.frame.mask_index]  # of the template's words, not its mask
+        self._free = indices[indices != self.frame.mask_index]  # the template's words, not its mask
         table = cast(nn.Embedding, self.backbone.get_submodule(self.backbone.names.words))
         if not isinstance(table, LearnedWords):
             table = LearnedWords(table, ids[self._free].tolist())

@@ -75,7 +75,7 @@ class NeighbourOrder:
                 for number in rng.permutation(len(window))[max(0, done - window_start) :]:
                     yield GlobalBatch(self._training_rows.name, window[number])
                 window_start += len(window)
-                window.clear()  # frees the rows before those of the next window are read
+                window.clear()  # frees these rows before the next window's are read
 
     def _first_row(self, epoch: int) -> int:
         """Draw the number of the first row of the epoch's first piece, among the rows with a neighbour."""

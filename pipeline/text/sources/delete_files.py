@@ -22,7 +22,7 @@ from pipeline.text.sources.lake_file import DeleteFile, DeletionVector
 from pipeline.text.sources.storage_errors import storage_errors
 
 _NO_ROWS = np.zeros(0, np.int64)
-_MAX_CACHED_ROWS = 1 << 20  # of a file of positions that is kept in memory: 8 MiB of numbers
+_MAX_CACHED_ROWS = 1 << 20  # rows of a file of positions that is kept in memory: 8 MiB of numbers
 _MAGIC = (1_681_511_377).to_bytes(4, "little")  # begins a deletion vector, in both formats
 _VERSION = b"\1"  # begins a file of deletion vectors of Delta
 

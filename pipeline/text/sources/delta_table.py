@@ -50,13 +50,13 @@ _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10})|\.[\da-fA-F-]{36})?\.(?:parquet|json)")
 # The columns of a checkpoint that are read: an action is a value of one of them.
 _ACTIONS = ["add.path", "add.deletionVector", "sidecar.path"]
-# From base 85 in the alphabet of ZeroMQ to that of Python; characters that only the latter has are invalid.
+# From the base 85 alphabet of ZeroMQ to Python's; characters that only Python's has are invalid.
 _FROM_Z85 = bytes.maketrans(
     f"{digits}{ascii_lowercase}{ascii_uppercase}.-:+=^!/*?&<>()[]{{}}@%$#;_`|~".encode(),
     f"{digits}{ascii_uppercase}{ascii_lowercase}!#$%&()*+-;<=>?@^_`{{|}}~     ".encode(),
 )
 _ENCODED_UUID = 20  # characters
-_MAX_BYTES = 1 << 31  # of a file of vectors: the protocol's numbers are of 32 bits
+_MAX_BYTES = 1 << 31  # size of a file of vectors: the protocol's numbers have 32 bits
 
 
 def list_delta_files(uri: str, snapshot: int | datetime | None) -> Listing:

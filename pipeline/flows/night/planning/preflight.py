@@ -35,7 +35,7 @@ from pipeline.text.key_tables.keys import id_hashes
 from pipeline.text.sources.sources import SourceFile, list_corpus
 from pipeline.text.tokens.coverage import CoverageCounter, ScriptCoverage
 
-# bytes of one row in the key tables and beside the index: id, text key, address, file, row
+# bytes of one row in the key tables and in the files of ids: id, text key, address, file, row
 _TABLE_BYTES = 120
 _REPORT_BYTES = 1 << 20  # bytes of report, manifests and records, which do not grow with the rows
 _LINE_BYTES = 100  # bytes of one row in the temporary files of ingestion, without its text
