@@ -16,7 +16,7 @@ from pipeline.losses import similarity_distillation
 from pipeline.objectives.contrastive_tension import ContrastiveTension
 from pipeline.objectives.distillation import Distillation
 from pipeline.objectives.triplet import Triplet
-from pipeline.settings.optimizer import ScheduleSettings
+from pipeline.settings.training import ScheduleSettings
 from pipeline.train.schedule import Schedule
 from tests.conftest import ROOT
 

@@ -16,8 +16,7 @@ from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.mlm_head import LanguageHead
 from pipeline.objectives.batch import Batch
 from pipeline.objectives.view import View
-from pipeline.settings.trackers import Measure
-from pipeline.settings.training import TEXTS
+from pipeline.settings.training import TEXTS, Measure
 from pipeline.text.tokens.tokens import Tokens
 
 

@@ -7,8 +7,7 @@ from pipeline.models.folder.encoder_folder import MASKED, MODEL2VEC, EncoderFold
 from pipeline.models.folder.modules import Denoising, Dense, Normalization
 from pipeline.models.spec.pooling import POOLINGS
 from pipeline.report.formats import two_decimals
-from pipeline.settings.trackers import Measure
-from pipeline.settings.training import TrainSettings
+from pipeline.settings.training import Measure, TrainSettings
 from pipeline.stats.geometry import Metric
 from pipeline.train.metrics_line import MetricsLine
 

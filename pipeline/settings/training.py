@@ -7,9 +7,6 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from pipeline.config import Settings, ShortSettings
 from pipeline.errors import did_you_mean
-from pipeline.settings.mining import MineSettings
-from pipeline.settings.optimizer import OptimizerSettings, ScheduleSettings
-from pipeline.settings.trackers import DevSettings, TestSetSettings, WatchSettings
 from pipeline.settings.weights import (
     ConvolutionalSettings,
     DanSettings,
@@ -39,6 +36,124 @@ TextRole = Literal[
 TEXTS: tuple[TextRole, ...] = get_args(TextRole)
 NEGATIVES: tuple[TextRole, ...] = ("negative", "negative2")
 ROLES = (*TEXTS, "score", "label", "document", "position", "group", "section")
+
+Measure = Literal["spearman", "pearson", "accuracy", "f1", "matthews", "log_likelihood"]
+
+
+class DevSettings(Settings):
+    """Measurements during a training that show whether the encoder gets better."""
+
+    uri: str | None = None
+    """a Parquet file that is not trained on; null: no scores are measured, the trained encoder has the last
+    weights, and the loss of the same rows is measured before the first step and after the last"""
+    measure: Measure = "spearman"
+    """spearman: 100 times Spearman's correlation of cosines with the scores of rated pairs (sentence1,
+    sentence2, score). accuracy: percent of pairs (premise, hypothesis, label) that the classifier of the
+    objective classification or r_drop labels correctly; labels have the meaning that the first source of
+    `data` gives them. For the objectives sequence_classification (accuracy, f1, matthews) and
+    sequence_regression (spearman, pearson): 100 times the metric of the predictions, on a file with the
+    columns of `data`; at the end, the trained model is measured by all metrics of its objective.
+    log_likelihood, for the objective masked_lm: mean natural logarithm of the probability of masked words on
+    a file with the column of `data` (text); exp(-log_likelihood) is the perplexity"""
+    columns: dict[str, str] = {}
+    """role -> column, if the column's name is not the role"""
+    steps: Annotated[int, Field(ge=1)] = 250
+    """steps between two measurements; there is one before the first step and one after the last"""
+    patience: Annotated[int, Field(ge=1)] | None = None
+    """consecutive measurements without a better score after which the training ends; null: never"""
+    keep: Literal["best", "last"] = "best"
+    """weights of the trained encoder. best: those with the best score; last: those after the last step"""
+
+
+class TestSetSettings(ShortSettings):
+    """A file on which a trained model's predictions are measured once, after the last step."""
+
+    uri: str | None = None
+    """a Parquet file that is neither trained on nor used to choose weights, with columns like those of
+    `data`; predictions of the objectives sequence_classification and sequence_regression are measured by all
+    metrics of the objective; other objectives refuse such a file. null: no file"""
+    columns: dict[str, str] = {}
+    """role -> column, if the column's name is not the role"""
+
+
+class WatchSettings(Settings):
+    """Reports during a training."""
+
+    steps: Annotated[int, Field(ge=1)] = 10
+    """number of steps that one line of metrics summarizes"""
+    trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] | None = None
+    """trackers that get the metrics besides metrics.jsonl; null: tensorboard if it is installed. mlflow and
+    wandb read their own environment variables"""
+
+
+class OptimizerSettings(Settings):
+    """The optimizer: its learning rate, weight decay and limits."""
+
+    name: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw"
+    """adam adds the weight decay to the gradient, adamw subtracts it from the weights"""
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-5
+    """highest learning rate of the schedule"""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """weight decay of matrices; biases and normalization layers have none"""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """coefficients of the running averages in adamw and adam"""
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """number that adamw, adam and rmsprop add to the denominator"""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """momentum of sgd and rmsprop"""
+    clip: Annotated[float, Field(gt=0)] | None = 1.0
+    """largest norm of the gradient; null: no limit"""
+
+
+class ScheduleSettings(Settings):
+    """The learning rate over the steps."""
+
+    name: Literal["linear", "cosine", "constant", "stairs", "plateau"] = "linear"
+    """linear and cosine fall to `final` after the last step; stairs follows `stairs`; plateau multiplies the
+    rate by `decay` after every epoch and by `drop` whenever the score on dev has fallen, and ends the
+    training when the rate is below `least` (Conneau et al. 2017)"""
+    warmup: Annotated[float, Field(ge=0)] = 0.0
+    """steps in which the learning rate rises linearly; below 1: a proportion of all steps"""
+    final: Annotated[float, Field(ge=0)] = 0.0
+    """linear and cosine: the learning rate to which they fall"""
+    stairs: dict[int, float] = {}
+    """step -> learning rate from this step on"""
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.99
+    """plateau: factor of the learning rate after every epoch"""
+    drop: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """plateau: factor of the learning rate whenever the score on dev has fallen"""
+    least: Annotated[float, Field(ge=0)] = 1e-5
+    """plateau: a learning rate below this ends the training"""
+
+
+class MineSettings(Settings):
+    """Mining of hard negatives for (anchor, positive) rows.
+
+    Negatives are near neighbours of the anchor among all positives, by the encoder that training starts from.
+    """
+
+    enabled: bool = False
+    """whether to mine negatives before the first step; they replace the negatives of the files"""
+    neighbours: Annotated[int, Field(ge=1)] = 50
+    """number of nearest neighbours of each anchor to consider, without its known positives"""
+    skip: Annotated[int, Field(ge=0)] = 0
+    """number of nearest neighbours to skip, because they are the most likely to be positives too"""
+    margin: float | None = 0.05
+    """smallest difference between the positive's cosine with the anchor and the negative's; null: no limit"""
+    most: Annotated[float, Field(gt=-1, le=1)] | None = None
+    """highest cosine of a negative with the anchor; null: no limit"""
+    negatives: Annotated[int, Field(ge=1)] = 1
+    """negatives of each pair; each makes a row of its own"""
+    pick: Literal["first", "random"] = "first"
+    """choice among the remaining neighbours. first: the nearest ones; random: random ones"""
+
+    @model_validator(mode="after")
+    def _some_neighbours_remain(self) -> Self:
+        if self.skip >= self.neighbours:
+            raise ValueError(
+                f"skip to be below neighbours: skipping {self.skip} of {self.neighbours} leaves none"
+            )
+        return self
 
 
 class Values(Settings):

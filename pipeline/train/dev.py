@@ -19,8 +19,7 @@ from pipeline.evaluate.similarity import row_similarities
 from pipeline.evaluate.sts import StsTask, correlation
 from pipeline.objectives import ClassifiesPairs, Objective, TrainedModel
 from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.settings.trackers import DevSettings, Measure
-from pipeline.settings.training import SourceSettings, Values
+from pipeline.settings.training import DevSettings, Measure, SourceSettings, Values
 from pipeline.stats.correlation import spearman
 from pipeline.stats.geometry import alignment, uniformity
 from pipeline.store.files.open_store import store_of

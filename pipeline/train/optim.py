@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from pipeline.errors import Defect
-from pipeline.settings.optimizer import OptimizerSettings
+from pipeline.settings.training import OptimizerSettings
 from pipeline.train.gather import is_sharded, local_shard, mean_over_ranks, world_size
 
 

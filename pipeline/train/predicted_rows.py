@@ -12,8 +12,15 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.sts import correlation
 from pipeline.log import counted
 from pipeline.objectives import OBJECTIVES, Batch, Column, Objective, PredictsRows, TrainedModel
-from pipeline.settings.trackers import DevSettings, Measure, TestSetSettings
-from pipeline.settings.training import TEXTS, SourceSettings, TrainSettings, Values
+from pipeline.settings.training import (
+    TEXTS,
+    DevSettings,
+    Measure,
+    SourceSettings,
+    TestSetSettings,
+    TrainSettings,
+    Values,
+)
 from pipeline.stats.classes import POSITIVE, accuracy, f1, matthews
 from pipeline.stats.correlation import is_constant, pearson, spearman
 from pipeline.text.rows.training_rows import open_training_rows

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from pipeline.errors import ConfigError
-from pipeline.settings.optimizer import ScheduleSettings
+from pipeline.settings.training import ScheduleSettings
 
 
 class Schedule:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.log import announce
-from pipeline.settings.trackers import WatchSettings
+from pipeline.settings.training import WatchSettings
 from pipeline.store.files.base import Store, sha256_of
 from pipeline.train.metrics_line import MetricsLine
 

@@ -10,7 +10,7 @@ from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.objectives import TrainedModel
 from pipeline.objectives.masked_lm import MaskedLanguageModelling
 from pipeline.settings import EncoderSettings
-from pipeline.settings.trackers import DevSettings
+from pipeline.settings.training import DevSettings
 from pipeline.train.dev import DevSet
 from pipeline.train.masked_texts import MaskedTexts
 

@@ -23,8 +23,7 @@ from pipeline.objectives import TrainedModel
 from pipeline.objectives.classification import Classification
 from pipeline.objectives.weighted import Sum, Term
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.settings.trackers import DevSettings
-from pipeline.settings.training import Values
+from pipeline.settings.training import DevSettings, Values
 from pipeline.train.dev import BestScore, DevSet
 from tests.models import folders
 from tests.objectives.tiny import texts

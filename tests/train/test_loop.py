@@ -16,8 +16,7 @@ from torch import Tensor
 from pipeline.errors import DataError
 from pipeline.objectives import Batch, Loss
 from pipeline.objectives.supervised import Supervised
-from pipeline.settings.optimizer import OptimizerSettings, ScheduleSettings
-from pipeline.settings.training import CheckpointSettings, TrainSettings
+from pipeline.settings.training import CheckpointSettings, OptimizerSettings, ScheduleSettings, TrainSettings
 from pipeline.store.files.open_store import open_store
 from pipeline.train.check_finite import NonFinite
 from pipeline.train.checkpoint import Checkpoints, load_state

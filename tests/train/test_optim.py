@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import Defect
-from pipeline.settings.optimizer import OptimizerSettings
+from pipeline.settings.training import OptimizerSettings
 from pipeline.train.optim import build_optimizer, gradients, scale_in_place, total_norm, trainable_parameters
 
 RATE, DECAY, STEPS = 0.1, 0.01, 4

@@ -16,8 +16,7 @@ from pipeline.objectives import Batch, Loss
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
 from pipeline.settings import EncoderSettings
-from pipeline.settings.optimizer import OptimizerSettings, ScheduleSettings
-from pipeline.settings.training import TrainSettings
+from pipeline.settings.training import OptimizerSettings, ScheduleSettings, TrainSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.train.check_finite import NonFinite
 from pipeline.train.gradcache import loss_and_backward

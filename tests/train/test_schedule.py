@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.settings.optimizer import ScheduleSettings
+from pipeline.settings.training import ScheduleSettings
 from pipeline.train.schedule import Schedule
 
 

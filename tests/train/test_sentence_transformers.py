@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import Batch
 from pipeline.objectives.supervised import Supervised
-from pipeline.settings.optimizer import OptimizerSettings
-from pipeline.settings.training import TrainSettings
+from pipeline.settings.training import OptimizerSettings, TrainSettings
 from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gradcache import loss_and_backward
 from pipeline.train.loop import Training, fit

@@ -17,8 +17,7 @@ from pipeline.flows.train.train import train
 from pipeline.log import Stages
 from pipeline.objectives import Loss
 from pipeline.settings import Job
-from pipeline.settings.trackers import WatchSettings
-from pipeline.settings.training import TrainSettings
+from pipeline.settings.training import TrainSettings, WatchSettings
 from pipeline.store.files.base import Store
 from pipeline.store.files.open_store import open_store
 from pipeline.store.records.units import sum_counts

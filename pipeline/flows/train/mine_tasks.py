@@ -13,7 +13,7 @@ from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.rows import LiveRows, row_addresses
 from pipeline.flows.train.equal_texts import KNOWN_SCHEMA
 from pipeline.flows.workers.tasks import progress
-from pipeline.settings.mining import MineSettings
+from pipeline.settings.training import MineSettings
 from pipeline.store.files.base import sha256_of
 from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored

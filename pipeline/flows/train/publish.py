@@ -19,8 +19,7 @@ from pipeline.report.training import render
 from pipeline.report.training_report import EncoderSummary, SourceSummary, TrainingReport
 from pipeline.report.training_warnings import training_warnings
 from pipeline.settings import EncoderSettings
-from pipeline.settings.trackers import Measure
-from pipeline.settings.training import TrainSettings
+from pipeline.settings.training import Measure, TrainSettings
 from pipeline.store.files.base import Store
 from pipeline.train.dev import BestScore
 from pipeline.train.metrics import read_metrics

@@ -22,8 +22,7 @@ from pipeline.models.trainable.lora import adapt
 from pipeline.objectives import NO_PEERS, Batch, Objective, OffersCandidates
 from pipeline.objectives.build import build_objective
 from pipeline.settings import EncoderSettings
-from pipeline.settings.trackers import Measure
-from pipeline.settings.training import TrainSettings
+from pipeline.settings.training import Measure, TrainSettings
 from pipeline.text.rows.batches import RankSlice
 from pipeline.text.rows.training_rows import changed_file, stamps_of
 from pipeline.train.batches import rank_batches

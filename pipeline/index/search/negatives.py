@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.index.measure.truth import NO_NEIGHBOUR, Neighbours
-from pipeline.settings.mining import MineSettings
+from pipeline.settings.training import MineSettings
 
 
 def without_positives(neighbours: Neighbours, positives: Sequence[np.ndarray]) -> Neighbours:

@@ -5,7 +5,7 @@ import pytest
 
 from pipeline.index.measure.truth import NO_NEIGHBOUR, Neighbours
 from pipeline.index.search.negatives import pick_negatives, without_positives
-from pipeline.settings.mining import MineSettings
+from pipeline.settings.training import MineSettings
 
 
 def random_neighbours(pairs: int = 200, k: int = 12) -> tuple[Neighbours, np.ndarray]:
