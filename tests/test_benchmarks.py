@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pipeline.index.build.index_shape import plan_index
+from pipeline.index.library import faiss_threads
 from pipeline.index.measure.truth import ExactTopK, Queries
-from pipeline.index.threads import faiss_threads
 from pipeline.settings import IndexSettings
 from pipeline.settings.index_kinds import KINDS
 from tests.benchmarks.chunks import edit

@@ -76,7 +76,6 @@ ORDERS = {
     ),
     "pipeline.index": (
         "library",
-        "threads",
         "gpu",
         "refine",
         "structure",

@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 
 from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
+from pipeline.index.library import faiss_threads
 from pipeline.index.search.search import OpenRelease, open_release
 from pipeline.index.search_parameters import ivf_parameters
 from pipeline.index.structure import unwrap
-from pipeline.index.threads import faiss_threads
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.where.parse import parse_where

@@ -24,11 +24,11 @@ import pyarrow.parquet as pq
 from pipeline.index.build.build import fill, read_index, train, write_index
 from pipeline.index.build.index_shape import IndexPlan, plan_index
 from pipeline.index.build.merge import FilledShard, merge
+from pipeline.index.library import faiss_threads
 from pipeline.index.measure.recall import recall
 from pipeline.index.measure.search_effort import choose_effort, get_effort, set_effort
 from pipeline.index.measure.truth import ExactTopK, Neighbours, Queries
 from pipeline.index.refine import CANDIDATES_PER_ANSWER
-from pipeline.index.threads import faiss_threads
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
 from pipeline.settings.index_kinds import KINDS
 from tests.benchmarks.machine import machine, print_table, spread

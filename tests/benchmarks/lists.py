@@ -18,7 +18,7 @@ import faiss
 import numpy as np
 
 from pipeline.index.build.centroids import CentroidGroups, train_centroids
-from pipeline.index.threads import faiss_threads
+from pipeline.index.library import faiss_threads
 from tests.benchmarks.index import vectors
 from tests.benchmarks.machine import machine
 

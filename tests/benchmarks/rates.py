@@ -24,11 +24,11 @@ from pipeline.index.build.index_shape import plan_index
 from pipeline.index.build.kind_trial import Pilot
 from pipeline.index.build.merge import FilledShard, count_duplicates, merge
 from pipeline.index.build.sample import hash_order, id_bytes
+from pipeline.index.library import faiss_threads
 from pipeline.index.measure.kind_recall import KindVariant
 from pipeline.index.measure.search_effort import set_effort
 from pipeline.index.measure.truth import NOT_A_ROW, ExactTopK, Queries
 from pipeline.index.structure import addresses_of
-from pipeline.index.threads import faiss_threads
 from pipeline.settings import CorpusSettings, IndexSettings
 from pipeline.settings.index_kinds import DIMS_PER_BYTE
 from pipeline.stats.moments import Moments, merge_tree

@@ -8,9 +8,9 @@ from pipeline.errors import ConfigError
 from pipeline.index.build.build import fill, train
 from pipeline.index.build.index_shape import plan_index
 from pipeline.index.gpu import check_gpus
+from pipeline.index.library import faiss_threads
 from pipeline.index.measure.truth import ExactTopK, Queries
 from pipeline.index.structure import ivf_of
-from pipeline.index.threads import faiss_threads
 from pipeline.settings import IndexSettings
 from tests.index.clustered import clustered
 

@@ -130,9 +130,9 @@ class GrowPart(PlainTask[PartToGrow, GrownPart]):
 
     def _grow(self, item: PartToGrow) -> GrownPart:
         from pipeline.index.build.build import fill, read_index, remove, write_index
+        from pipeline.index.library import faiss_threads
         from pipeline.index.measure.truth import ExactTopK
         from pipeline.index.structure import fingerprint
-        from pipeline.index.threads import faiss_threads
 
         extension, previous, source = self.extension, self.extension.previous, self.extension.build.source
         store, ids = source.store, item.part.ids

@@ -67,8 +67,8 @@ class ScanTruth(PlainTask[tuple[VectorUnit, ...], ScannedRows]):
 
     def work(self, units: tuple[VectorUnit, ...]) -> ScannedRows:
         from pipeline.index.gpu import check_gpus
+        from pipeline.index.library import faiss_threads
         from pipeline.index.measure.truth import ExactTopK
-        from pipeline.index.threads import faiss_threads
 
         if self.on_gpu:
             check_gpus()
@@ -185,8 +185,7 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
 
     def _measured_index(self, parts: "SearchedParts", queries: "Queries", truth: "Neighbours") -> BuiltIndex:
         """Measure the opened parts, store the exact neighbours, and return the record of the index."""
-        from pipeline.index.measure.measure import measure_parts
-        from pipeline.index.measure.near_dead import recall_near_dead
+        from pipeline.index.measure.measure import measure_parts, recall_near_dead
 
         extension, extended, index = self.extension, self.extended, self.extension.previous.index
         store = extension.build.store

@@ -16,9 +16,9 @@ from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Task
 from pipeline.index.build.build import read_index
 from pipeline.index.files.parts import Parts, open_parts
+from pipeline.index.library import faiss_threads
 from pipeline.index.measure.search_effort import candidate_efforts, get_effort, set_effort
 from pipeline.index.measure.searched_parts import SearchedParts, best_of
-from pipeline.index.threads import faiss_threads
 from pipeline.store.files.base import Store
 from pipeline.store.records.dead import DeadRows
 from pipeline.store.records.sealed_json import FileRef

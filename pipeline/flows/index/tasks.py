@@ -99,7 +99,7 @@ class Train(PlainTask[tuple[VectorUnit, ...], TrainedIndex]):
     def _train(self, units: tuple[VectorUnit, ...]) -> TrainedIndex:
         from pipeline.index.build.build import train, write_index
         from pipeline.index.gpu import sees_gpus
-        from pipeline.index.threads import faiss_threads
+        from pipeline.index.library import faiss_threads
 
         build = self.build
         _, sample = build.source.sample(units, max(build.plan.train_rows, 1), "train")
@@ -169,8 +169,8 @@ class FillShard(PlainTask[Shard, ShardRecord]):
         from pipeline.index.build.build import fill, read_index, write_index
         from pipeline.index.files.ids import write_ids
         from pipeline.index.gpu import check_gpus
+        from pipeline.index.library import faiss_threads
         from pipeline.index.measure.truth import ExactTopK
-        from pipeline.index.threads import faiss_threads
 
         if self.on_gpu:
             check_gpus()

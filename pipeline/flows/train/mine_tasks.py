@@ -130,9 +130,9 @@ class MineUnit:
             (n, negatives) addresses, NO_NEIGHBOUR where there are fewer; and an (n,) mask of the pairs whose
             texts both have a vector.
         """
+        from pipeline.index.library import faiss_threads
         from pipeline.index.measure.truth import NO_NEIGHBOUR, Neighbours
         from pipeline.index.search.negatives import pick_negatives, without_positives
-        from pipeline.index.threads import faiss_threads
 
         anchors = self._vectors(units.anchor_vectors)
         positives = self._vectors(units.positive_vectors)

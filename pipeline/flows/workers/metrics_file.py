@@ -1,8 +1,8 @@
 """Write the metrics of a night to a file for the textfile collector of Prometheus's node exporter.
 
 The names are those that Ray's agent would export, so dashboard and alerts need no change.
-`prometheus_client.write_to_textfile` would not make this shorter: values are collected from `metrics.listeners`
-in either case. Its counters also write series named `_created`, and the umask decides who may read its file.
+`prometheus_client.write_to_textfile` would not be shorter: values come from `metrics.listeners` in either
+case. Its counters also write series named `_created`, and the umask decides who may read its file.
 """
 
 import contextlib

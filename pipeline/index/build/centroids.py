@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.index.gpu import flat_index
-from pipeline.index.library import faiss
-from pipeline.index.threads import map_in_threads
+from pipeline.index.library import faiss, map_in_threads
 
 BLOCK_ROWS = 32_768  # rows whose nearest centroids are found at once: with fewer, products are slower
 GROUPS_PER_ROW = 8  # nearest groups, all of whose centroids are compared with a row

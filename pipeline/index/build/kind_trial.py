@@ -12,12 +12,12 @@ import numpy as np
 
 from pipeline.index.build.build import fill, train
 from pipeline.index.build.index_shape import plan_variant
+from pipeline.index.library import faiss_threads
 from pipeline.index.measure.kind_recall import CodeRecall, KindVariant
 from pipeline.index.measure.recall import recall
 from pipeline.index.measure.search_effort import set_effort
 from pipeline.index.measure.truth import ExactTopK, Neighbours, Queries
 from pipeline.index.structure import nlist_of
-from pipeline.index.threads import faiss_threads
 from pipeline.settings import IndexSettings
 from pipeline.transforms import Affine
 

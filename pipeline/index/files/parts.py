@@ -13,6 +13,7 @@ import numpy as np
 
 from pipeline.index.build.build import read_index
 from pipeline.index.build.merge import count_duplicates
+from pipeline.index.library import map_in_threads
 from pipeline.index.measure.searched_parts import SearchedParts, best_of, query_ms
 from pipeline.index.measure.truth import NO_NEIGHBOUR
 from pipeline.index.search_parameters import hnsw_parameters, ivf_parameters
@@ -23,7 +24,6 @@ from pipeline.index.structure import (
     set_index_effort,
     unwrap,
 )
-from pipeline.index.threads import map_in_threads
 from pipeline.store.files.base import Store, normal_path
 from pipeline.store.files.disk import temporary_folder
 from pipeline.store.records.dead import Dead

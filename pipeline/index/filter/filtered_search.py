@@ -13,15 +13,13 @@ import numpy as np
 
 from pipeline.index.files.parts import Parts
 from pipeline.index.filter.address_set import AddressSet
-from pipeline.index.filter.selected_rows import locate
-from pipeline.index.filter.selection import ExactRows, SelectedRows, to_space_of
-from pipeline.index.library import faiss
+from pipeline.index.filter.selection import ExactRows, SelectedRows, locate, to_space_of
+from pipeline.index.library import faiss, map_in_threads
 from pipeline.index.measure.searched_parts import best_of
 from pipeline.index.measure.truth import NO_NEIGHBOUR
 from pipeline.index.refine import id_map_of
 from pipeline.index.search_parameters import hnsw_parameters, ivf_parameters
 from pipeline.index.structure import unwrap
-from pipeline.index.threads import map_in_threads
 
 Found = tuple[np.ndarray, np.ndarray]  # scores and addresses (q, k)
 

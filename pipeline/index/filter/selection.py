@@ -1,22 +1,81 @@
 """Select the rows of an index that a filter lets pass, and prepare them for searching."""
 
-from collections.abc import Iterable
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
+from pipeline.index.files.ids import Ids
 from pipeline.index.files.parts import Parts
 from pipeline.index.files.unit_vectors import MAX_READ_BYTES, UnitVectors
 from pipeline.index.filter.address_set import AddressSet
-from pipeline.index.filter.selected_rows import RowBlock, locate, stored_vectors
-from pipeline.index.structure import is_exact, nlist_of, transforms_of
+from pipeline.index.library import faiss
+from pipeline.index.refine import id_map_of
+from pipeline.index.structure import is_exact, ivf_of, nlist_of, transforms_of, unwrap
 from pipeline.log import announce
+from pipeline.where.parse import parse_where
 
 # Largest number of passing rows that are searched exactly. Their vectors, 15 MB at 384 dimensions, are
 # compared with a query in 0.3 ms on one thread.
 EXACT_ROWS = 10_000
+
+_BLOCK_ROWS = 1 << 16  # rows whose addresses are looked up at once, in an index without lists
+
+# Filters whose rows are kept: up to 15 MB of vectors each, at 384 dimensions, and a bit for each row.
+_MAX_KEPT = 16
+_ADDRESS_SPACE = 1 << 17  # units, for all kept filters: half of the 2^47 bytes that a process may map
+
+
+class RowBlock(NamedTuple):
+    """Some rows of an index."""
+
+    list_number: int
+    """their inverted list; -1 without lists"""
+    positions: np.ndarray
+    """(n,) int64, offsets in the list; if there is an id map, numbers in the order of adding"""
+    addresses: np.ndarray
+    """(n,) int64"""
+
+
+def locate(index: Any, members: AddressSet) -> Iterator[RowBlock]:
+    """Yield the rows of an index whose addresses are in a set, list by list."""
+    id_map, ivf = id_map_of(index), ivf_of(index)
+    mapped = None if id_map is None else faiss.rev_swig_ptr(id_map.id_map.data(), index.ntotal)
+    if ivf is None:
+        assert mapped is not None
+        for start in range(0, index.ntotal, _BLOCK_ROWS):
+            addresses = mapped[start : start + _BLOCK_ROWS]
+            offsets = np.flatnonzero(members.contains(addresses))
+            yield RowBlock(-1, start + offsets, addresses[offsets])
+        return
+    for number in range(ivf.nlist):
+        if not (size := ivf.invlists.list_size(number)):
+            continue
+        ids = ivf.invlists.get_ids(number)
+        stored = faiss.rev_swig_ptr(ids, size)
+        addresses = stored if mapped is None else mapped[stored]
+        offsets = np.flatnonzero(members.contains(addresses))
+        yield RowBlock(number, offsets if mapped is None else stored[offsets], addresses[offsets])
+        ivf.invlists.release_ids(number, ids)
+
+
+def stored_vectors(index: Any, block: RowBlock) -> np.ndarray:
+    """Return the vectors (n, d) float32 of rows of an index that does not compress them, transformed.
+
+    Such an index has no refinement, so positions in a list are offsets.
+    """
+    ann = unwrap(index)
+    if block.list_number < 0:
+        return np.asarray(ann.reconstruct_batch(block.positions))
+    vectors = np.empty((len(block.positions), ann.d), dtype=np.float32)
+    for row, offset in enumerate(block.positions.tolist()):
+        ann.reconstruct_from_offset(block.list_number, offset, faiss.swig_ptr(vectors[row]))
+    return vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,3 +167,45 @@ def to_space_of(index: Any, vectors: np.ndarray) -> np.ndarray:
     for transform in transforms_of(index):
         vectors = transform.apply(np.ascontiguousarray(vectors, dtype=np.float32))
     return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
+class Filters:
+    """The rows that filters select from one release. Threads may share an object."""
+
+    def __init__(self, ids: Ids, parts: Parts, units: UnitVectors) -> None:
+        self._ids, self._parts, self._units = ids, parts, units
+        self._kept: OrderedDict[str, SelectedRows] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def select(self, where: str, proceed: Callable[[], None] = lambda: None) -> SelectedRows:
+        """Return the rows that a filter lets pass. They are evaluated once, unless many filters come between.
+
+        Args:
+            proceed: is called often while the filter is evaluated; it may raise, to end this.
+
+        Raises:
+            ConfigError: the filter is invalid.
+        """
+        with self._lock:
+            if (kept := self._kept.get(where)) is not None:
+                self._kept.move_to_end(where)
+                return kept
+        selection = self.evaluate(where, proceed)
+        with self._lock:
+            self._kept[where] = selection
+            while len(self._kept) > max(1, min(_MAX_KEPT, _ADDRESS_SPACE // self._ids.next_ordinal)):
+                self._kept.popitem(last=False)
+        return selection
+
+    def evaluate(self, where: str, proceed: Callable[[], None] = lambda: None) -> SelectedRows:
+        """Return the rows that a filter lets pass, without keeping them for the next search."""
+        condition = parse_where(where, self._ids.schema)
+        members = AddressSet(self._ids.next_ordinal)
+        try:
+            for addresses in self._ids.matching(condition, proceed):
+                members.add(addresses)
+        except pa.ArrowInvalid as error:  # a comparison of decimals needs more than 76 digits
+            raise ConfigError(
+                "where", "values with which the columns can be compared", str(error), "write fewer digits"
+            ) from None
+        return select(self._parts, members, self._units)

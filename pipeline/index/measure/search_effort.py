@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.index.library import faiss_threads
 from pipeline.index.measure.metrics import CurvePoint, Latency
 from pipeline.index.measure.recall import recall
 from pipeline.index.measure.searched_parts import SearchedParts, indexes_of, query_ms
 from pipeline.index.measure.truth import Neighbours, Queries
 from pipeline.index.structure import nlist_of, set_index_effort, unwrap
-from pipeline.index.threads import faiss_threads
 
 _BEYOND_TARGET = 2  # points of the curve after the chosen one, which show the gain from more effort
 # The curve has levelled off if recall gains less than this over four points, a factor of four in effort.

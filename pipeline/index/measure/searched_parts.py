@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.index.library import faiss_threads
 from pipeline.index.measure.truth import NO_NEIGHBOUR
 from pipeline.index.structure import nlist_of, unwrap
-from pipeline.index.threads import faiss_threads
 
 
 class SearchedParts(abc.ABC):

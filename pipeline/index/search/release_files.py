@@ -1,25 +1,26 @@
-"""The files of one release, opened for searching."""
+"""The files of one release, its encoder among them, opened for searching."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import ValidationError
 
-from pipeline.errors import ConfigError, DataError, QueryError
+from pipeline.errors import ConfigError, DataError, QueryError, SpaceMismatch
 from pipeline.index.files.ids import Ids
-from pipeline.index.files.parts import open_parts
+from pipeline.index.files.parts import linked_folder, open_parts
 from pipeline.index.files.texts import Texts
 from pipeline.index.files.unit_vectors import UnitVectors
 from pipeline.index.filter.filtered_search import search_selected
-from pipeline.index.filter.filters import Filters
+from pipeline.index.filter.selection import Filters
 from pipeline.index.measure.truth import NO_NEIGHBOUR
-from pipeline.index.search.grouped import search_grouped
-from pipeline.index.search.query_encoder import load_query_encoder, local_file
-from pipeline.store.files.base import Store
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.store.files.base import Store, normal_path
+from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.rows.address import ordinal_of
 from pipeline.store.rows.arrays import arrow_of, one_chunk, strings_of
@@ -28,6 +29,9 @@ from pipeline.where.parse import parse_where
 
 if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder
+
+SearchRows = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
+"""Searches for the k nearest rows of queries (q, d). Returns scores and addresses (q, at most k)."""
 
 
 class OpenOptions(NamedTuple):
@@ -254,3 +258,105 @@ def _read_addresses(file: Path) -> np.ndarray:
             " ".join(str(error).split()),
             "restore it, or roll back",
         ) from None
+
+
+def load_query_encoder(store: Store, manifest: ReleaseManifest, device: str) -> "Encoder":
+    """Load the encoder of a release.
+
+    It is not compiled, because compilation delays the first query by seconds. The number of threads of the
+    process does not change.
+
+    Raises:
+        DataError: a file is missing or changed, or this version does not know a setting.
+        SpaceMismatch: the encoder's vectors are not of the release's space.
+    """
+    from pipeline.models.inference.encoder import load_encoder
+    from pipeline.models.layers.numerics import usual_threads
+
+    settings = EncodeSettings(compile=False, threads=usual_threads())
+    stored_folder = manifest.encoder.path
+    files = []
+    for file in manifest.encoder.files:
+        stored = file.model_copy(update={"path": f"{stored_folder}/{normal_path(file.path)}"})
+        files.append((file.path, local_file(store, stored)))
+    with linked_folder(files) as folder:
+        encoder = load_encoder(_encoder_settings(manifest, folder), settings, device)
+    if encoder.space_id != manifest.space_id:
+        raise SpaceMismatch(
+            store.uri_of(stored_folder),
+            f"space {manifest.space_id}",
+            f"space {encoder.space_id}",
+            "another encoder is stored in the folder of the release's encoder: restore it",
+        )
+    return encoder
+
+
+def local_file(store: Store, reference: FileRef, verify: bool = True) -> Path:
+    """Fetch a file of the release if necessary, and return its path on this machine.
+
+    Raises:
+        DataError: the file does not exist, or `verify` is True and its sha256 differs.
+    """
+    try:
+        return store.local(reference.path, reference.sha256 if verify else None)
+    except FileNotFoundError:
+        raise DataError(
+            store.uri_of(reference.path),
+            "a file of the release",
+            "no such file",
+            "restore the file, or roll back to a complete release",
+        ) from None
+
+
+def _encoder_settings(manifest: ReleaseManifest, folder: Path) -> EncoderSettings:
+    try:
+        return EncoderSettings(**{**manifest.settings.get("encoder", {}), "path": str(folder)})
+    except ValidationError as error:
+        raise DataError(
+            f"release {manifest.release}: settings.encoder",
+            "settings that this version knows",
+            str(error.errors()[0]["loc"]),
+            "open the release with the version that wrote it",
+        ) from None
+
+
+def search_grouped(
+    search: SearchRows, parents_of: Callable[[np.ndarray], pa.Array], vectors: np.ndarray, k: int, rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Search for the best rows of the k nearest parents of each query.
+
+    Twice as many rows are asked for until they have k parents, or there are no more rows.
+
+    Args:
+        search: searches for rows.
+        parents_of: returns the parents of the rows at addresses (n,).
+        vectors: (q, d) queries.
+        rows: number of rows that `search` could find.
+
+    Returns:
+        Scores and addresses (q, n), n the smaller of k and `rows`, best first; NO_NEIGHBOUR where there are
+        fewer parents.
+    """
+    k = min(k, rows)
+    scores = np.full((len(vectors), k), -np.inf, dtype=np.float32)
+    addresses = np.full((len(vectors), k), NO_NEIGHBOUR, dtype=np.int64)
+    pending, wanted = np.arange(len(vectors)), k
+    while len(pending):
+        wanted = min(2 * wanted, rows)
+        row_scores, row_addresses = search(vectors[pending], wanted)
+        incomplete = []
+        for query, of_rows, found in zip(pending.tolist(), row_scores, row_addresses, strict=True):
+            valid = found != NO_NEIGHBOUR
+            best = _first_of_each(parents_of(found[valid]))[:k]
+            scores[query, : len(best)] = of_rows[valid][best]
+            addresses[query, : len(best)] = found[valid][best]
+            if len(best) < k and np.count_nonzero(valid) == wanted < rows:
+                incomplete.append(query)
+        pending = np.array(incomplete, dtype=np.int64)
+    return scores, addresses
+
+
+def _first_of_each(parents: pa.Array) -> np.ndarray:
+    """Return the indices of the first row of each parent, ascending."""
+    codes = parents.dictionary_encode().indices.to_numpy()
+    return np.sort(np.unique(codes, return_index=True)[1])

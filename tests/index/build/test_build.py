@@ -13,9 +13,9 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.index.build.build import fill, read_index, remove, train, write_index
 from pipeline.index.build.index_shape import IndexPlan, plan_index
 from pipeline.index.files.parts import Parts
+from pipeline.index.library import faiss_threads
 from pipeline.index.measure.truth import ExactTopK
 from pipeline.index.structure import addresses_of, fingerprint, ivf_of
-from pipeline.index.threads import faiss_threads
 from pipeline.settings import IndexSettings, index_kinds
 from tests.index.clustered import Map, clustered, cosines, some_map
 

@@ -4,12 +4,11 @@ import faiss
 import numpy as np
 import pytest
 
-from pipeline.index.build.add import RowAdder
-from pipeline.index.build.build import fill, train
+from pipeline.index.build.build import RowAdder, fill, train
 from pipeline.index.build.centroids import CentroidGroups, sum_by_group, train_centroids
 from pipeline.index.build.index_shape import plan_index
+from pipeline.index.library import faiss_threads
 from pipeline.index.structure import graph_of, ivf_of
-from pipeline.index.threads import faiss_threads
 from pipeline.settings import IndexSettings
 from tests.index.clustered import clustered
 

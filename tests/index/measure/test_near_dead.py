@@ -6,9 +6,8 @@ import pytest
 from pipeline.index.build.build import fill, train
 from pipeline.index.build.index_shape import plan_index
 from pipeline.index.files.parts import Parts
-from pipeline.index.measure.measure import measure
+from pipeline.index.measure.measure import measure, raise_effort
 from pipeline.index.measure.metrics import IndexMetrics
-from pipeline.index.measure.near_dead import raise_effort
 from pipeline.index.measure.search_effort import get_effort
 from pipeline.index.measure.truth import ExactTopK, Queries
 from pipeline.settings import IndexSettings

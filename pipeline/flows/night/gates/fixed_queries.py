@@ -49,7 +49,7 @@ class AskIndex:
 
     def __call__(self, parts: "SearchedParts") -> ScoresAndAddresses:
         """Find the nearest rows in all parts together, as searchers do."""
-        from pipeline.index.threads import faiss_threads
+        from pipeline.index.library import faiss_threads
 
         with faiss_threads(1):
             return parts.search_until_k(self.vectors, self.hits)

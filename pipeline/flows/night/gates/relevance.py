@@ -21,7 +21,7 @@ from pipeline.flows.night.gates.judged_ids import (
 )
 from pipeline.flows.run import Run
 from pipeline.index.measure.truth import NO_NEIGHBOUR
-from pipeline.index.search.grouped import search_grouped
+from pipeline.index.search.release_files import search_grouped
 from pipeline.log import announce
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import RelevanceSettings
