@@ -121,7 +121,7 @@ class EvaluationTask(ABC):
         """Return the sentences whose vectors `score` needs, maybe repeated. Raises DataError."""
 
     def queries(self) -> Sequence[str]:
-        """Return those of the sentences that are queries, and may have a prompt of their own."""
+        """Return the sentences that are queries; they may have a prompt of their own."""
         return ()
 
     @abstractmethod

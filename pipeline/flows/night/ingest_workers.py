@@ -43,6 +43,6 @@ def ingest_workers(
 
 
 def _changed_bytes(job: Job, previous: PreviousRelease) -> int:
-    """Return the size of the files that tonight has to read, by size and time alone."""
+    """Return the total size of the files to read tonight, which are found by size and time alone."""
     files = list_files(job.corpus.model_copy(update={"fingerprint": "fast"}))
     return sum(file.size for file in changed_files(files, previous.corpus))

@@ -120,7 +120,7 @@ def _and_more(faults: Sequence[Fault]) -> str:
 
 
 def same_release(job: Job, previous: PreviousRelease, encoder_path: str) -> ReleaseManifest | None:
-    """Return the current release if encoder and settings are still those that made it, else None.
+    """Return the current release if it was made with the same encoder and settings, else None.
 
     The corpus is not compared.
 
@@ -138,7 +138,7 @@ def same_release(job: Job, previous: PreviousRelease, encoder_path: str) -> Rele
 
 
 def has_same_files(job: Job, previous: PreviousRelease) -> bool:
-    """Return whether the listing of the corpus is that of the current release. Opens no file."""
+    """Return whether the corpus's listing equals the current release's. Opens no file."""
     if previous.corpus is None:
         return False
     listed = list_corpus(job.corpus)

@@ -123,7 +123,7 @@ def _refused(folder: str, gates: Mapping[str, Gate], choices: Iterable[Choice]) 
 
 
 def record_current(releases: Releases, release: ReleaseManifest | None) -> None:
-    """Record the metrics of the current release, which stay those of the root unless the night publishes."""
+    """Record the metrics of the current release; they remain valid unless the night publishes another one."""
     if release is None or not metrics.is_recorded():
         return
     if (commit := releases.commits.read(release.release)) is not None:
@@ -137,7 +137,7 @@ def unchanged_outcome(
     """Describe a night after which the current release stays current, because no live row changed.
 
     Args:
-        corpus: tonight's corpus; None if its files are those of the current release.
+        corpus: tonight's corpus; None if its files are the same as the current release's.
     """
     release = previous.release
     assert release is not None

@@ -13,9 +13,9 @@ from pipeline.store.releases.manifest import ReleaseManifest
 
 
 def measure_drift(store: Store, before: ReleaseManifest, after: ReleaseManifest) -> Drift | None:
-    """Return the drift of the vectors; None if that is not known.
+    """Return the drift of the vectors; None if it is unknown.
 
-    It is not known if the spaces differ, moments are missing, rows are too few, or earlier ones are equal.
+    It is unknown if the spaces differ, moments are missing, rows are too few, or earlier ones are equal.
 
     The covariance of no more rows than dimensions is singular: a single changed row, in a direction without
     variance before, would then be a huge spread.

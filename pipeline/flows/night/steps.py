@@ -94,7 +94,7 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
 
 
 def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease) -> None:
-    """Find errors that would stop the night later; log whether the root is held or rolled back."""
+    """Raise errors that would stop the night later; log whether the root is held or rolled back."""
     check_root(job)
     if previous.corpus is None:  # otherwise the corpus was listed to see whether it has changed
         list_corpus(

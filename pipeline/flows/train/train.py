@@ -118,7 +118,7 @@ def _open_with(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
 
 
 def _encoder_name(job: Job) -> str:
-    """Return a readable name of the encoder that training starts from."""
+    """Return a readable name of the encoder that the training starts from."""
     recurrent, convolutional, table = job.train.recurrent, job.train.convolutional, job.train.word_table
     paragraphs = job.train.paragraph_vectors
     if paragraphs.dim is not None:

@@ -72,7 +72,7 @@ class Parts(SearchedParts):
         return sum(part.ntotal for part in self.indexes) - len(self._tombstones)
 
     def search(self, vectors: np.ndarray, k: int, nprobe: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Search for the k nearest live rows. Of rows with equal scores, the lower address comes first.
+        """Search for the k nearest live rows. Rows with equal scores are in the order of their addresses.
 
         Args:
             vectors: (q, d), raw vectors of the encoder.

@@ -21,7 +21,7 @@ def recall(
     """Measure the proportion of the exact k nearest rows that the index returns, for each k of `ranks`.
 
     Many corpora contain equal texts, so rows are often tied for rank k. Any answer is a hit if its exact
-    score is at least that of rank k (up to 1e-6). Exact scores are known for the rows in `truth`, which goes
+    score is at least rank k's (up to 1e-6). Exact scores are known for the rows in `truth`, which goes
     beyond rank k, and for all answers of an index that does not compress vectors; other answers are no hits.
     If there are fewer than k other rows, all of them are expected.
 

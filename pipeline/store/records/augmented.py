@@ -29,7 +29,7 @@ class Augmented(StageRecord):
     settings: dict[str, Any] = {}
 
     def paths(self, store: Store) -> set[str]:
-        """Return the paths of the files that this manifest names and of those that a later run reuses."""
+        """Return the paths of the files that this manifest names, and of files that a later run reuses."""
         needed = {self.corpus.path}
         needed |= {path for unit in self.units for path in (unit.path, f"{unit.name}.json")}
         try:

@@ -227,7 +227,7 @@ def _served(store: Store, now: float) -> tuple[list[str], set[int]]:
 def _divide_paths(
     releases: Releases, series: Sequence[Series], kept: set[int], keep: int
 ) -> tuple[_PathSet, _PathSet]:
-    """Return the paths that kept releases and manifests need, and those that the others name.
+    """Return the paths that kept releases and manifests need, and the paths that the others name.
 
     Args:
         kept: numbers of the kept releases.

@@ -68,7 +68,7 @@ def _refuse_records(lines: Sequence[str], file: str) -> None:
 
 
 def _are_objects(line: str) -> bool:
-    """Return whether a line is JSON objects, alone or as a part of an array."""
+    """Return whether a line holds JSON objects, alone or as a part of an array."""
     objects = line.strip().removesuffix(",").removeprefix("[").removesuffix("]")
     try:
         found = json.loads(f"[{objects}]")

@@ -80,7 +80,7 @@ class ResolveBucket:
     keys: tuple[TableBucket, ...]
     """buckets of the previous corpus's key table"""
     other_keys: tuple[TableBucket, ...]
-    """the same, if its ids are of another type, or only one of the corpora has chunks"""
+    """the previous buckets, if its ids have another type, or only one of the two corpora has chunks"""
     id_type: pa.DataType
     """type of the ids"""
     listed: tuple[str, ...]

@@ -36,7 +36,7 @@ class FileView:
         return list(dict.fromkeys([*self.constants, *self.stored]))
 
     def types(self, schema: pa.Schema) -> dict[str, pa.DataType]:
-        """Return the types of all columns; `schema` is that of the file.
+        """Return the types of all columns; `schema` is the file's.
 
         Numbers and times have the type that they have in the table, which may be wider than in the file.
         """

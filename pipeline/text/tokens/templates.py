@@ -211,7 +211,7 @@ def add_tokens(folder: Path, count: int) -> list[int]:
 
 
 def mask_token(folder: Path, vocabulary: Mapping[str, int]) -> str | None:
-    """Name of the mask token: the one in the tokenizer's files, or a common one; None if there is none."""
+    """Name of the mask token, from the tokenizer's files or a list of common ones; None if there is none."""
     named = (read_mapping(folder / file).get("mask_token") for file in _TOKENIZER_FILES)
     names = [*(token_text(token) for token in named if token is not None), *_COMMON_MASK_TOKENS]
     return next((name for name in names if name in vocabulary), None)

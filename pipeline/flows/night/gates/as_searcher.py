@@ -34,7 +34,7 @@ from pipeline.targets.values import json_rows
 from pipeline.transforms import load_transform
 
 _GROUP_BYTES = 1 << 30  # bytes of the files that one item compares
-_GROUP_FILES = 64  # so that no item makes more requests the more units there are
+_GROUP_FILES = 64  # bounds the requests of one item, however many units there are
 _SHOWN = 3  # faults that the sentence names
 _EXPORTED_ROWS = 1_000
 _DELETE = "delete them and run again"
