@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from pipeline.errors import PipelineError
+from pipeline.errors import ConfigError, PipelineError
 from pipeline.store.rows.schema import vector_matrix
 from pipeline.targets import TARGETS, Position, Target
 from pipeline.targets.requests import in_requests, is_refusal
@@ -17,6 +18,8 @@ from pipeline.targets.values import id_array, json_rows
 _IDS = uuid.UUID("b2f0c7c6-3c1e-5f0e-9a53-6d0a9f3b7a11")  # namespace of the ids of points
 _KEY = "manta"  # key of the position in the collection's metadata
 _VALUE_BYTES = 20  # a number in JSON
+_HOST = re.compile(r"localhost|\d+(\.\d+){3}|\[.*\](:\d+)?|[^/\\]+:\d+", re.IGNORECASE)
+"""names and addresses of hosts, which the client would take for a folder"""
 
 
 @TARGETS.register("qdrant")
@@ -34,6 +37,13 @@ class QdrantTarget(Target):
 
     def __init__(self, uri: str, name: str) -> None:
         super().__init__(uri, name)
+        if _HOST.fullmatch(uri):
+            raise ConfigError(
+                f"TARGET {uri!r}",
+                "the URL of a server, or a folder",
+                "a host without http:// or https://",
+                f"write http://{uri}, with the port if it is not 6333, or ./{uri} for a folder",
+            )
         self._module = self.client("qdrant_client")
         with self.connecting():
             if "://" in uri:

@@ -47,6 +47,10 @@ def test_an_invalid_name_is_refused_before_anything_is_written(kind: str, name: 
         ("elasticsearch", "http://host", "must include a 'scheme', 'host', and 'port'"),
         ("opensearch", "http://host:port", "Port could not be cast"),
         ("qdrant", "ftp://host", "Unknown scheme: ftp"),
+        *(
+            ("qdrant", host, r"found a host without http:// .*, or \./.* for a folder")
+            for host in ("localhost", "LocalHost", "db:6333", "10.0.0.5", "[::1]:6333", "db.example.com:80")
+        ),
         ("milvus", "folder", "needs start with"),
         ("opensearch", "", "expected the address of a server, or a folder, found an empty text"),
     ],
