@@ -11,7 +11,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from importlib.abc import MetaPathFinder
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 import typer
@@ -26,7 +25,6 @@ EXIT_CODES = (
     "or stopped by SIGTERM (run again), 130 interrupted, "
     "70 an internal error."
 )
-_LARGE_LIBRARIES = ("torch", "faiss", "ray")
 _LEAST_ADDRESSES = 4 << 30  # with less, PyTorch cannot be loaded, or libgomp and Ray end the process
 _CONTINUE = "finished work is kept: run the same command again to continue"
 
@@ -73,7 +71,7 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
     with _standard_output() as say:
         say_json = say if as_json else None
         try:
-            with _addresses_checked(), ends_by(lambda error: _end_at_once(error, say_json)):
+            with ends_by(lambda error: _end_at_once(error, say_json)):
                 work(say)
         except typer.Exit:
             raise
@@ -122,30 +120,16 @@ def _describe_failure(error: BaseException) -> _Failure:
     )
 
 
-@contextlib.contextmanager
-def _addresses_checked() -> Iterator[None]:
-    """Raise ConfigError if the block loads a library that would crash for lack of addresses."""
-    check = _AddressCheck()
-    sys.meta_path.insert(0, check)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(check)
-
-
-class _AddressCheck(MetaPathFinder):
-    """Finds no module; Python asks it before it loads one."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Raise ConfigError for a large library if the process has too few addresses for it."""
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if name in _LARGE_LIBRARIES and limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESSES:
-            raise ConfigError(
-                "memory of this process",
-                f"at least {_LEAST_ADDRESSES >> 30} GiB of addresses, most of them for libraries",
-                f"{limit / (1 << 30):.1f} GiB",
-                "raise the limit: ulimit -v unlimited",
-            )
+def refuse_few_addresses() -> None:
+    """Raise ConfigError if the process has too few addresses for PyTorch, faiss or Ray."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESSES:
+        raise ConfigError(
+            "memory of this process",
+            f"at least {_LEAST_ADDRESSES >> 30} GiB of addresses, most of them for libraries",
+            f"{limit / (1 << 30):.1f} GiB",
+            "raise the limit: ulimit -v unlimited",
+        )
 
 
 def _end_at_once(error: Exception, say: Say | None) -> NoReturn:

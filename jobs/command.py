@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.boundary import OutputClosed, Say, guarded, run_program
+from jobs.boundary import OutputClosed, Say, guarded, refuse_few_addresses, run_program
 from pipeline.config import load_settings, refuse_credentials, to_yaml, uri_of
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.log import Stages, printable
@@ -101,6 +101,7 @@ def job_command(work: Callable[..., Answer]) -> Command:
             if print_config:
                 say(json.dumps(job.model_dump(mode="json"), indent=2) if as_json else to_yaml(job).rstrip())
             else:
+                refuse_few_addresses()
                 print_answer(work(CommandRun(job, verbose), **own_options), say, as_json)
 
         guarded(run_command, as_json=as_json, verbose=verbose)

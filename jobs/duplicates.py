@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.boundary import guarded
+from jobs.boundary import guarded, refuse_few_addresses
 from jobs.command import Answer, CommitsRoot, Json, Root, Verbose, options_command, print_answer, standalone
 
 
@@ -47,6 +47,7 @@ def duplicates(options: NearDuplicatesOptions) -> None:
 
 
 def _find(options: NearDuplicatesOptions) -> Answer:
+    refuse_few_addresses()
     from pipeline.flows.duplicates.compare import DuplicateSearch
     from pipeline.flows.duplicates.find import find_duplicates
     from pipeline.log import Stages, counted

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from jobs.boundary import refuse_few_addresses
 from jobs.command import Answer
 from jobs.layout import table, table_within
 from pipeline.log import Stages, counted
@@ -29,6 +30,7 @@ def compare(
         examples: number of rows to show for each kind of difference.
         width: width of the output in terminal cells; None without a limit.
     """
+    refuse_few_addresses()
     from pipeline.flows.night.release_difference import difference as compare_releases
     from pipeline.index.search.search import open_release
 

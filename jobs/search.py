@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs.boundary import Say, guarded
+from jobs.boundary import Say, guarded, refuse_few_addresses
 from jobs.command import CommitsRoot, Root, Verbose, options_command, standalone
 from jobs.layout import divide_width, gaps, output_width, table, truncate, wanted_widths
 from jobs.queries import Query, QueryTexts
@@ -111,6 +111,7 @@ def search(options: SearchOptions) -> None:
 
 
 def _search(options: SearchOptions, width: int | None, say: Say) -> None:
+    refuse_few_addresses()
     from pipeline.index.search.search import open_release
 
     queries = QueryTexts.of(options.query or (), options.queries, options.column)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.boundary import Say, guarded
+from jobs.boundary import Say, guarded, refuse_few_addresses
 from jobs.command import CommitsRoot, Root, Verbose, options_command, standalone
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def serve(options: ServeOptions) -> None:
 
 
 def _serve(options: ServeOptions, say: Say) -> None:
+    refuse_few_addresses()
     from pipeline.errors import ConfigError
 
     token = _token()

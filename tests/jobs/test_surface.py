@@ -291,8 +291,9 @@ def test_errors_for_lack_of_resources_are_transient(
     assert words in capfd.readouterr().err
 
 
-def test_a_limit_of_addresses_that_libraries_exceed_is_named(tmp_path: Path):
-    command = f"ulimit -v 800000; exec {sys.executable} -m jobs.search {tmp_path} text --json"
+@pytest.mark.parametrize("job", ["search {} text", "releases diff {} 1", "nightly release.root={}"])
+def test_a_limit_of_addresses_that_libraries_exceed_is_named(tmp_path: Path, job: str):
+    command = f"ulimit -v 800000; exec {sys.executable} -m jobs.{job.format(tmp_path)} --json"
     ended = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert json.loads(ended.stdout)["exit_code"] == ended.returncode == 2
     assert "at least 4 GiB of addresses, most of them for libraries, found 0.8 GiB" in ended.stderr
