@@ -85,7 +85,11 @@ def standalone(command: Command) -> None:
     run_program(app)
 
 
-def job_command(work: Callable[..., Answer]) -> Command:
+IfRefused = Callable[[ConfigError, Path | None, tuple[str, ...]], None]
+"""called with the error, the file and the overrides if settings are refused"""
+
+
+def job_command(work: Callable[..., Answer], if_refused: IfRefused | None = None) -> Command:
     """Make a command that loads the settings of a job, calls `work(run, ...)` and prints the answer."""
 
     def command(
@@ -97,11 +101,19 @@ def job_command(work: Callable[..., Answer]) -> Command:
         **own_options: Any,
     ) -> None:
         def run_command(say: Say) -> None:
-            job = load_settings(Job, _config_file(config) if config else None, tuple(overrides or ()))
+            file, arguments = None, tuple(overrides or ())
+            try:
+                file = _config_file(config) if config else None
+                job = load_settings(Job, file, arguments)
+                if not print_config:
+                    refuse_few_addresses()
+            except ConfigError as error:
+                if if_refused and not print_config:
+                    if_refused(error, file, arguments)
+                raise
             if print_config:
                 say(json.dumps(job.model_dump(mode="json"), indent=2) if as_json else to_yaml(job).rstrip())
             else:
-                refuse_few_addresses()
                 print_answer(work(CommandRun(job, verbose), **own_options), say, as_json)
 
         guarded(run_command, as_json=as_json, verbose=verbose)

@@ -4,12 +4,17 @@ manta nightly --config jobs/configs/quickstart.yaml
 python -m jobs.nightly --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
+import contextlib
+import functools
 import shlex
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from jobs.command import Answer, CommandRun, job_command, standalone
+from pipeline.config import written_value
+from pipeline.errors import ConfigError
 from pipeline.log import counted, duration
 from pipeline.settings import Job
 from pipeline.store.releases.manifest import RELEVANCE, RELEVANCE_CHANGE, USER_QUERY_RECALL
@@ -24,7 +29,16 @@ Verify = Annotated[
 ]
 
 
-@job_command
+def _count_refused(error: ConfigError, file: Path | None, overrides: tuple[str, ...]) -> None:
+    """Count a night whose settings are refused in its file of metrics, if that setting can be read."""
+    from pipeline.flows.workers.metrics_file import metrics_written_to
+
+    path = written_value("release.metrics_file", file, overrides)
+    with contextlib.suppress(ConfigError), metrics_written_to(path if isinstance(path, str) else None):
+        raise error
+
+
+@functools.partial(job_command, if_refused=_count_refused)
 def nightly(run: CommandRun, verify: Verify = False) -> Answer:
     """Make tonight's release: read, encode, whiten, index, check, publish.
 

@@ -1,6 +1,7 @@
 """Load settings from YAML and `key.path=value` overrides, check them, and write them as YAML."""
 
 import ast
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -179,6 +180,24 @@ def load_settings(kind: type[S], file: str | Path | None = None, overrides: tupl
         elif isinstance(value, float) and not math.isfinite(value):  # JSON has no NaN and no infinity
             raise ConfigError(f"{source.of(key)}: {key}", "a finite number", f"{value}", _CORRECT)
     return _validated(kind, tree, source)
+
+
+def written_value(key: str, file: Path | None, overrides: tuple[str, ...]) -> Any:
+    """Return a setting as the YAML file or an override writes it, although other settings may be invalid.
+
+    Returns:
+        The value, which is not checked; None if it is not set, or cannot be read.
+    """
+    tree: Any = {}
+    if file is not None:
+        with contextlib.suppress(ConfigError):
+            tree = read_yaml(file)
+    for argument in overrides:
+        with contextlib.suppress(ConfigError):
+            override(tree, argument)
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
 
 
 def validated(kind: type[S], tree: Mapping[str, Any], source: str) -> S:

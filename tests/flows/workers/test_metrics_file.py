@@ -8,8 +8,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
 from jobs.boundary import Stopped
+from jobs.cli import app
 from pipeline.errors import ConfigError, DataError, GatesRefused, ModelError, TransientError
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.workers import metrics
@@ -133,6 +135,19 @@ def test_a_night_whose_root_cannot_be_opened_is_counted(make_job: Callable[..., 
     (tmp_path / "releases").touch()
     with pytest.raises(ConfigError):
         nightly(make_job(f"release.metrics_file={file}"), Stages())
+    assert value(samples(file), metrics.NIGHTS, outcome="failed", exit_code="2") == 1
+
+
+@pytest.mark.parametrize("wrong", ["encode.unit_rows=none", "enocde.unit_rows=5", "unit_rows"])
+@pytest.mark.parametrize("is_in_file", [False, True])
+def test_a_night_whose_settings_are_refused_is_counted(tmp_path: Path, wrong: str, is_in_file: bool):
+    file, config = tmp_path / "manta.prom", tmp_path / "night.yaml"
+    config.write_text(f"release: {{metrics_file: {file}}}\n" if is_in_file else "corpus: [")
+    written = [] if is_in_file else [f"release.metrics_file={file}"]
+    command = ["nightly", "--config", str(config), wrong, *written]
+    assert CliRunner().invoke(app, [*command, "--print-config"]).exit_code == 2
+    assert not file.exists()
+    assert CliRunner().invoke(app, command).exit_code == 2
     assert value(samples(file), metrics.NIGHTS, outcome="failed", exit_code="2") == 1
 
 
