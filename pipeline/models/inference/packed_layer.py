@@ -1,4 +1,9 @@
-"""One layer of the packed forward pass: attention, then a feed-forward layer, each added to its input."""
+"""One layer of the packed forward pass: attention, then a feed-forward layer, each added to its input.
+
+It is not the layer of `trainable.packed_layer`, which keeps the modules of the checkpoint one by one, for
+adapters and gradients. With that layer, a BERT of six layers encodes 10 % fewer tokens a second on one core,
+and vectors have other bits, because products are neither joined nor prepared.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""One trainable layer of a packed family, whose modules have the names of its checkpoints."""
+"""One trainable layer of a packed family, whose modules have the names of its checkpoints.
+
+Inference has a layer of its own, `inference.packed_layer`, which is faster and has no modules to train.
+"""
 
 import functools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,8 @@
 """Fast decoding steps for BART-like decoders (Marian, BART, mBART, M2M100, NLLB).
 
-They are faster than the modules of transformers, by a quarter of a small model's time or more: projections
-are fused, the cache is written in place, and a batch without padding needs no mask.
+Projections are fused, the cache is written in place, and a batch without padding needs no mask. The modules
+of transformers take 1.24 times as long for greedy translations and 1.29 times for sampled ones (500 captions,
+a Marian of 1.7 million parameters, one core), and give the same tokens.
 """
 
 import math
