@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.flows.encode.encode import EncodeBlocks
     from pipeline.index.search.search import open_release
-    from pipeline.models.inference.encoder import load_encoder
-    from pipeline.models.inference.once import encode
+    from pipeline.models.inference.encoder import encode, load_encoder
 
     __version__: str
 
@@ -25,7 +24,7 @@ __all__ = ["EncodeBlocks", "__version__", "encode", "load_encoder", "open_releas
 
 _MODULES = {
     "EncodeBlocks": "pipeline.flows.encode.encode",
-    "encode": "pipeline.models.inference.once",
+    "encode": "pipeline.models.inference.encoder",
     "load_encoder": "pipeline.models.inference.encoder",
     "open_release": "pipeline.index.search.search",
 }

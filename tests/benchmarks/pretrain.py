@@ -36,8 +36,7 @@ from pipeline.config import load_settings, validated
 from pipeline.flows.train.run_folder import CHECKPOINTS
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.saved_modules import SavedHeads
-from pipeline.models.trainable.saving import save_folder
+from pipeline.models.trainable.saving import SavedHeads, save_folder
 from pipeline.objectives.build import build_objective
 from pipeline.settings import EncoderSettings, Job
 from pipeline.settings.training import CheckpointSettings, TrainSettings

@@ -14,8 +14,7 @@ import pytest
 import manta
 from pipeline.flows.encode.encode import EncodeBlocks
 from pipeline.index.search.search import open_release
-from pipeline.models.inference.encoder import Encoder, load_encoder
-from pipeline.models.inference.once import encode
+from pipeline.models.inference.encoder import Encoder, encode, load_encoder
 from pipeline.settings import EncoderSettings, Job
 from pipeline.store.files.open_store import open_store
 from tests.conftest import ROOT

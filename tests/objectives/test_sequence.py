@@ -14,8 +14,7 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.saved_modules import SavedHeads
-from pipeline.models.trainable.saving import save_folder
+from pipeline.models.trainable.saving import SavedHeads, save_folder
 from pipeline.objectives import Batch
 from pipeline.objectives.sequence import FineTuning
 from pipeline.objectives.sequence_classification import SequenceClassification

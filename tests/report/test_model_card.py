@@ -11,8 +11,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.prompted import PromptedEncoder
-from pipeline.models.trainable.saved_modules import SavedHeads
-from pipeline.models.trainable.saving import save_folder
+from pipeline.models.trainable.saving import SavedHeads, save_folder
 from pipeline.report.model_card import CARD, card, write_card
 from pipeline.report.training import render
 from pipeline.report.training_report import EncoderSummary, TrainingReport

@@ -11,8 +11,7 @@ from pipeline.log import counted, packages
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.expansion import expand_vocabulary
-from pipeline.models.trainable.saved_modules import SavedHeads
-from pipeline.models.trainable.saving import save_folder, save_joined
+from pipeline.models.trainable.saving import SavedHeads, save_folder, save_joined
 from pipeline.objectives import TrainedModel
 from pipeline.report.model_card import write_card
 from pipeline.report.training import render

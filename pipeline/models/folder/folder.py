@@ -11,7 +11,6 @@ from typing import Any
 from pipeline.errors import ModelError
 from pipeline.models.folder.averaging import resolve_averaging
 from pipeline.models.folder.check_pooling import check_dim, check_pooling, check_template, choose_pooling
-from pipeline.models.folder.check_settings import check_settings
 from pipeline.models.folder.concatenated import open_joined
 from pipeline.models.folder.cross_encoder import is_cross_encoder
 from pipeline.models.folder.encoder_folder import (
@@ -20,7 +19,7 @@ from pipeline.models.folder.encoder_folder import (
     EncoderFolder,
 )
 from pipeline.models.folder.identity import with_identity
-from pipeline.models.folder.json_checks import check_numbers
+from pipeline.models.folder.json_checks import check_numbers, check_settings
 from pipeline.models.folder.locate import locate
 from pipeline.models.folder.modules import (
     ModuleEntry,
@@ -31,9 +30,14 @@ from pipeline.models.folder.modules import (
 )
 from pipeline.models.folder.post_modules import tail_of
 from pipeline.models.folder.pretrained import check_code
-from pipeline.models.folder.reading import NO_LIMIT, prompts_of, similarity_of, truncation_side
+from pipeline.models.folder.reading import (
+    NO_LIMIT,
+    prompts_of,
+    read_transformer_settings,
+    similarity_of,
+    truncation_side,
+)
 from pipeline.models.folder.static_embedding import open_static, plain_model2vec
-from pipeline.models.folder.transformer_settings import read_transformer_settings
 from pipeline.models.folder.weight_files import pooling_weights_of, weights_of
 from pipeline.models.folder.word_vectors import CONVOLUTIONAL, DAN, PARAGRAPH, RECURRENT, WORDS
 from pipeline.models.spec.families import (

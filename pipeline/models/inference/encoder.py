@@ -1,5 +1,6 @@
 """Encode texts: tokenize ahead, plan the forward passes, run them, return the vectors in input order."""
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,17 +14,30 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.device import Device, resolve
-from pipeline.errors import MODEL_FAILURES, ModelError, is_out_of_memory
+from pipeline.errors import MODEL_FAILURES, ConfigError, ModelError, is_out_of_memory
+from pipeline.models.classic.convolutional import ConvolutionalModel
+from pipeline.models.classic.dan import DanModel
+from pipeline.models.classic.paragraph import ParagraphModel
+from pipeline.models.classic.recurrent import SteppedModel
+from pipeline.models.classic.word_table import BagModel
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.token_filter import load_filter
-from pipeline.models.inference.backbone import load_backbone
+from pipeline.models.inference.packed import PackedModel
+from pipeline.models.inference.padded import PaddedModel
 from pipeline.models.inference.windows import Counters, EncodedBatch, Window, as_strings, windows
 from pipeline.models.layers.backbones import Model
 from pipeline.models.layers.ngrams import load_ngrams
-from pipeline.models.layers.numerics import arithmetic_of, use_threads, usual_threads, whole_float32
-from pipeline.models.layers.post_pooling import apply_tail, load_tail
+from pipeline.models.layers.numerics import (
+    Arithmetic,
+    arithmetic_of,
+    use_threads,
+    usual_threads,
+    whole_float32,
+)
+from pipeline.models.layers.post_pooling import FixedRows, apply_tail, load_mlp, load_tail
 from pipeline.models.layers.transfer import to_host
+from pipeline.models.layers.weights import open_checkpoint
 from pipeline.models.spec.pooling import NGRAMS, Segments, layers_of, pool
 from pipeline.prefetch import prefetch
 from pipeline.settings import EncoderSettings, EncodeSettings
@@ -35,6 +49,13 @@ if TYPE_CHECKING:
 _SMALLEST_BUFFER = 16  # tokens; with fewer rows, matrix kernels switch to slower variants
 _MAX_PENDING = 4  # copies from the GPU that may be under way at the same time
 _CHECK_TEXTS = ("A sentence to try the encoder with.", "Another one.")
+_OWN_MODELS = {
+    "recurrent": SteppedModel,
+    "convolutional": ConvolutionalModel,
+    "dan": DanModel,
+    "paragraph": ParagraphModel,
+}
+"""class of the models of each family without attention"""
 
 OnProgress = Callable[[float], None]  # called with the proportion of the tokens that are encoded, up to 1
 
@@ -319,3 +340,55 @@ def load_encoder(
     settings = EncoderSettings(path=settings) if isinstance(settings, str) else settings
     encode = encode or EncodeSettings(threads=usual_threads())
     return Encoder(open_folder(settings), encode, resolve(device), settings.path)
+
+
+def load_backbone(
+    folder: EncoderFolder, arithmetic: Arithmetic, tokenizer: Tokenizer
+) -> tuple[Model, nn.Module | None]:
+    """Load the backbone, and the layer of the pooling cls_mlp, or None without that pooling."""
+    checkpoint = open_checkpoint(folder)
+    if folder.family in ("words", "static"):
+        return BagModel(folder, checkpoint, arithmetic, tokenizer), None
+    if arithmetic.is_quantized and folder.family in ("other", "convolutional"):
+        raise ConfigError(
+            "encode.dtype",
+            "float32, bfloat16 or float16 for an encoder without a packed forward pass",
+            f"int8 for {folder.path}",
+            "set encode.dtype=float32, or use an encoder of another family",
+        )
+    if (kind := _OWN_MODELS.get(folder.family)) is not None:
+        return kind(folder, checkpoint, arithmetic), None
+    is_packed = folder.family != "other"
+    model = PackedModel(folder, checkpoint, arithmetic) if is_packed else PaddedModel(folder, arithmetic)
+    if "cls_mlp" not in folder.pooling:
+        return model, None
+    return model, FixedRows(load_mlp(checkpoint, model.width)).to(arithmetic.torch_device)
+
+
+_load_cached = functools.lru_cache(maxsize=2)(load_encoder)  # two, so that a caller can compare them
+
+
+def encode(
+    texts: str | Sequence[str],
+    encoder: str | EncoderSettings = "all-MiniLM-L6-v2",
+    *,
+    query: bool = False,
+    device: str = "cpu",
+) -> np.ndarray:
+    """Encode one text or several. The encoder is loaded at the first call; the last two used are cached.
+
+    Args:
+        texts: a string; or n strings as a sequence, a NumPy or pyarrow array, or a pandas or Polars series.
+        encoder: a folder, URI, file of word vectors or hub id, alone or with further settings.
+        query: put the query prompt before the texts, for searching among texts encoded without it.
+        device: cpu, cuda, or auto.
+
+    Returns:
+        float32, (dim,) for a string, else (n, dim) in input order.
+
+    Raises:
+        TypeError: a text is not a string.
+        ModelError: the encoder cannot be used; the message names file, expected and found.
+    """
+    settings = EncoderSettings(path=encoder) if isinstance(encoder, str) else encoder
+    return _load_cached(settings, device=device).encode(texts, query=query)

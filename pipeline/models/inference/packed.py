@@ -16,6 +16,7 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.inference.packed_layer import (
     Attend,
     FeedForward,
+    FusedKernel,
     HeadNorm,
     Norm,
     PackedAttention,
@@ -32,7 +33,6 @@ from pipeline.models.layers.attention import (
     varlen_limit,
 )
 from pipeline.models.layers.backbones import Model
-from pipeline.models.layers.fused import FusedKernel
 from pipeline.models.layers.linear import LEAST_ACTIVATIONS, Linear, LinearMap, is_onednn
 from pipeline.models.layers.numerics import Arithmetic
 from pipeline.models.layers.padded_attention import most_padded

@@ -7,13 +7,13 @@ and vectors have other bits, because products are neither joined nor prepared.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from types import FunctionType
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.models.layers.fused import FusedKernel
 from pipeline.models.layers.linear import LinearMap
 from pipeline.models.layers.padded_mask import Heads
 from pipeline.models.layers.rotary import Angles, rotate
@@ -21,9 +21,63 @@ from pipeline.models.layers.rotary import Angles, rotate
 # Tokens of a buffer from which on a compiled kernel saves time. Its call takes the processor 70 µs, those of
 # the two kernels that it replaces take 20.
 _LEAST_FUSED = 4_096
+# Rows of a kernel's first call. The compiler chooses block sizes, and with them the order of sums, for it.
+_COMPILED_ROWS = 8_192
 
 Attend = Callable[[Heads], Tensor]
 """Attention within the texts of a buffer: (T, heads * head width) for heads of (T, heads, head width)."""
+
+
+class FusedKernel:
+    """Compiled function of tensors (rows, ...), and of others.
+
+    The compiler would choose a kernel, and with it the order of sums, for the rows of the first call.
+    So the function is first called with a fixed number of rows, and the kernel of that call computes all.
+
+    PyTorch stores at most eight kernels with the code of a function. It then warns, and runs the function
+    without compiling it. So each instance compiles its own copy of the code, and a ninth kernel is an error.
+    """
+
+    def __init__(
+        self, function: Callable[..., Tensor], backend: str | Callable[..., Any] = "inductor"
+    ) -> None:
+        """Prepare the compilation, which the first call does.
+
+        Args:
+            function: a function of tensors.
+            backend: compiler, as in `torch.compile`.
+        """
+        assert isinstance(function, FunctionType)
+        code, defaults, closure = function.__code__.replace(), function.__defaults__, function.__closure__
+        copy = FunctionType(code, function.__globals__, function.__name__, defaults, closure)
+        self._function = torch.compile(copy, backend=backend)
+        self._compiled: set[tuple[object, ...]] = set()
+
+    def __call__(self, rows: tuple[Tensor, ...], *others: Tensor | float | None) -> Tensor:
+        """Call the function with tensors of any number of rows, and other arguments."""
+        kind = tuple(
+            (each.shape[1:], each.stride(), each.dtype, each.device)
+            for each in (*rows, *(other for other in others if isinstance(other, Tensor)))
+        )
+        if kind not in self._compiled:
+            for other in others:
+                if isinstance(other, Tensor):
+                    torch._dynamo.mark_static(other)
+            with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+                self._function(*map(_example, rows), *others)
+            self._compiled.add(kind)
+        return self._function(*rows, *others)
+
+
+def _example(x: Tensor) -> Tensor:
+    """Return zeros with the layout of x in a fixed number of rows; the compiler assumes any number."""
+    example = torch.empty_strided(
+        (_COMPILED_ROWS, *x.shape[1:]), x.stride(), dtype=x.dtype, device=x.device
+    ).zero_()
+    torch._dynamo.mark_dynamic(example, 0)
+    for dimension in range(1, x.ndim):
+        torch._dynamo.mark_static(example, dimension)
+    return example
 
 
 class Norm:

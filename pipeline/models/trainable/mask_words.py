@@ -12,9 +12,9 @@ from pipeline.device import Device
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
 from pipeline.models.folder.token_filter import spellings
-from pipeline.models.trainable.denoise import remove_texts
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.mlm_head import has_language_head, load_language_head
+from pipeline.models.trainable.prompted import remove_texts
 
 _ROWS = 64  # texts of a forward pass; their logits are 8 MB for a vocabulary of 30,000 tokens
 

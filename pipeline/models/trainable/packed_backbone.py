@@ -10,13 +10,12 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.attention import blocks_of, relative_bias
 from pipeline.models.layers.backbones import Backbone, ForwardRequest
-from pipeline.models.layers.dropout import dropout
 from pipeline.models.layers.rotary import angles_of
 from pipeline.models.layers.weights import Checkpoint
 from pipeline.models.spec.families import packed_architecture
 from pipeline.models.spec.pooling import TABLE_STATE, Segments, find_segments
 from pipeline.models.spec.tensor_names import NAMES
-from pipeline.models.trainable.dropout_rates import Rates
+from pipeline.models.trainable.dropout import Rates, dropout
 from pipeline.models.trainable.packed_layer import (
     Layer,
     PackedTexts,

@@ -13,13 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.models.layers.attention import Block, attend_blocks
-from pipeline.models.layers.dropout import dropout
 from pipeline.models.layers.linear import ACTIVATIONS, TrainableLinear
 from pipeline.models.layers.padded_mask import Heads, Sight
 from pipeline.models.layers.rotary import Angles, rotate
 from pipeline.models.spec.architecture import Architecture
 from pipeline.models.spec.tensor_names import Names, SublayerNames
-from pipeline.models.trainable.dropout_rates import Rates
+from pipeline.models.trainable.dropout import Rates, dropout
 
 
 @dataclass(frozen=True)

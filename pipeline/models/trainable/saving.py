@@ -4,11 +4,11 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.classic.word_table import WordTable
@@ -17,56 +17,32 @@ from pipeline.models.folder.cross_encoder import CROSS_ENCODER, LIBRARY, without
 from pipeline.models.folder.encoder_folder import ENDS_SENTENCES, MASKED, MODEL2VEC, EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.identity import pooled_width
-from pipeline.models.folder.modules import OWN_MODULES, STATIC_EMBEDDING, read_json, write_json
+from pipeline.models.folder.modules import OWN_MODULES, STATIC_EMBEDDING, Dense, read_json, write_json
 from pipeline.models.folder.reading import NO_LIMIT
 from pipeline.models.folder.static_embedding import OWN_SETTINGS, TABLES
 from pipeline.models.folder.vectorfile import word2vec_text
 from pipeline.models.folder.word_vectors import read_words
-from pipeline.models.layers.post_pooling import DenseModule, SavedModule, mlp_name, saved_module
-from pipeline.models.layers.weights import open_checkpoint
+from pipeline.models.layers.post_pooling import (
+    DenseModule,
+    SavedModule,
+    TruncationModule,
+    mlp_name,
+    saved_module,
+)
+from pipeline.models.layers.weights import open_checkpoint, open_files
+from pipeline.models.spec.pooling import POOLINGS, ST_FLAGS
 from pipeline.models.trainable import template_modules
+from pipeline.models.trainable.classifier import Classifier, with_classifier
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.lora import merge_adapters
-from pipeline.models.trainable.mlm_head import LanguageHead
+from pipeline.models.trainable.mlm_head import LanguageHead, can_be_saved, with_language_head
 from pipeline.models.trainable.packed_backbone import PackedBackbone
 from pipeline.models.trainable.padded_backbone import PaddedBackbone
 from pipeline.models.trainable.prompted import PromptedEncoder
-from pipeline.models.trainable.saved_modules import (
-    SavedHeads,
-    pooling_config,
-    without_truncations,
-)
 from pipeline.models.trainable.soft_prompt import LearnedTemplate
 from pipeline.settings import EncoderSettings
 from pipeline.store.files.disk import temporary_folder
 from pipeline.text.tokens.templates import add_tokens, wrap_tokenizer
-
-
-def write_static(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) -> None:
-    """Write table, tokenizer and limits of an encoder whose backbone is a table, as float32, without modules.
-
-    A mapping and weights of model2vec are part of the trained table.
-    """
-    import tokenizers
-
-    library = folder.config["model_type"]
-    name = next(name for name, each in TABLES.items() if each == library)
-    table = encoder.backbone.word_table.detach().to("cpu", torch.float32, copy=True).contiguous()
-    save_file({name: table}, to / "model.safetensors", metadata={"format": "pt"})
-    limit = folder.max_length if folder.max_length < NO_LIMIT else None
-    backend = tokenizers.Tokenizer.from_file(str(folder.transformer_path / "tokenizer.json"))
-    backend.no_truncation()
-    if limit is not None:
-        backend.enable_truncation(limit, direction="left" if folder.truncation_side == "start" else "right")
-    backend.save(str(to / "tokenizer.json"), pretty=False)
-    if folder.ends_sentences:
-        (to / OWN_SETTINGS).write_text(json.dumps({ENDS_SENTENCES: True}))
-    if library == MODEL2VEC:
-        config = read_json(folder.transformer_path / "config.json")
-        config.pop("vocabulary_quantization", None)
-        changed = {"normalize": folder.normalize, "max_length": limit, "embedding_dtype": "float32"}
-        (to / "config.json").write_text(json.dumps({"model_type": MODEL2VEC, **config, **changed}, indent=1))
-
 
 _WEIGHTS = "model.safetensors"
 _WORD2VEC = "word2vec.txt"  # the same word vectors, for other programs
@@ -78,6 +54,50 @@ _ST_MODULES = "sentence_transformers.models."
 _TEMPLATE_CLASSES = {"Pooling": "MaskPooling", "Denoise": "Denoise"}
 # sentence-transformers looks for this name first, also in folders of other families than BERT.
 _ST_CONFIG = "sentence_bert_config.json"
+
+
+class SavedHeads(NamedTuple):
+    """Heads of an encoder. None: there is no such head."""
+
+    head: DenseModule | None = None
+    """head of an objective to add as the last Dense module"""
+    language_head: LanguageHead | None = None
+    """head for masked words, which AutoModelForMaskedLM of transformers finds in the folder. It is left out
+    if its names are not known (`mlm_head.can_be_saved`), or if the template has new words"""
+    classifier: Classifier | None = None
+    """classifier, which AutoModelForSequenceClassification of transformers finds in the folder. The encoder
+    must have the vector of `classifier.pooler_of`. If it reads pairs, the folder is a cross-encoder of
+    sentence-transformers instead of an encoder"""
+
+    @property
+    def is_cross_encoder(self) -> bool:
+        """True if the encoder reads pairs of texts."""
+        return self.classifier is not None and self.classifier.reads_pairs
+
+    def named(self, encoder: TrainableEncoder, file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return language head and classifier with the encoder's weights, named as transformers names them.
+
+        Args:
+            encoder: the encoder.
+            file: the weights of the encoder alone.
+
+        Returns:
+            All tensors, and the changes of config.json; both empty if there is neither head.
+        """
+        language_head = self.language_head if can_be_saved(encoder.folder) else None
+        if language_head is None and self.classifier is None:
+            return {}, {}
+        written = open_files(str(file), [file])
+        tensors = {name: written.raw(name) for name in written.names}
+        named: dict[str, Tensor] = {}
+        changed: dict[str, Any] = {}
+        if language_head is not None:
+            named |= with_language_head(tensors, language_head, encoder.folder)
+            changed["tie_word_embeddings"] = language_head.table is None
+        if self.classifier is not None:
+            named |= with_classifier(tensors, self.classifier, encoder)
+            changed |= self.classifier.config(str(encoder.folder.config["model_type"]))
+        return named, changed
 
 
 def save_folder(
@@ -152,7 +172,7 @@ def _create_folder(path: Path | str, write: Callable[[Path], None]) -> EncoderFo
 def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, heads: SavedHeads) -> None:
     """Write all files of the encoder into the empty folder `to`."""
     if folder.family == "static":
-        write_static(encoder, folder, to)
+        _write_static(encoder, folder, to)
         _write_modules(encoder, folder, to, heads.head)
         return
     _copy_tokenizer(folder, to)
@@ -181,6 +201,32 @@ def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, heads: Sa
         return  # without modules.json, which would need a Pooling
     write_json(to / _ST_CONFIG, without_cross_encoder(config))
     _write_modules(encoder, folder, to, heads.head)
+
+
+def _write_static(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) -> None:
+    """Write table, tokenizer and limits of an encoder whose backbone is a table, as float32, without modules.
+
+    A mapping and weights of model2vec are part of the trained table.
+    """
+    import tokenizers
+
+    library = folder.config["model_type"]
+    name = next(name for name, each in TABLES.items() if each == library)
+    table = encoder.backbone.word_table.detach().to("cpu", torch.float32, copy=True).contiguous()
+    save_file({name: table}, to / "model.safetensors", metadata={"format": "pt"})
+    limit = folder.max_length if folder.max_length < NO_LIMIT else None
+    backend = tokenizers.Tokenizer.from_file(str(folder.transformer_path / "tokenizer.json"))
+    backend.no_truncation()
+    if limit is not None:
+        backend.enable_truncation(limit, direction="left" if folder.truncation_side == "start" else "right")
+    backend.save(str(to / "tokenizer.json"), pretty=False)
+    if folder.ends_sentences:
+        (to / OWN_SETTINGS).write_text(json.dumps({ENDS_SENTENCES: True}))
+    if library == MODEL2VEC:
+        config = read_json(folder.transformer_path / "config.json")
+        config.pop("vocabulary_quantization", None)
+        changed = {"normalize": folder.normalize, "max_length": limit, "embedding_dtype": "float32"}
+        (to / "config.json").write_text(json.dumps({"model_type": MODEL2VEC, **config, **changed}, indent=1))
 
 
 def _write_modules(
@@ -311,3 +357,47 @@ def _layers(
         )
     denoising = encoder.denoising() if isinstance(encoder, PromptedEncoder) else None
     return pooling, [layer for layer in (denoising, *layers, head) if layer is not None]
+
+
+def pooling_config(pooling: Sequence[str], width: int, include_prompt: bool) -> dict[str, Any]:
+    """Return the config.json of the pooling.
+
+    It has a flag for each pooling, which servers and every version of sentence-transformers read. If a
+    pooling has no flag, or their order is not that of the flags, it has a list of poolings instead.
+    """
+    config: dict[str, Any] = {"word_embedding_dimension": width, "include_prompt": include_prompt}
+    if list(pooling) == [name for name in ST_FLAGS.values() if name in pooling]:
+        return config | {flag: name in pooling for flag, name in ST_FLAGS.items()}
+    return config | {"pooling_mode": [POOLINGS[name].st_name or name for name in pooling]}
+
+
+def without_truncations(layers: Sequence[nn.Module], width: int) -> tuple[list[nn.Module], int | None]:
+    """Replace truncations, for which sentence-transformers has no module.
+
+    A truncation at the end becomes truncate_dim, which that library applies last; one before another layer
+    becomes a Dense module whose matrix selects the first components, so that values stay the same.
+
+    Args:
+        layers: layers after the pooling, in order.
+        width: dimension of the pooled vectors.
+
+    Returns:
+        The layers, and truncate_dim or None.
+    """
+    portable: list[nn.Module] = []
+    for layer in layers:
+        if isinstance(layer, TruncationModule):
+            portable.append(_selection(width, layer.width))
+            width = layer.width
+        else:
+            portable.append(layer)
+            width = layer.config.out_features if isinstance(layer, DenseModule) else width
+    is_last = bool(layers) and isinstance(layers[-1], TruncationModule)
+    return (portable[:-1], width) if is_last else (portable, None)
+
+
+def _selection(width: int, kept: int) -> DenseModule:
+    """Return a layer that keeps the first `kept` components of vectors (n, width)."""
+    dense = DenseModule(Dense("", width, kept, bias=False, activation="Identity", residual=False))
+    dense.linear.weight = nn.Parameter(torch.eye(kept, width))
+    return dense

@@ -7,8 +7,7 @@ from sentence_transformers import SentenceTransformer
 from pipeline.errors import ModelError
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.heads import TanhHead
-from pipeline.models.trainable.saved_modules import SavedHeads
-from pipeline.models.trainable.saving import save_folder, save_joined
+from pipeline.models.trainable.saving import SavedHeads, save_folder, save_joined
 from tests.models.folder.saved import save_sentence_transformer
 from tests.models.folders import TEXTS, edit_json, encoder_at, folder_at
 from tests.models.trainable.padded import trained

@@ -12,8 +12,7 @@ from pipeline.models.folder.word_vectors import TABLE
 from pipeline.models.inference.encoder import Encoder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.models.trainable.heads import TanhHead
-from pipeline.models.trainable.saved_modules import SavedHeads
-from pipeline.models.trainable.saving import save_folder
+from pipeline.models.trainable.saving import SavedHeads, save_folder
 from tests.models.folder.wordfiles import minilm_table
 from tests.models.folders import LONG, TEXTS, encoder_at, folder_at
 from tests.models.trainable.padded import many

@@ -12,7 +12,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.models.trainable.mlm_head import has_language_head, load_language_head
-from pipeline.models.trainable.saved_modules import SavedHeads
+from pipeline.models.trainable.saving import SavedHeads
 from pipeline.models.trainable.saving import save_folder as save_encoder
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer

@@ -12,10 +12,9 @@ from transformers import AutoModel, AutoTokenizer
 
 from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.locate import locate
-from pipeline.models.trainable.denoise import remove_texts
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.heads import TanhHead
-from pipeline.models.trainable.prompted import PromptedEncoder, transform_of
+from pipeline.models.trainable.prompted import PromptedEncoder, remove_texts, transform_of
 from pipeline.models.trainable.saving import save_folder
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.text.tokens.templates import apply_template

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from pipeline.models.trainable.dropout_rates import rates_of
+from pipeline.models.trainable.dropout import rates_of
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.packed_backbone import PackedBackbone
 from pipeline.models.trainable.saving import save_folder

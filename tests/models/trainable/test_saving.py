@@ -14,8 +14,7 @@ from pipeline.errors import ModelError
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.heads import TanhHead
-from pipeline.models.trainable.saved_modules import SavedHeads
-from pipeline.models.trainable.saving import save_folder
+from pipeline.models.trainable.saving import SavedHeads, save_folder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.folders import FAMILIES, LONG, TEXTS, edit_json, folder_at
 from tests.models.trainable.padded import many, tokens_of, trained

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.testing import CompileCounter
 
-from pipeline.models.inference.packed_layer import norm_of_sum
-from pipeline.models.layers.fused import FusedKernel
+from pipeline.models.inference.packed_layer import FusedKernel, norm_of_sum
 from pipeline.models.layers.rotary import angles_of, rotate, rotate_by
 
 ROWS = (32_768, 16, 100, 8_192, 3, 32_768)
