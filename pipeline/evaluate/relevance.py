@@ -1,4 +1,7 @@
-"""Scores of a release for a user's own queries, and their change since another release."""
+"""Scores of a release for a user's own queries, and their change since another release.
+
+Apart from its only user, the gate, because it knows nothing of workers or a store.
+"""
 
 import io
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""Checks and measurements around every request: the token, and duration by route."""
+"""Checks and measurements around every request: the token, and duration by route.
+
+Apart from the routes, because it decides who may use them.
+"""
 
 import base64
 import binascii

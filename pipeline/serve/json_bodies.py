@@ -3,6 +3,8 @@
 Parsing holds Python's global lock, so other requests wait for it, in whatever thread it runs. Pydantic's
 parser takes a sixth of the time. It makes an object for each value before any of them is checked, so values
 are counted first, by NumPy, which releases the lock.
+
+Apart from the routes, because it protects them from bodies that would stop the service.
 """
 
 import codecs

@@ -3,6 +3,8 @@
 Each kind is trained on the sample, and a search visits all of its inverted lists, so that neighbours are
 missed only because codes are not exact. How many lists a search of the whole index visits is decided later,
 when that index is built; then neighbours in other lists are missed, too.
+
+Apart from its only user, the tasks of `flows/index/`, because it loads faiss.
 """
 
 import time

@@ -1,4 +1,7 @@
-"""Mine hard negatives: near neighbours of an anchor that are unlikely to have its meaning."""
+"""Mine hard negatives: near neighbours of an anchor that are unlikely to have its meaning.
+
+Apart from its only user, the tasks of `flows/train/`, because it knows nothing of workers or files.
+"""
 
 from collections.abc import Sequence
 
