@@ -12,6 +12,7 @@ from pipeline.settings.weights import (
     DanSettings,
     ExpandSettings,
     LoraSettings,
+    NewEncoderSettings,
     ParagraphSettings,
     RecurrentSettings,
     TransformerSettings,
@@ -337,26 +338,22 @@ class TrainSettings(Settings):
     watch: WatchSettings = WatchSettings()
 
     @property
-    def new_encoder(self) -> str | None:
-        """Name of the setting that asks for an encoder with new weights; None to start from encoder.path."""
-        return next((f"train.{key.partition('.')[0]}" for key in self._new_encoders()), None)
+    def new_encoder(self) -> NewEncoderSettings | None:
+        """Settings of the encoder with new weights to start from; None to start from encoder.path."""
+        return next(iter(self._new_encoders()), None)
 
-    def _new_encoders(self) -> dict[str, object]:
-        """Return the settings that ask for a new encoder, with their values."""
-        asking = {
-            "recurrent.cell": self.recurrent.cell,
-            "convolutional.width": self.convolutional.width,
-            "dan.width": self.dan.width,
-            "transformer.width": self.transformer.width,
-            "word_table.dim": self.word_table.dim,
-            "paragraph_vectors.dim": self.paragraph_vectors.dim,
-        }
-        return {key: value for key, value in asking.items() if value is not None}
+    def _new_encoders(self) -> list[NewEncoderSettings]:
+        """Return the settings that ask for a new encoder."""
+        sections = (getattr(self, name) for name in type(self).model_fields)
+        new = (each for each in sections if isinstance(each, NewEncoderSettings))
+        return [each for each in new if getattr(each, each.wanted_by) is not None]
 
     @model_validator(mode="after")
     def _at_most_one_new_encoder(self) -> Self:
         if len(found := self._new_encoders()) > 1:
-            listed = ", and ".join(f"{key} is {value}" for key, value in found.items())
+            listed = ", and ".join(
+                f"{each.kind}.{each.wanted_by} is {getattr(each, each.wanted_by)}" for each in found
+            )
             raise ValueError(f"at most one new encoder ({listed}); set all but one of them to null")
         return self
 

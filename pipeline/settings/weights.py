@@ -24,11 +24,17 @@ class LoraSettings(Settings):
     """endings of the names of layers that get an adapter; none: query and value projections"""
 
 
-class VocabularySettings(Settings):
-    """Vocabulary and word vectors of a new encoder that reads words."""
+class NewEncoderSettings(Settings):
+    """A new encoder to train instead of encoder.path, unless the setting `wanted_by` is null."""
 
-    section: ClassVar[str]
-    """dotted key of these settings, for error messages"""
+    kind: ClassVar[str]
+    """kind of encoder: the key of these settings in `train`"""
+    wanted_by: ClassVar[str]
+    """name of the setting that asks for the encoder"""
+
+
+class VocabularySettings(NewEncoderSettings):
+    """Vocabulary and word vectors of a new encoder that reads words."""
 
     words: str | None = None
     """a file of word vectors (GloVe, word2vec), which are not trained; null: word vectors are learned"""
@@ -42,7 +48,8 @@ class VocabularySettings(Settings):
 class RecurrentSettings(VocabularySettings):
     """A new recurrent encoder to train instead of encoder.path. Other keys of `encoder` apply to it too."""
 
-    section = "train.recurrent"
+    kind = "recurrent"
+    wanted_by = "cell"
 
     cell: Literal["gru", "lstm"] | None = None
     """recurrent cell; null: training starts from encoder.path"""
@@ -56,6 +63,9 @@ class RecurrentSettings(VocabularySettings):
     """vector of a text. last: the final state of each direction; max, mean: the maximum or the mean of the
     states at all words; attention: four weighted sums of these states (self-attention)"""
 
+    def __str__(self) -> str:
+        return f"new {self.cell} ({self.directions} x {self.width}, {self.readout})"
+
 
 class ConvolutionalSettings(VocabularySettings):
     """A new convolutional encoder to train instead of encoder.path (Conneau et al. 2017, section 3.2).
@@ -64,12 +74,16 @@ class ConvolutionalSettings(VocabularySettings):
     side, are the vector of a text. Other keys of `encoder` apply to it too.
     """
 
-    section = "train.convolutional"
+    kind = "convolutional"
+    wanted_by = "width"
 
     width: Annotated[int, Field(ge=1)] | None = None
     """channels of a layer (1024 in the paper); null: training starts from encoder.path"""
     layers: Annotated[int, Field(ge=1)] = 4
     """number of stacked layers, each with a kernel of three words"""
+
+    def __str__(self) -> str:
+        return f"new convolutions ({self.layers} layers of {self.width})"
 
 
 class DanSettings(VocabularySettings):
@@ -79,7 +93,8 @@ class DanSettings(VocabularySettings):
     Other keys of `encoder` apply to it too.
     """
 
-    section = "train.dan"
+    kind = "dan"
+    wanted_by = "width"
 
     width: Annotated[int, Field(ge=1)] | None = None
     """output dimension of each dense layer (512 in the paper); null: training starts from encoder.path"""
@@ -88,13 +103,19 @@ class DanSettings(VocabularySettings):
     buckets: Annotated[int, Field(ge=1)] = 2**20
     """number of vectors for pairs of words; the hash of a pair selects its vector"""
 
+    def __str__(self) -> str:
+        return f"a new deep averaging network ({self.layers} layers of {self.width})"
 
-class TransformerSettings(Settings):
+
+class TransformerSettings(NewEncoderSettings):
     """A new Transformer of whole words to train instead of encoder.path (Cer et al. 2018, section 3.1).
 
     The vector of a text is the sum of its last states, divided by the square root of their number, and
     multiplied by a matrix. Other keys of `encoder` apply to it too.
     """
+
+    kind = "transformer"
+    wanted_by = "width"
 
     width: Annotated[int, Field(ge=1)] | None = None
     """dimension of a hidden state; null: training starts from encoder.path"""
@@ -108,6 +129,9 @@ class TransformerSettings(Settings):
     """number of known words: the most frequent ones of train.data, in lower case, and one that stands for all
     others; null: all words"""
 
+    def __str__(self) -> str:
+        return f"a new Transformer ({self.layers} layers of {self.width}, {self.heads} heads)"
+
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> Self:
         if self.width is not None and self.width % self.heads:
@@ -115,11 +139,14 @@ class TransformerSettings(Settings):
         return self
 
 
-class WordTableSettings(Settings):
+class WordTableSettings(NewEncoderSettings):
     """New word vectors to train instead of encoder.path; the vector of a text is their sum.
 
     Other keys of `encoder` apply to them too.
     """
+
+    kind = "word_table"
+    wanted_by = "dim"
 
     dim: Annotated[int, Field(ge=1)] | None = None
     """dimension of a word vector; null: training starts from encoder.path"""
@@ -127,13 +154,19 @@ class WordTableSettings(Settings):
     """number of known words: the most frequent ones of train.data, in lower case; other words are ignored;
     null: all"""
 
+    def __str__(self) -> str:
+        return f"new word vectors ({self.dim} dimensions, {self.vocabulary or 'all'} words)"
 
-class ParagraphSettings(Settings):
+
+class ParagraphSettings(NewEncoderSettings):
     """New paragraph vectors to train instead of encoder.path (Le & Mikolov 2014), one for each row.
 
     Other keys of `encoder` apply to them too. The trained encoder makes the vector of a text by the same
     gradient steps, with all other weights frozen. The random numbers of these steps follow from the text.
     """
+
+    kind = "paragraph_vectors"
+    wanted_by = "dim"
 
     dim: Annotated[int, Field(ge=1)] | None = None
     """dimension of the vector that each model makes; null: training starts from encoder.path"""
@@ -159,6 +192,9 @@ class ParagraphSettings(Settings):
     """learning rate of the last of these steps; it falls linearly"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """seed of these steps, together with the text"""
+
+    def __str__(self) -> str:
+        return f"new paragraph vectors ({' and '.join(self.models)}, {self.dim} dimensions each)"
 
 
 class ExpandSettings(Settings):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from pipeline.config import Settings, digest_of
+from pipeline.config import digest_of
 from pipeline.log import announce
 from pipeline.models.classic import convolutional, dan, paragraph, recurrent, word_table
 from pipeline.models.classic.new_vocabulary import count_words, word_vector_folder
@@ -17,7 +17,7 @@ from pipeline.models.trainable import new_transformer
 from pipeline.objectives.build import data_requirements
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TEXTS, SourceSettings, TrainSettings
-from pipeline.settings.weights import VocabularySettings
+from pipeline.settings.weights import NewEncoderSettings, VocabularySettings
 from pipeline.store.files.cache import digest_of_file
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows, training_files
 
@@ -37,25 +37,25 @@ class _NewEncoder(NamedTuple):
     """True if `write` also takes the number of training rows"""
 
 
-# By the setting that asks for the encoder: `TrainSettings.new_encoder`.
+# By `NewEncoderSettings.kind`.
 _NEW_ENCODERS = {
-    "train.recurrent": _NewEncoder("recurrent", recurrent.FORMAT, recurrent.write_recurrent_folder),
-    "train.convolutional": _NewEncoder(
+    "recurrent": _NewEncoder("recurrent", recurrent.FORMAT, recurrent.write_recurrent_folder),
+    "convolutional": _NewEncoder(
         "convolutional", convolutional.FORMAT, convolutional.write_convolutional_folder
     ),
-    "train.dan": _NewEncoder("dan", dan.FORMAT, dan.write_dan_folder),
-    "train.transformer": _NewEncoder(
+    "dan": _NewEncoder("dan", dan.FORMAT, dan.write_dan_folder),
+    "transformer": _NewEncoder(
         "transformer", new_transformer.FORMAT, new_transformer.write_transformer_folder
     ),
-    "train.word_table": _NewEncoder("words", WORDS_FORMAT, word_table.write_word_table_folder),
-    "train.paragraph_vectors": _NewEncoder(
+    "word_table": _NewEncoder("words", WORDS_FORMAT, word_table.write_word_table_folder),
+    "paragraph_vectors": _NewEncoder(
         "paragraphs", paragraph.FORMAT, paragraph.write_paragraph_folder, needs_rows=True
     ),
 }
 
 
 def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
-    """Return `encoder`, or the new encoder that `TrainSettings.new_encoder` names.
+    """Return `encoder`, or the new encoder of `TrainSettings.new_encoder`.
 
     A new encoder is built in this machine's cache, once for each set of settings and files. Its vocabulary is
     that of a file of word vectors, or else the words of the training rows, counted in one streaming pass.
@@ -64,10 +64,10 @@ def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderS
         ConfigError, DataError, ModelError: as in `open_training_rows` and the function that writes the
             folder of the new encoder.
     """
-    if train.new_encoder is None:
+    settings = train.new_encoder
+    if settings is None:
         return encoder
-    kind = _NEW_ENCODERS[train.new_encoder]
-    settings: Settings = getattr(train, train.new_encoder.removeprefix("train."))
+    kind = _NEW_ENCODERS[settings.kind]
 
     def build(folder: Path) -> None:
         rows = {"rows": _count_rows(train)} if kind.needs_rows else {}
@@ -77,7 +77,7 @@ def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderS
     return encoder.model_copy(update={"path": str(folder)})
 
 
-def _version(train: TrainSettings, settings: Settings, file_format: int) -> str:
+def _version(train: TrainSettings, settings: NewEncoderSettings, file_format: int) -> str:
     """Return a digest of everything that decides the new encoder."""
     described, vocabulary_source = settings.model_dump(mode="json"), _training_files(train)
     if isinstance(settings, VocabularySettings):
@@ -96,7 +96,7 @@ def _version(train: TrainSettings, settings: Settings, file_format: int) -> str:
     )
 
 
-def _count_words(train: TrainSettings, settings: Settings) -> Counter[str]:
+def _count_words(train: TrainSettings, settings: NewEncoderSettings) -> Counter[str]:
     """Count the words of the training rows, unless the vocabulary is that of a file of word vectors."""
     if isinstance(settings, VocabularySettings) and settings.words is not None:
         return Counter()

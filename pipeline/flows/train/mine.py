@@ -91,11 +91,12 @@ def mine(run: Run, sources: Sequence[SourceSettings]) -> tuple[SourceSettings, .
 
 def check_mining(job: Job) -> None:
     """Raise ConfigError if training starts from new weights, or if the objectives read no negatives."""
-    if job.train.fresh or job.train.new_encoder is not None:
+    new = job.train.new_encoder
+    if job.train.fresh or new is not None:
         raise ConfigError(
             "train.mine.enabled",
             "a trained encoder, to search with",
-            f"new weights ({'train.fresh' if job.train.fresh else job.train.new_encoder})",
+            f"new weights ({'train.fresh' if job.train.fresh or new is None else f'train.{new.kind}'})",
             "train without mining, then mine with the encoder that comes out",
         )
     columns, optional, _ = data_requirements(job.train)

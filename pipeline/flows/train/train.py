@@ -67,7 +67,8 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
         group.check(workers)
         if plan is None:
             plan = _plan(_mine_negatives(job, workers, stages), stages)
-        done_steps = record_start(run, plan, _encoder_name(job), [source.uri for source in job.train.data])
+        name = str(job.train.new_encoder or job.encoder.path)
+        done_steps = record_start(run, plan, name, [source.uri for source in job.train.data])
         for other in describe_holders(run.store, _LEASES):
             announce(
                 f"another command runs this training ({other}): each does all of it, with the same result"
@@ -115,25 +116,6 @@ def _open_with(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
     if settings.new_encoder is not None:
         job = job.model_copy(update={"encoder": starting_encoder(settings, job.encoder)})
     return job, open_run(settings, open_folder(job.encoder, cross_encoder=True))
-
-
-def _encoder_name(job: Job) -> str:
-    """Return a readable name of the encoder that the training starts from."""
-    recurrent, convolutional, table = job.train.recurrent, job.train.convolutional, job.train.word_table
-    paragraphs = job.train.paragraph_vectors
-    if paragraphs.dim is not None:
-        return f"new paragraph vectors ({' and '.join(paragraphs.models)}, {paragraphs.dim} dimensions each)"
-    if table.dim is not None:
-        return f"new word vectors ({table.dim} dimensions, {table.vocabulary or 'all'} words)"
-    if convolutional.width is not None:
-        return f"new convolutions ({convolutional.layers} layers of {convolutional.width})"
-    if job.train.dan.width is not None:
-        return f"a new deep averaging network ({job.train.dan.layers} layers of {job.train.dan.width})"
-    if (shape := job.train.transformer).width is not None:
-        return f"a new Transformer ({shape.layers} layers of {shape.width}, {shape.heads} heads)"
-    if recurrent.cell is None:
-        return job.encoder.path
-    return f"new {recurrent.cell} ({recurrent.directions} x {recurrent.width}, {recurrent.readout})"
 
 
 def _plan(settings: TrainSettings, stages: Stages) -> Plan:

@@ -158,7 +158,7 @@ def word_vector_folder(settings: VocabularySettings) -> Path:
         ConfigError: there is no such file.
         ModelError: the file is invalid; see `read_vectors`.
     """
-    file, setting = str(settings.words), f"{settings.section}.words"
+    file, setting = str(settings.words), f"train.{settings.kind}.words"
     if "://" not in file and not Path(file).expanduser().exists():
         raise ConfigError(
             setting,

@@ -34,11 +34,12 @@ def check_adapters(settings: TrainSettings) -> None:
             "none",
             "pip install 'manta-embeddings[lora]', or set train.lora.rank to null",
         )
-    if settings.fresh or settings.new_encoder is not None:
+    new = settings.new_encoder
+    if settings.fresh or new is not None:
         raise ConfigError(
             "train.lora.rank",
             "trained weights to adapt",
-            f"new ones ({'train.fresh' if settings.fresh else settings.new_encoder})",
+            f"new ones ({'train.fresh' if settings.fresh or new is None else f'train.{new.kind}'})",
             "set one of the two only: adapters alone cannot make up for random weights",
         )
 
