@@ -51,11 +51,9 @@ def _find(options: NearDuplicatesOptions) -> Answer:
     from pipeline.flows.duplicates.compare import DuplicateSearch
     from pipeline.flows.duplicates.find import find_duplicates
     from pipeline.log import Stages, counted
-    from pipeline.store.files.open_store import open_store
     from pipeline.store.releases.release import Releases
 
-    commits = open_store(options.commits_root) if options.commits_root else None
-    releases, stages = Releases(open_store(options.root), commits), Stages()
+    releases, stages = Releases.open(options.root, options.commits_root), Stages()
     manifest = releases.get_or_current(options.release)
     search = DuplicateSearch(releases.store, manifest, options.threshold)
     was_done, found = find_duplicates(search, stages)

@@ -76,14 +76,12 @@ def _export(options: ExportOptions) -> Answer:
     from pipeline.config import refuse_credentials
     from pipeline.flows.export.export import export as export_release
     from pipeline.log import Stages
-    from pipeline.store.files.open_store import open_store
     from pipeline.store.releases.release import Releases
     from pipeline.targets import TARGETS
 
     kind = TARGETS[options.kind]
     refuse_credentials(options.target, kind.credentials)
-    commits = open_store(options.commits_root) if options.commits_root else None
-    releases, stages = Releases(open_store(options.root), commits), Stages()
+    releases, stages = Releases.open(options.root, options.commits_root), Stages()
     target = kind(options.target, options.name)
     try:
         exported = export_release(releases, options.release, target, stages, replace=options.replace)

@@ -66,13 +66,11 @@ class ReleasesRun:
 
     def open(self) -> "Releases":
         """Open the releases below the root. Raises DataError for a folder of roots that is none itself."""
-        from pipeline.store.files.open_store import open_store
         from pipeline.store.releases.release import Releases, no_release, roots_below
 
-        store = open_store(self.root)
-        opened = Releases(store, open_store(self.commits_root) if self.commits_root else None)
-        if roots_below(store) and not opened.history():
-            raise no_release(store)
+        opened = Releases.open(self.root, self.commits_root)
+        if roots_below(opened.store) and not opened.history():
+            raise no_release(opened.store)
         return opened
 
     def open_and_parse(self, number: str | None) -> "tuple[Releases, int | None]":

@@ -8,7 +8,6 @@ from pipeline.log import Stages, counted
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.settings import ChunkSettings, CorpusSettings, EncoderSettings, Job
-from pipeline.store.files.open_store import open_store
 from pipeline.store.records.units import Corpus
 from pipeline.store.releases.release import Releases
 from pipeline.text.chunks.cut import TextCutter
@@ -22,8 +21,7 @@ from pipeline.text.task_map import OnProgress
 
 def open_releases(job: Job) -> Releases:
     """Open the releases below release.root, with their commits at release.commits_root."""
-    root, commits = job.release.root, job.release.commits_root
-    return Releases(open_store(root), open_store(commits) if commits else None)
+    return Releases.open(job.release.root, job.release.commits_root)
 
 
 class EncoderCutter(Cutter):

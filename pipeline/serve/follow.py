@@ -15,7 +15,6 @@ from pipeline.index.search.search import OpenRelease, open_release
 from pipeline.log import announce
 from pipeline.serve.metrics import ServiceMetrics
 from pipeline.store.files.lease import SERVED, lease
-from pipeline.store.files.open_store import open_store
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.releases.release import Releases
 
@@ -151,7 +150,7 @@ def open_held(root: str | tuple[str, str]) -> Iterator[tuple[OpenRelease, contex
 
     The lease ends with the block, unless a `Follower` that took it ends it before.
     """
-    releases = Releases(*map(open_store, (root,) if isinstance(root, str) else root))
+    releases = Releases.open(*((root,) if isinstance(root, str) else root))
     while True:
         number = releases.get_or_current(None).release
         with _hold(releases, number) as held:

@@ -20,7 +20,7 @@ from pipeline.settings import CandidateSettings, EncoderSettings, EvaluateSettin
 from pipeline.settings.evaluate import TARGET
 from pipeline.settings.training import SourceSettings
 from pipeline.store.files.base import Store
-from pipeline.store.files.open_store import open_store, store_of
+from pipeline.store.files.open_store import store_of
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.releases.release import Releases, no_release
 from pipeline.store.releases.verify import check_files
@@ -297,8 +297,8 @@ def _resolve_tfidf(settings: CandidateSettings) -> ResolvedCandidate:
 def _resolve_release(settings: CandidateSettings, job: Job, store: Store) -> ResolvedCandidate:
     """Resolve a release: the copy of the encoder that it holds, its encoder settings and its transform."""
     commits = job.release.commits_root if settings.root is None else None
-    root = open_store(settings.root or job.release.root)
-    releases = Releases(root, open_store(commits) if commits else None)
+    releases = Releases.open(settings.root or job.release.root, commits)
+    root = releases.store
     is_current = settings.release == "current"
     manifest = releases.current() if is_current else releases.get(int(settings.release or 0))
     if manifest is None:

@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from pipeline.errors import ConfigError, QueryError, SpaceMismatch
 from pipeline.index.search.release_files import OpenOptions, ReleaseFiles
-from pipeline.store.files.open_store import open_store
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.releases.release import Releases
 from pipeline.store.rows.arrays import python_values
@@ -46,7 +45,7 @@ def open_release(
     if isinstance(uri, Releases):
         releases = uri
     else:
-        releases = Releases(*map(open_store, uri if isinstance(uri, tuple) else (uri,)))
+        releases = Releases.open(*(uri if isinstance(uri, tuple) else (uri,)))
     options = OpenOptions(releases.store, None if parts is None else frozenset(parts), verify, device)
     manifest = releases.get_or_current(number)
     return OpenRelease(releases, ReleaseFiles(manifest, options), follows=number is None)

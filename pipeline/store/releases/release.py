@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pipeline.errors import ConfigError, DataError, PublishConflict, RootHeld, TransientError
 from pipeline.log import announce
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.files.local import LocalStore
+from pipeline.store.files.open_store import open_store
 from pipeline.store.records.release_units import UnitTable
 from pipeline.store.records.sealed_json import OtherSchema
 from pipeline.store.releases.commits import Commit, Commits, commit_path, utc_now
@@ -64,6 +65,11 @@ class Releases:
     def __init__(self, store: Store, commits: Store | None = None) -> None:
         self.store = store
         self.commits = Commits(commits or store)
+
+    @classmethod
+    def open(cls, root: str | Path, commits_root: str | Path | None = None) -> Self:
+        """Open the releases below `root`, with their commits at `commits_root` if these are elsewhere."""
+        return cls(open_store(root), open_store(commits_root) if commits_root else None)
 
     def __repr__(self) -> str:
         stores = dict.fromkeys([self.store, self.commits.store])
