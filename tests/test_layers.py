@@ -89,7 +89,7 @@ ORDERS = {
     ),
     "pipeline.flows": (
         "workers",
-        "run",
+        "context",
         "corpus",
         "rows",
         "key_tables",

@@ -29,10 +29,10 @@ def nights(chain: Chain, pairs: int, proportion: float) -> tuple[list[float], li
         count = int(proportion * len(chain.live()))
         chain.add(count).kill(count)
         start = time.perf_counter()
-        extended, choices = extend_index(chain.run(Stages()), chain.vectors_to_index(), chain.before)
+        extended, choices = extend_index(chain.context(Stages()), chain.vectors_to_index(), chain.before)
         extend_s.append(time.perf_counter() - start)
         start = time.perf_counter()
-        rebuilt = build_index(chain.run(Stages()), chain.vectors_to_index())
+        rebuilt = build_index(chain.context(Stages()), chain.vectors_to_index())
         rebuild_s.append(time.perf_counter() - start)
         recalls = [f"{each.measured.recall['10'].value:.4f}" for each in (extended, rebuilt)]
         lines.append(

@@ -3,8 +3,8 @@
 from pipeline.flows.augment.check import check_augmenters
 from pipeline.flows.augment.plan import VariantPlan
 from pipeline.flows.augment.result import Augmentation
+from pipeline.flows.context import FlowContext
 from pipeline.flows.corpus import harvest_corpus, read_corpus
-from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect, local_workers
 from pipeline.log import Stages, announce
 from pipeline.settings import Job
@@ -55,9 +55,9 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
             local_workers(plan.is_small(store, corpus), job.cluster.patience_s) as local,
             connect(job.cluster, stages, verbose=verbose, local=local) as workers,
         ):
-            run = Run(job, store, workers, stages)
-            model_work = plan.run_models(run, corpus, parent)
-            units = plan.write_variants(run, corpus)
+            context = FlowContext(job, store, workers, stages)
+            model_work = plan.run_models(context, corpus, parent)
+            units = plan.write_variants(context, corpus)
         manifest = plan.manifest(store, corpus, units)
         # Settings that change a variant change settings_digest; others need no new manifest.
         if previous and manifest.model_copy(update={"settings": previous.settings}) == previous:

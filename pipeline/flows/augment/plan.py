@@ -10,8 +10,8 @@ from pipeline.config import digest_of
 from pipeline.flows.augment.check import needs_encoder
 from pipeline.flows.augment.model_units import MakeUnit, stage_folders, total_rows, units_to_do
 from pipeline.flows.augment.variant_units import AssembleUnit
+from pipeline.flows.context import FlowContext, map_kept_units
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
-from pipeline.flows.run import Run, map_kept_units
 from pipeline.flows.workers.cluster import is_local
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import ClusterSettings, Job, WorkerSettings
@@ -88,7 +88,9 @@ class VariantPlan:
         cost = _MODEL_COST * missing_outputs + variants // _EDITS_PER_VECTOR + vectors
         return is_local(self.job.cluster) and cost <= self.job.cluster.small_rows
 
-    def run_models(self, run: Run, corpus: Corpus, parent: Corpus | None) -> tuple[ModelWork, ...]:
+    def run_models(
+        self, context: FlowContext, corpus: Corpus, parent: Corpus | None
+    ) -> tuple[ModelWork, ...]:
         """Pass every unit of the corpus through the models of each augmenter.
 
         Args:
@@ -106,7 +108,7 @@ class VariantPlan:
             for first in range(0, len(stages), stages_per_task):
                 part = slice(first, first + stages_per_task)
                 task = MakeUnit(
-                    store=run.store,
+                    store=context.store,
                     model_stages=stages[part],
                     folders=folders[part],
                     first_stage=first,
@@ -114,31 +116,31 @@ class VariantPlan:
                     settings=self.job.augment,
                     earlier_units=earlier_units,
                 )
-                model_work.append(self._run_model_stages(run, each.name, task, corpus))
+                model_work.append(self._run_model_stages(context, each.name, task, corpus))
         return tuple(model_work)
 
-    def _run_model_stages(self, run: Run, name: str, task: MakeUnit, corpus: Corpus) -> ModelWork:
+    def _run_model_stages(self, context: FlowContext, name: str, task: MakeUnit, corpus: Corpus) -> ModelWork:
         title = f"{name}: {', '.join(stage.title for stage in task.model_stages)}"
         todo = list(units_to_do(task.store, task.folders[-1], corpus.units))
         outputs = len(task.model_stages) * total_rows(corpus.units)
         new_outputs, stats = len(task.model_stages) * total_rows(todo), ModelStats()
-        with run.stages(title, outputs) as bar:
+        with context.stages(title, outputs) as bar:
             bar.skip(outputs - new_outputs)
             if todo:
                 cluster = _cluster_for(self.job.cluster, [stage.model for stage in task.model_stages])
-                pool = run.workers.pool(cluster, len(todo))
-                for _, unit_stats in map_kept_units(run, task, todo, pool, bar):
+                pool = context.workers.pool(cluster, len(todo))
+                for _, unit_stats in map_kept_units(context, task, todo, pool, bar):
                     stats = stats.merge(unit_stats)
             bar.reach(new_outputs)
             bar.stage.note = _describe(stats)
-        return ModelWork(title, stats, run.stages.seconds()[title])
+        return ModelWork(title, stats, context.stages.seconds()[title])
 
-    def write_variants(self, run: Run, corpus: Corpus) -> tuple[UnitRecord, ...]:
+    def write_variants(self, context: FlowContext, corpus: Corpus) -> tuple[UnitRecord, ...]:
         """Write the units of variants, and return their records in the order of the corpus.
 
         Corpus units without a live row get none.
         """
-        store, workers = run.store, run.workers
+        store, workers = context.store, context.workers
         task = AssembleUnit(
             store,
             self.augmenters,
@@ -154,8 +156,8 @@ class VariantPlan:
         todo = sorted(live, key=lambda unit: (-unit.bytes, unit.sha256))
         records: dict[str, UnitRecord] = {}
         pool = workers.pool(self.job.cluster, len(todo))
-        with run.stages("variants", total_rows(todo)) as bar:
-            for number, record in map_kept_units(run, task, todo, pool, bar):
+        with context.stages("variants", total_rows(todo)) as bar:
+            for number, record in map_kept_units(context, task, todo, pool, bar):
                 records[todo[number].sha256] = record
             bar.reach(total_rows(todo))
         return tuple(records[unit.sha256] for unit in live)

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
+from pipeline.flows.context import FlowContext, map_in_order
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
-from pipeline.flows.run import Run, map_in_order
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings
 from pipeline.store.files.base import Store
@@ -28,7 +28,7 @@ def without_counts(encoder: EncoderSettings) -> EncoderSettings:
     return encoder.model_copy(update={"exclude": (), "sif": None, "frequencies": None})
 
 
-def count_tokens(run: Run, corpus: Corpus) -> tuple[str, pa.Table]:
+def count_tokens(context: FlowContext, corpus: Corpus) -> tuple[str, pa.Table]:
     """Count the tokens of all live rows, and store the counts below counts/.
 
     Special tokens, prompts and templates are not counted, and texts are not truncated.
@@ -40,11 +40,13 @@ def count_tokens(run: Run, corpus: Corpus) -> tuple[str, pa.Table]:
     Raises:
         DataError: the corpus has no token.
     """
-    encoder = without_counts(run.job.encoder)
+    encoder = without_counts(context.job.encoder)
     folder = open_folder(encoder)
-    task = CountTokens(encoder_for_workers(encoder, run.store, run.workers), run.store, corpus.dead)
-    with run.stages("count", unit="rows") as bar:
-        totals = sum(map_in_order(run, task, corpus.units, bar), np.zeros(1, np.int64))
+    task = CountTokens(
+        encoder_for_workers(encoder, context.store, context.workers), context.store, corpus.dead
+    )
+    with context.stages("count", unit="rows") as bar:
+        totals = sum(map_in_order(context, task, corpus.units, bar), np.zeros(1, np.int64))
     if not totals.any():
         raise DataError("corpus", "texts with tokens", "none", "check corpus.uri and corpus.text")
     vocabulary = folder.tokenizer().vocabulary()
@@ -59,7 +61,7 @@ def count_tokens(run: Run, corpus: Corpus) -> tuple[str, pa.Table]:
     pq.write_table(table, sink)
     content = sink.getvalue().to_pybytes()
     path = f"counts/{sha256(content).hexdigest()[:24]}.parquet"
-    run.store.create(path, content)
+    context.store.create(path, content)
     return path, table
 
 

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import DataError, ModelError
+from pipeline.flows.context import FlowContext, map_kept_units
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.encode.rejected import rejected_warnings
 from pipeline.flows.encode.samples import sample_folder, with_samples
 from pipeline.flows.encode.unit import EncodeUnit, load_record, record_path
 from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.flows.rows import units_by_ordinal
-from pipeline.flows.run import Run, map_kept_units
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.worker_encoder import gpu_assigned
 from pipeline.log import RunningStage, announce
@@ -140,7 +140,7 @@ def _table_of(batch: Any) -> pa.Table:
 
 
 def encode(
-    run: Run, corpus: Corpus, previous: ReleaseManifest | None = None
+    context: FlowContext, corpus: Corpus, previous: ReleaseManifest | None = None
 ) -> tuple[StageRecord, WorkerStats]:
     """Encode the units of the corpus that have no record yet, the largest first to keep all workers busy.
 
@@ -150,8 +150,10 @@ def encode(
     Returns:
         The units of vectors in the order of the corpus, and the workers' timings and counters.
     """
-    job, store = run.job, run.store
-    run.workers.check(job.cluster)  # even if there is nothing to encode here, because the gates encode later
+    job, store = context.job, context.store
+    context.workers.check(
+        job.cluster
+    )  # even if there is nothing to encode here, because the gates encode later
     space_id = open_folder(job.encoder).space_id
     records = load_records(store, corpus, job, previous)
     todo = sorted(
@@ -159,23 +161,23 @@ def encode(
         key=lambda unit: (-unit.bytes, unit.sha256),
     )
     stats = WorkerStats()
-    with run.stages("encode", sum(unit.rows for unit in corpus.units)) as bar:
+    with context.stages("encode", sum(unit.rows for unit in corpus.units)) as bar:
         bar.skip(sum(unit.rows for unit in corpus.units if unit.sha256 in records))
         if todo:
-            pool = run.workers.wide_pool(job.cluster, len(todo))
+            pool = context.workers.wide_pool(job.cluster, len(todo))
             task = EncodeUnit(
                 store,
-                encoder_for_workers(job.encoder, store, run.workers),
-                run.workers.encode_settings(job.encode, pool),
+                encoder_for_workers(job.encoder, store, context.workers),
+                context.workers.encode_settings(job.encode, pool),
                 space_id,
                 job.corpus.id,
                 units_by_ordinal(previous) if previous and _can_copy(previous, job, space_id) else (),
                 job.cluster.patience_s,
             )
-            new_records, stats = encode_units(run, task, todo, pool, bar)
+            new_records, stats = encode_units(context, task, todo, pool, bar)
             records |= {unit.sha256: record for unit, record in zip(todo, new_records, strict=True)}
         bar.reach(sum(unit.rows for unit in todo))
-        records = with_samples(run, records, previous)
+        records = with_samples(context, records, previous)
         bar.stage.note = _waiting_note(stats)
     units = tuple(records[unit.sha256] for unit in corpus.units)
     _report_tokens(units, previous)
@@ -186,11 +188,11 @@ def encode(
 
 
 def encode_units(
-    run: Run, task: EncodeUnit, units: Sequence[CorpusUnit], pool: Pool, bar: RunningStage
+    context: FlowContext, task: EncodeUnit, units: Sequence[CorpusUnit], pool: Pool, bar: RunningStage
 ) -> tuple[tuple[UnitRecord, ...], WorkerStats]:
     """Encode the units and log warnings. Returns their records in order, and the workers' stats."""
     records, stats = {}, WorkerStats()
-    for number, (record, unit_stats) in map_kept_units(run, task, units, pool, bar):
+    for number, (record, unit_stats) in map_kept_units(context, task, units, pool, bar):
         records[number] = record
         stats = stats.merge(unit_stats)
     for sentence in stats.warnings:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pyarrow.parquet as pq
 
-from pipeline.flows.run import Run, map_in_order
+from pipeline.flows.context import FlowContext, map_in_order
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.index.build.sample import LEAST_SAMPLED_ROWS, SAMPLE_SIZES, rows_to_store
 from pipeline.store.files.base import Store
@@ -60,7 +60,7 @@ class SampleUnit(PlainTask[UnitRecord, FileRef | None]):
 
 
 def with_samples(
-    run: Run, records: Mapping[str, UnitRecord], previous: ReleaseManifest | None
+    context: FlowContext, records: Mapping[str, UnitRecord], previous: ReleaseManifest | None
 ) -> dict[str, UnitRecord]:
     """Return the records of units of one space, each large unit with its sample.
 
@@ -78,7 +78,7 @@ def with_samples(
     if not missing:
         return dict(records)
     space_id = next(iter(missing.values())).space_id or ""
-    sizes = {entry.path: entry.size for entry in run.store.list(sample_folder(space_id))}
+    sizes = {entry.path: entry.size for entry in context.store.list(sample_folder(space_id))}
     known = {
         unit.sha256: unit.sample
         for unit in (previous.units if previous else ())
@@ -86,7 +86,7 @@ def with_samples(
     }
     samples = {name: known.get(record.sha256) for name, record in missing.items()}
     todo = [name for name, sample in samples.items() if sample is None]
-    made = map_in_order(run, SampleUnit(run.store, space_id), [missing[name] for name in todo])
+    made = map_in_order(context, SampleUnit(context.store, space_id), [missing[name] for name in todo])
     samples |= dict(zip(todo, made, strict=True))
     return {
         name: record.model_copy(update={"sample": samples[name]}) if name in missing else record

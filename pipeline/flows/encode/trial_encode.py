@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
-from pipeline.flows.run import Run
 from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.flows.workers.worker_encoder import worker_encoder
@@ -45,14 +45,14 @@ class EncodeTexts:
         return lambda texts: np.asarray(encoder.encode(list(texts), query=self.query))
 
 
-def encode_texts(run: Run, texts: tuple[str, ...], *, query: bool = False) -> np.ndarray:
+def encode_texts(context: FlowContext, texts: tuple[str, ...], *, query: bool = False) -> np.ndarray:
     """Encode texts on one worker, like texts of the corpus or as queries. Returns (n, dim)."""
     task = EncodeTexts(
-        encoder_for_workers(run.job.encoder, run.store, run.workers),
-        run.workers.encode_settings(run.job.encode),
+        encoder_for_workers(context.job.encoder, context.store, context.workers),
+        context.workers.encode_settings(context.job.encode),
         query,
     )
-    return run.workers.run(task, texts, Pool.of_one(run.job.cluster))
+    return context.workers.run(task, texts, Pool.of_one(context.job.cluster))
 
 
 def sample_texts(

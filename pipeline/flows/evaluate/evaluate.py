@@ -13,6 +13,7 @@ from pipeline.config import Settings, digest_of, to_yaml
 from pipeline.errors import ConfigError
 from pipeline.evaluate.mask_words import MaskWordsReport
 from pipeline.evaluate.tasks import MissingTask, Selection, select_tasks
+from pipeline.flows.context import FlowContext
 from pipeline.flows.evaluate.candidates import (
     ResolvedCandidate,
     check_sparse,
@@ -27,7 +28,6 @@ from pipeline.flows.evaluate.sentences import sentences_per_s
 from pipeline.flows.evaluate.token_bias import measure_token_bias
 from pipeline.flows.evaluate.work import EvaluationWork
 from pipeline.flows.night.candidate import PACKAGES
-from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect, local_workers
 from pipeline.log import Stages, announce, packages
 from pipeline.report.evaluation_report import DifferingPair, Disagreement, RetrievalExample
@@ -187,13 +187,13 @@ def evaluate(
         local_workers(work.is_small(sampled), job.cluster.patience_s) as local,
         connect(job.cluster, stages, verbose=verbose, local=local) as workers,
     ):
-        run = Run(job, store, workers, stages)
-        mask_words_report = read_mask_words(run, candidates) if mask_words else None
-        work.encode(run)
-        measured = work.score(run)
-        geometry_report = measure_geometry(run, candidates) if geometry else None
+        context = FlowContext(job, store, workers, stages)
+        mask_words_report = read_mask_words(context, candidates) if mask_words else None
+        work.encode(context)
+        measured = work.score(context)
+        geometry_report = measure_geometry(context, candidates) if geometry else None
         wants_bias = geometry and job.evaluate.geometry.token_bias
-        token_bias = measure_token_bias(run, candidates) if wants_bias else ()
+        token_bias = measure_token_bias(context, candidates) if wants_bias else ()
     names = [each.name for each in candidates]
     reports = [geometry_report, *([mask_words_report] if mask_words_report else []), *token_bias]
     return Evaluation(

@@ -8,6 +8,7 @@ import numpy as np
 from pipeline.errors import DataError, ModelError
 from pipeline.evaluate.sts import StsOptions, StsTask
 from pipeline.evaluate.tasks import task_of_file
+from pipeline.flows.context import FlowContext
 from pipeline.flows.corpus import corpus_of, open_releases
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.encode.trial_encode import SampleTexts, sample_texts
@@ -15,7 +16,6 @@ from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.geometry_tasks import EncoderToMeasure, MeasureEncoder
 from pipeline.flows.evaluate.sentences import clean_sentences
 from pipeline.flows.night.previous_release import load_previous
-from pipeline.flows.run import Run
 from pipeline.flows.workers.interface import Workers
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import GeometrySettings, Job, TaskSettings
@@ -66,7 +66,7 @@ def check_hidden_states(candidates: Sequence[ResolvedCandidate]) -> None:
             )
 
 
-def measure_geometry(run: Run, candidates: Sequence[ResolvedCandidate]) -> GeometryReport:
+def measure_geometry(context: FlowContext, candidates: Sequence[ResolvedCandidate]) -> GeometryReport:
     """Measure the geometry of every candidate, with and without its transform.
 
     Texts come from the corpus, or from the pairs if there is none. Results of an earlier run are reused.
@@ -74,9 +74,9 @@ def measure_geometry(run: Run, candidates: Sequence[ResolvedCandidate]) -> Geome
     Raises:
         DataError: there is neither a corpus nor a task with pairs.
     """
-    job, store, workers = run.job, run.store, run.workers
+    job, store, workers = context.job, context.store, context.workers
     settings, pairs = job.evaluate.geometry, human_scored_pairs(job)
-    with run.stages("geometry", unit="encoders") as bar:
+    with context.stages("geometry", unit="encoders") as bar:
         texts = _sample_corpus(job, workers)
         if len(texts.texts) < _MIN_TEXTS:
             texts = _texts_of_pairs(texts, pairs, settings)

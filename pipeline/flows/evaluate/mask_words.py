@@ -16,10 +16,10 @@ from pipeline.evaluate.mask_words import (
     TextWords,
     pair_correlation,
 )
+from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.geometry import human_scored_pairs
-from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.flows.workers.worker_encoder import gpu_assigned
 from pipeline.models.folder.encoder_folder import MASKED
@@ -97,7 +97,7 @@ class ReadMaskWords(PlainTask[EncoderToRead, MaskWords]):
         )
 
 
-def read_mask_words(run: Run, candidates: Sequence[ResolvedCandidate]) -> MaskWordsReport:
+def read_mask_words(context: FlowContext, candidates: Sequence[ResolvedCandidate]) -> MaskWordsReport:
     """Read every candidate that pools a mask token by words. Results of an earlier run are reused.
 
     Raises:
@@ -105,7 +105,7 @@ def read_mask_words(run: Run, candidates: Sequence[ResolvedCandidate]) -> MaskWo
         DataError: there are neither texts nor pairs.
         ModelError: an encoder has no language model head.
     """
-    job, store, workers = run.job, run.store, run.workers
+    job, store, workers = context.job, context.store, context.workers
     settings, pairs = job.evaluate.mask_words, human_scored_pairs(job)
     texts = settings.texts or tuple(pairs.pairs.sentences[: settings.sentences] if pairs.pairs else ())
     if not texts:
@@ -130,7 +130,7 @@ def read_mask_words(run: Run, candidates: Sequence[ResolvedCandidate]) -> MaskWo
         EncoderToRead(encoder_for_workers(each.encoder, store, workers), each.space_id) for each in in_order
     ]
     task = ReadMaskWords(store, workers.encode_settings(job.encode), settings, texts, pairs.pairs)
-    with run.stages("read by words", len(targets), "encoders") as bar:
+    with context.stages("read by words", len(targets), "encoders") as bar:
         results = dict(workers.map_units(task, targets, workers.pool(job.cluster, len(targets))))
         bar.add(len(targets))
     return MaskWordsReport(

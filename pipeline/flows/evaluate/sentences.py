@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 from pipeline.errors import DataError
 from pipeline.evaluate.source import BLANK
 from pipeline.evaluate.tfidf import TfIdf
+from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.encode import check_any_vector, encode_units
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.encode.unit import EncodeUnit, load_record
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
-from pipeline.flows.run import Run
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.sealed_json import Stored
 from pipeline.store.records.units import CorpusUnit, UnitRecord, sum_counts
@@ -163,28 +163,28 @@ def load_vectors(store: Store, candidate: ResolvedCandidate) -> SpaceVectors:
 
 
 def encode_sentences(
-    run: Run, new: Sentences, earlier: SpaceVectors, candidate: ResolvedCandidate
+    context: FlowContext, new: Sentences, earlier: SpaceVectors, candidate: ResolvedCandidate
 ) -> SpaceVectors:
     """Encode the new sentences, longest first, and record the speed.
 
     Returns:
         The `earlier` vectors and those of the new sentences.
     """
-    job, store = run.job, run.store
+    job, store = context.job, context.store
     # float32, because so few vectors need not be small
     settings = job.encode.model_copy(update={"vectors": "float32"})
-    pool = run.workers.wide_pool(job.cluster, max(1, len(new) // _MIN_UNIT_SENTENCES))
+    pool = context.workers.wide_pool(job.cluster, max(1, len(new) // _MIN_UNIT_SENTENCES))
     units = _write_units(new, store, settings.unit_rows, pool.size)
     task = EncodeUnit(
         store,
-        encoder_for_workers(candidate.encoder, store, run.workers),
-        run.workers.encode_settings(settings, pool),
+        encoder_for_workers(candidate.encoder, store, context.workers),
+        context.workers.encode_settings(settings, pool),
         earlier.space_id,
         "id",
         patience_s=job.cluster.patience_s,
     )
-    with run.stages(f"encode {candidate.name}", len(new), "sentences") as bar:
-        encoded, stats = encode_units(run, task, units, pool, bar)
+    with context.stages(f"encode {candidate.name}", len(new), "sentences") as bar:
+        encoded, stats = encode_units(context, task, units, pool, bar)
         bar.reach(len(new))
     records = (*earlier.units, *encoded)
     check_any_vector(records, candidate.encoder, f"{len(new):,} sentences")

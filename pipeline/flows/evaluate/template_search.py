@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pipeline.config import digest_of, to_yaml
 from pipeline.device import resolve
@@ -15,10 +16,10 @@ from pipeline.evaluate.template_search import (
     read_definitions,
     search_greedily,
 )
+from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.evaluate.geometry import human_scored_pairs
 from pipeline.flows.night.candidate import PACKAGES
-from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.flows.workers.worker_encoder import gpu_assigned, worker_encoder
@@ -140,21 +141,19 @@ def search_template(job: Job, stages: Stages, *, verbose: bool = False) -> Templ
     _check_mask(encoder, settings)
     digest = _digest(encoder, job.encode, pairs)
     templates = len(settings.relations) + len(settings.wrappers) + len(settings.others)
-    if settings.generator is not None:
-        definitions = tuple(read_definitions(settings.generator))
-        templates += settings.generator.candidates
+    if (generator := settings.generator) is not None:
+        definitions = tuple(read_definitions(generator))
+        templates += generator.candidates
     small = is_local(job.cluster) and templates * len(pairs.sentences) <= job.cluster.small_rows
     with (
         local_workers(small, job.cluster.patience_s) as local,
         connect(job.cluster, stages, verbose=verbose, local=local) as workers,
     ):
-        run = Run(job, store, workers, stages)
+        context = FlowContext(job, store, workers, stages)
         encode = workers.encode_settings(job.encode)
         task = ScoreTemplate(store, encoder_for_workers(encoder, store, workers), encode, pairs, digest)
-        generated = (
-            _generate(run, settings.generator, definitions, encode) if settings.generator is not None else ()
-        )
-        steps = search_greedily(settings, lambda name, tried: _score_all(run, task, name, tried), generated)
+        generated = _generate(context, generator, definitions, encode) if generator is not None else ()
+        steps = search_greedily(settings, partial(_score_all, context, task), generated)
     return TemplateSearch(
         id=digest_of([_VERSION, digest, settings.model_dump(mode="json")])[:24],
         store=store,
@@ -169,7 +168,10 @@ def search_template(job: Job, stages: Stages, *, verbose: bool = False) -> Templ
 
 
 def _generate(
-    run: Run, generator: GeneratorSettings, definitions: tuple[Definition, ...], encode: EncodeSettings
+    context: FlowContext,
+    generator: GeneratorSettings,
+    definitions: tuple[Definition, ...],
+    encode: EncodeSettings,
 ) -> tuple[str, ...]:
     """Let one worker generate templates, or load those that an earlier search with the same T5 generated."""
     model = open_translator(TranslatorSettings(path=generator.path)).digests()
@@ -177,19 +179,19 @@ def _generate(
     drawn = [[each.word, each.definition] for each in definitions]
     path = f"templates/generated/{digest_of([_VERSION, model, limits, drawn])[:32]}.json"
     generator = generator.model_copy(update={"path": absolute_path(generator.path)})
-    task = GenerateTemplates(run.store, path, generator, definitions, encode)
-    with run.stages("generate templates", 1, "model") as bar:
-        ((_, generated),) = run.workers.map_units(task, [0], run.workers.pool(run.job.cluster, 1))
+    task = GenerateTemplates(context.store, path, generator, definitions, encode)
+    with context.stages("generate templates", 1, "model") as bar:
+        ((_, generated),) = context.workers.map_units(task, [0], context.workers.pool(context.job.cluster, 1))
         bar.add(1)
     return generated.templates
 
 
-def _score_all(run: Run, task: ScoreTemplate, name: str, templates: Sequence[str]) -> list[float]:
+def _score_all(context: FlowContext, task: ScoreTemplate, name: str, templates: Sequence[str]) -> list[float]:
     """Score the templates of one step on the workers."""
-    pool = run.workers.pool(run.job.cluster, len(templates))
+    pool = context.workers.pool(context.job.cluster, len(templates))
     scores = dict[int, float]()
-    with run.stages(f"score: {name}", len(templates), "templates") as bar:
-        for number, result in run.workers.map_units(task, templates, pool):
+    with context.stages(f"score: {name}", len(templates), "templates") as bar:
+        for number, result in context.workers.map_units(task, templates, pool):
             scores[number] = result.score
             bar.add(1)
     return [scores[number] for number in range(len(templates))]

@@ -9,10 +9,10 @@ import pyarrow as pa
 from pipeline.config import digest_of
 from pipeline.errors import DataError, ModelError
 from pipeline.evaluate.mask_words import pair_correlation
+from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.geometry import human_scored_pairs
-from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
@@ -199,14 +199,16 @@ def _read_tables(folder: EncoderFolder) -> tuple[dict[str, np.ndarray], str | No
     return {"input": table, "output": output}, None
 
 
-def measure_token_bias(run: Run, candidates: Sequence[ResolvedCandidate]) -> tuple[NamedTokenBias, ...]:
+def measure_token_bias(
+    context: FlowContext, candidates: Sequence[ResolvedCandidate]
+) -> tuple[NamedTokenBias, ...]:
     """Measure the token embeddings of every candidate. Results of an earlier run are reused.
 
     Raises:
         DataError: there are no pairs with human scores.
         ModelError: an encoder is not a Transformer whose language model head is known.
     """
-    job, store, workers = run.job, run.store, run.workers
+    job, store, workers = context.job, context.store, context.workers
     sample = human_scored_pairs(job)
     if sample.pairs is None:
         raise DataError(
@@ -221,7 +223,7 @@ def measure_token_bias(run: Run, candidates: Sequence[ResolvedCandidate]) -> tup
         named.setdefault(table, each.name)
     targets = [encoder_for_workers(encoder, store, workers) for encoder in named]
     task = MeasureTokenBias(store, sample.pairs)
-    with run.stages("token bias", len(targets), "encoders") as bar:
+    with context.stages("token bias", len(targets), "encoders") as bar:
         results = dict(workers.map_units(task, targets, workers.pool(job.cluster, len(targets))))
         bar.add(len(targets))
     return tuple(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from pipeline.evaluate import EvaluationTask
+from pipeline.flows.context import FlowContext
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.fits import PlannedFits, plan_fits
 from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult, ScoreTask, Scoring
@@ -15,7 +16,6 @@ from pipeline.flows.evaluate.sentences import (
     encode_sentences,
     load_vectors,
 )
-from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import is_local
 from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.tasks import Pool
@@ -103,21 +103,21 @@ class EvaluationWork:
         )
         return training_sentences + sampled + sum(map(len, self.new.values())) <= self.job.cluster.small_rows
 
-    def encode(self, run: Run) -> None:
+    def encode(self, context: FlowContext) -> None:
         """Encode the new sentences, once for all candidates of a space."""
         first = {each.space_id: each for each in reversed([*self.candidates, *_variants(self.candidates)])}
         for space_id, new in self.new.items():
             earlier = self.vectors[space_id]
             if len(new) and isinstance(earlier, SpaceVectors):
-                self.vectors[space_id] = encode_sentences(run, new, earlier, first[space_id])
+                self.vectors[space_id] = encode_sentences(context, new, earlier, first[space_id])
 
-    def score(self, run: Run) -> tuple[MeasuredTask, ...]:
+    def score(self, context: FlowContext) -> tuple[MeasuredTask, ...]:
         """Score every candidate on every task, unless an earlier run did.
 
         Tasks that train classifiers come first, and large tasks before small ones, to balance the workers.
         """
         items = self._items()
-        with run.stages("score", len(items), "scores") as bar:
+        with context.stages("score", len(items), "scores") as bar:
             stored = {key: item.load_result(self.store) for key, item in items.items()}
             results = {key: result for key, result in stored.items() if result is not None}
             todo = sorted(
@@ -126,7 +126,7 @@ class EvaluationWork:
                 reverse=True,
             )
             bar.skip(len(results))
-            for number, result in self._run_items([items[key] for key in todo], run.workers):
+            for number, result in self._run_items([items[key] for key in todo], context.workers):
                 results[todo[number]] = result
                 bar.add(1)
         return tuple(

@@ -11,12 +11,12 @@ from itertools import count, islice
 import numpy as np
 
 from pipeline.config import digest_of
+from pipeline.flows.context import FlowContext, ItemNeeds, map_in_order
 from pipeline.flows.index.finish_tasks import Finish, MergeShards, finish_parts
 from pipeline.flows.index.kind_trials import measure_kinds
 from pipeline.flows.index.records import BuiltIndex, FilledPart, Shard, TrainedIndex
 from pipeline.flows.index.tasks import Build, CountLive, FillShard, Train
 from pipeline.flows.rows import LiveRows, space_of
-from pipeline.flows.run import ItemNeeds, Run, map_in_order
 from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.tasks import Pool
 from pipeline.index.build.index_shape import GIB, IndexPlan, plan_index, variants_to_measure
@@ -59,16 +59,16 @@ class IndexInput:
         return self.transform.k if self.transform else self.dim
 
 
-def build_index(run: Run, vectors: IndexInput) -> BuiltIndex:
+def build_index(context: FlowContext, vectors: IndexInput) -> BuiltIndex:
     """Build the index over the live rows. Work that an earlier run finished is not repeated.
 
     Raises:
         SpaceMismatch: the units are of two spaces.
     """
-    job, store, units, transform = run.job, run.store, vectors.units, vectors.transform
+    job, store, units, transform = context.job, context.store, vectors.units, vectors.transform
     source = LiveRows(store, space_of(units), job.corpus.id, vectors.dead)
-    indexed, rows = live_units(run.workers, source, units)
-    plan = _measured_plan(run, vectors, source, indexed, rows)
+    indexed, rows = live_units(context.workers, source, units)
+    plan = _measured_plan(context, vectors, source, indexed, rows)
     identity = {
         **index_identity(job, indexed, vectors.dead, transform),
         "plan": plan.model_dump(mode="json"),
@@ -81,29 +81,29 @@ def build_index(run: Run, vectors: IndexInput) -> BuiltIndex:
     record_path = f"{work}/built.json"
     if built := BuiltIndex.load_complete(store, record_path):
         return built
-    with run.stages("train") as bar:
-        pool = _training_pool(run, plan)
-        trained = run.workers.run(Train(build, int(pool.cpus)), indexed, pool)
+    with context.stages("train") as bar:
+        pool = _training_pool(context, plan)
+        trained = context.workers.run(Train(build, int(pool.cpus)), indexed, pool)
         bar.stage.note = plan.factory
-    parts = fill_parts(run, FillShard(build, trained), indexed, rows)
+    parts = fill_parts(context, FillShard(build, trained), indexed, rows)
     base_ordinals = max(unit.ordinal for unit in units) + 1
-    with run.stages("merge"):
+    with context.stages("merge"):
         built = load_or_make_racing(
-            store, record_path, BuiltIndex, lambda: _finish(run, build, trained, parts, base_ordinals)
+            store, record_path, BuiltIndex, lambda: _finish(context, build, trained, parts, base_ordinals)
         )
     delete_shards(store, parts)
     return built
 
 
 def _measured_plan(
-    run: Run, vectors: IndexInput, source: LiveRows, units: tuple[VectorUnit, ...], rows: int
+    context: FlowContext, vectors: IndexInput, source: LiveRows, units: tuple[VectorUnit, ...], rows: int
 ) -> IndexPlan:
     """Plan the index; if `auto` has to compress the vectors, after measuring kinds on a sample of them."""
-    settings, dim, target = run.job.index, vectors.indexed_dim, run.job.gates.wanted_recall
+    settings, dim, target = context.job.index, vectors.indexed_dim, context.job.gates.wanted_recall
     if not (kinds := variants_to_measure(rows, dim, settings, target)):
         return plan_index(rows, dim, settings)
     return plan_index(
-        rows, dim, settings, measure_kinds(run, source, units, vectors.transform, kinds), target
+        rows, dim, settings, measure_kinds(context, source, units, vectors.transform, kinds), target
     )
 
 
@@ -112,26 +112,30 @@ def is_small_training(plan: IndexPlan) -> bool:
     return plan.train_rows * max(1, plan.nlist) * plan.dim <= _SMALL_TRAINING
 
 
-def _training_pool(run: Run, plan: IndexPlan) -> Pool:
+def _training_pool(context: FlowContext, plan: IndexPlan) -> Pool:
     """Return one CPU for a small training, else a machine.
 
     The last bits of a training depend on its number of threads.
     """
     if is_small_training(plan):
         return Pool(1)
-    return replace(run.workers.machine_pool(run.job.cluster), memory=4.0 * plan.train_rows * plan.dim)
+    return replace(context.workers.machine_pool(context.job.cluster), memory=4.0 * plan.train_rows * plan.dim)
 
 
 def _finish(
-    run: Run, build: Build, trained: TrainedIndex, parts: tuple[FilledPart, ...], base_ordinals: int
+    context: FlowContext,
+    build: Build,
+    trained: TrainedIndex,
+    parts: tuple[FilledPart, ...],
+    base_ordinals: int,
 ) -> BuiltIndex:
     """Merge the shards of each part, choose the search effort and measure."""
     finish = Finish(build, trained, base_ordinals)
     if len(parts) == 1:
-        return run.workers.run(finish, parts[0], Pool(1, memory=part_memory(build)))
+        return context.workers.run(finish, parts[0], Pool(1, memory=part_memory(build)))
     merge = MergeShards(build, on_disk=build.plan.on_disk)
-    merged = map_in_order(run, merge, parts, needs=ItemNeeds(part_memory(build)))
-    return finish_parts(run, finish, parts, merged)
+    merged = map_in_order(context, merge, parts, needs=ItemNeeds(part_memory(build)))
+    return finish_parts(context, finish, parts, merged)
 
 
 def part_memory(build: Build) -> float:
@@ -193,7 +197,9 @@ def index_identity(
     }
 
 
-def fill_parts(run: Run, task: FillShard, units: tuple[VectorUnit, ...], rows: int) -> tuple[FilledPart, ...]:
+def fill_parts(
+    context: FlowContext, task: FillShard, units: tuple[VectorUnit, ...], rows: int
+) -> tuple[FilledPart, ...]:
     """Fill the live rows of the units into the shards of one or more parts of the index.
 
     Args:
@@ -201,14 +207,14 @@ def fill_parts(run: Run, task: FillShard, units: tuple[VectorUnit, ...], rows: i
     """
     plan = task.build.plan
     shards_of_parts = divide_into_parts(
-        units, plan.parts(rows), shard_count(run.job.index, plan, len(units), rows)
+        units, plan.parts(rows), shard_count(context.job.index, plan, len(units), rows)
     )
     shards = [shard for of_part in shards_of_parts for shard in of_part]
-    with run.stages("index", rows) as bar:
-        gpus = run.job.cluster.index_gpus
+    with context.stages("index", rows) as bar:
+        gpus = context.job.cluster.index_gpus
         on_device = replace(task, on_gpu=gpus > 0)
         needs = ItemNeeds(fill_memory(task, shards), gpus)
-        records = iter(map_in_order(run, on_device, shards, bar, needs))
+        records = iter(map_in_order(context, on_device, shards, bar, needs))
         bar.reach(rows)
     return tuple(
         FilledPart(

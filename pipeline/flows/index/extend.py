@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from pipeline.config import digest_of
+from pipeline.flows.context import FlowContext, ItemNeeds, map_in_order
 from pipeline.flows.index import rebuild_rules
 from pipeline.flows.index.build import (
     IndexInput,
@@ -21,7 +22,6 @@ from pipeline.flows.index.rebuild_rules import REBUILT
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.index.tasks import Build, FillShard
 from pipeline.flows.rows import LiveRows, space_of
-from pipeline.flows.run import ItemNeeds, Run, map_in_order
 from pipeline.flows.workers.tasks import Pool
 from pipeline.index.build.index_shape import IndexPlan, plan_extension
 from pipeline.store.records.dead import DeadRows
@@ -38,7 +38,11 @@ BuiltWithChoices = tuple[BuiltIndex, tuple[Choice, ...]]
 
 
 def extend_index(
-    run: Run, vectors: IndexInput, previous: ReleaseManifest | None, *, new_addresses: bool = False
+    context: FlowContext,
+    vectors: IndexInput,
+    previous: ReleaseManifest | None,
+    *,
+    new_addresses: bool = False,
 ) -> BuiltWithChoices:
     """Extend the previous release's index to tonight's vectors; build a new one if that is not possible.
 
@@ -58,14 +62,16 @@ def extend_index(
     """
     space_id = space_of(vectors.units)
     if choice := rebuild_rules.nothing_to_extend(previous, space_id, new_addresses=new_addresses):
-        return build_index(run, vectors), (choice,)
+        return build_index(context, vectors), (choice,)
     assert previous is not None, "there is nothing to extend before the first release"
     ordered = replace(vectors, units=tuple(sorted(vectors.units, key=lambda unit: unit.ordinal)))
-    source = LiveRows(run.store, space_id, run.job.corpus.id, vectors.dead)
+    source = LiveRows(context.store, space_id, context.job.corpus.id, vectors.dead)
     try:
-        return _Extender(run, ordered, source, previous).extend()
+        return _Extender(context, ordered, source, previous).extend()
     except _Rebuild as rebuild:
-        return build_index(run, replace(ordered, previous_queries=previous.index.queries)), rebuild.choices
+        return build_index(
+            context, replace(ordered, previous_queries=previous.index.queries)
+        ), rebuild.choices
 
 
 class _Rebuild(Exception):
@@ -86,7 +92,7 @@ class _ExtensionRecord(Stored):
 class _Extender:
     """Extension of the index of the previous release to tonight's vectors."""
 
-    run: Run
+    context: FlowContext
     vectors: IndexInput
     source: LiveRows
     previous: ReleaseManifest
@@ -97,15 +103,15 @@ class _Extender:
         Raises:
             _Rebuild: a rule demands that the index is rebuilt.
         """
-        previous, vectors, settings = self.previous, self.vectors, self.run.job.index
+        previous, vectors, settings = self.previous, self.vectors, self.context.job.index
         last = previous.index
         _rebuild_if(
-            rebuild_rules.changed_settings(self.run.job, previous, vectors.transform, vectors.dim)
+            rebuild_rules.changed_settings(self.context.job, previous, vectors.transform, vectors.dim)
             or rebuild_rules.changed_units(vectors.units, previous)
             or rebuild_rules.unusable_files(self._incomplete_file())
         )
         work = self._work_directory()
-        survey = self.run.workers.run(Survey(self.source, previous, work), vectors.units, Pool(1))
+        survey = self.context.workers.run(Survey(self.source, previous, work), vectors.units, Pool(1))
         plan = plan_extension(survey.rows, vectors.indexed_dim, settings, last.kind, last.factory)
         revived = f"{survey.revived:,} rows that were removed from it are live again"
         _rebuild_if(
@@ -120,7 +126,7 @@ class _Extender:
         _rebuild_if(*checks)
         extension = self._extension(survey, plan, work)
         record = load_or_make_racing(
-            self.run.store,
+            self.context.store,
             f"{work}/extended.json",
             _ExtensionRecord,
             lambda: self._extend_and_measure(extension, with_delta=delta_reason is not None),
@@ -133,7 +139,7 @@ class _Extender:
 
     def _incomplete_file(self) -> str | None:
         """Describe a file of the previous release that is missing or has another size; None if none is."""
-        previous, index, store = self.previous, self.previous.index, self.run.store
+        previous, index, store = self.previous, self.previous.index, self.context.store
         training_files = index.trained, index.queries, index.truth
         if None in training_files or "fingerprint" not in index.settings:
             return f"release {previous.release} was published by a version that did not store the training"
@@ -146,7 +152,7 @@ class _Extender:
 
     def _extension(self, survey: SurveyResult, plan: IndexPlan, work: str) -> Extension:
         """Return the inputs of the extension; its plan keeps last night's factory and number of lists."""
-        job, index = self.run.job, self.previous.index
+        job, index = self.context.job, self.previous.index
         kept_fields = {
             "factory": index.factory,
             "nlist": index.settings.get("nlist") or 0,
@@ -165,7 +171,7 @@ class _Extender:
         fields = {"index", "ids", "tombstones", "dead", "rows", "next_ordinal"}
         previous = self.previous.model_dump(mode="json", include=fields)
         vectors = self.vectors
-        identity = index_identity(self.run.job, vectors.units, vectors.dead, vectors.transform)
+        identity = index_identity(self.context.job, vectors.units, vectors.dead, vectors.transform)
         return f"indexes/work/{digest_of({**identity, 'before': previous})[:24]}"
 
     def _extend_and_measure(self, extension: Extension, *, with_delta: bool) -> _ExtensionRecord:
@@ -182,11 +188,11 @@ class _Extender:
         units, rows = extension.units_from(first_added), extension.live_rows_from(first_added)
         fits = old_parts[-1].rows + rows <= _MAX_PART_GROWTH * (extension.build.plan.part_rows or rows)
         items = parts_to_grow(old_parts, last_takes_new_rows=fits)
-        gone = DeadRows(self.run.store, extension.survey.gone)
+        gone = DeadRows(self.context.store, extension.survey.gone)
         changed = [item for item in items if item.takes_new_rows or len(item.own_rows(gone))]
-        with self.run.stages("extend", rows) as bar:
+        with self.context.stages("extend", rows) as bar:
             needs = ItemNeeds(part_memory(extension.build))
-            made = map_in_order(self.run, GrowPart(extension), changed, needs=needs)
+            made = map_in_order(self.context, GrowPart(extension), changed, needs=needs)
             bar.reach(rows)
         parts = dict(enumerate(old_parts))
         for item, grown in zip(changed, made, strict=True):
@@ -231,16 +237,16 @@ class _Extender:
         Returns:
             The parts, none without units, and the file of the queries' exact neighbours among these rows.
         """
-        run, build, previous_index = self.run, extension.build, self.previous.index
+        context, build, previous_index = self.context, extension.build, self.previous.index
         # Shards differ with their number, so each number has a directory of its own.
-        shards = shard_count(run.job.index, build.plan, len(units), rows) if units else 0
+        shards = shard_count(context.job.index, build.plan, len(units), rows) if units else 0
         build = replace(build, work=f"{build.work}/delta-{shards}")
-        filled = fill_parts(run, FillShard(build, extension.trained), units, rows) if units else ()
-        with run.stages("extend"):
+        filled = fill_parts(context, FillShard(build, extension.trained), units, rows) if units else ()
+        with context.stages("extend"):
             merge = MergeShards(build, effort=previous_index.settings.get("effort"))
-            parts = map_in_order(run, merge, filled, needs=ItemNeeds(part_memory(build)))
-            truth = run.workers.run(JoinTruth(extension), filled, Pool(1))
-        delete_shards(run.store, filled)
+            parts = map_in_order(context, merge, filled, needs=ItemNeeds(part_memory(build)))
+            truth = context.workers.run(JoinTruth(extension), filled, Pool(1))
+        delete_shards(context.store, filled)
         return parts, truth
 
     def _measure(self, extension: Extension, extended: ExtendedParts) -> tuple[Measurement, Choice]:
@@ -249,12 +255,12 @@ class _Extender:
         Last night's neighbours are updated if possible. All rows are scanned if too few of them are live for
         some query, or if the rows of too many queries are dead, in which case queries are sampled again.
         """
-        workers, bound = self.run.workers, rebuild_rules.MAX_DEAD_QUERIES
+        workers, bound = self.context.workers, rebuild_rules.MAX_DEAD_QUERIES
         dead_queries = extension.survey.dead_queries
         queries, measurement = extension.trained.queries, Measurement()
-        with self.run.stages("measure"):
+        with self.context.stages("measure"):
             if dead_queries <= bound:
-                measurement = MeasureGrown(extension, extended, queries).measure_on(self.run, ())
+                measurement = MeasureGrown(extension, extended, queries).measure_on(self.context, ())
             else:
                 queries = workers.run(SampleQueries(extension.build), self.vectors.units, Pool(1))
         numbers = {
@@ -271,16 +277,16 @@ class _Extender:
         short = measurement.short_queries
         reason = f"{short} queries had too few live neighbours" if short else dead
         pieces = self._scan(extension, queries)
-        with self.run.stages("measure"):
-            measurement = MeasureGrown(extension, extended, queries).measure_on(self.run, pieces)
+        with self.context.stages("measure"):
+            measurement = MeasureGrown(extension, extended, queries).measure_on(self.context, pieces)
         sentence = f"all rows were searched for exact neighbours: {reason}"
         return measurement, Choice(what="index truth", chosen="scanned", sentence=sentence, numbers=numbers)
 
     def _scan(self, extension: Extension, queries: FileRef) -> tuple[FileRef, ...]:
         """Find the queries' exact neighbours among all live rows, in several files."""
         task, rows = ScanTruth(self.source, extension.build.affine, queries), extension.survey.rows
-        with self.run.stages("truth", rows) as bar:
-            scanned = scan_truth(self.run, task, extension.units, self.previous.index.dim, bar)
+        with self.context.stages("truth", rows) as bar:
+            scanned = scan_truth(self.context, task, extension.units, self.previous.index.dim, bar)
             bar.reach(rows)
         return tuple(each.truth for each in scanned)
 

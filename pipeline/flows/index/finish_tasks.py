@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipeline.flows.context import FlowContext
 from pipeline.flows.index.records import (
     BuiltIndex,
     ExampleQuery,
@@ -15,7 +16,6 @@ from pipeline.flows.index.records import (
     store_truth,
 )
 from pipeline.flows.index.tasks import Build
-from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.index.measure.metrics import IndexMetrics
 from pipeline.stats.tensors import unpack
@@ -101,7 +101,7 @@ class Finish(PlainTask[FilledPart, BuiltIndex]):
 
 
 def finish_parts(
-    run: Run, task: Finish, filled: Sequence[FilledPart], merged: Sequence[IndexPart]
+    context: FlowContext, task: Finish, filled: Sequence[FilledPart], merged: Sequence[IndexPart]
 ) -> BuiltIndex:
     """Choose the search effort of an index of several parts, and measure it; workers search the parts.
 
@@ -110,10 +110,10 @@ def finish_parts(
     from pipeline.flows.index.searched_parts import PartFiles, PartsOnWorkers
     from pipeline.index.measure.measure import measure
 
-    build, store, trained = task.build, run.store, task.trained
+    build, store, trained = task.build, context.store, task.trained
     queries = load_queries(store, trained.queries)
     truth = joined_truth(store, [shard for part in filled for shard in part.shards], queries)
-    parts = PartsOnWorkers(run, PartFiles(store), merged, trained.index, queries.addresses)
+    parts = PartsOnWorkers(context, PartFiles(store), merged, trained.index, queries.addresses)
     found = measure(parts, queries, truth, build.settings, build.gates.wanted_recall)
     with store.scratch() as scratch:
         stored_truth = store_truth(store, truth, scratch)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.config import digest_of
+from pipeline.flows.context import FlowContext, map_in_order
 from pipeline.flows.index.tasks import affine_of
 from pipeline.flows.rows import LiveRows
-from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.index.measure.kind_recall import CodeRecall, KindRecalls, KindVariant
 from pipeline.log import packages
@@ -81,7 +81,7 @@ class MeasureKind(PlainTask[KindVariant, CodeRecall]):
 
 
 def measure_kinds(
-    run: Run,
+    context: FlowContext,
     source: LiveRows,
     units: Sequence[VectorUnit],
     transform: Transform | None,
@@ -99,20 +99,20 @@ def measure_kinds(
         "units": [[unit.ordinal, unit.sha256] for unit in chosen],
         "dead": source.dead.sha256 if source.dead else None,
         "transform": transform.transform_id if transform else None,
-        "seed": run.job.index.seed,
+        "seed": context.job.index.seed,
         "kinds": [list(each) for each in kinds],
         "versions": packages("manta-embeddings", "faiss-cpu", "faiss-gpu"),
     }
     work = f"indexes/work/pilot-{digest_of(identity)[:24]}"
 
     def measure() -> KindRecalls:
-        with run.stages("pilot"):
-            vectors = run.workers.run(SamplePilot(source, work), chosen, Pool(1)).vectors
-            task = MeasureKind(source, work, vectors, affine_of(transform), run.job.index.seed)
-            found = map_in_order(run, task, kinds)
+        with context.stages("pilot"):
+            vectors = context.workers.run(SamplePilot(source, work), chosen, Pool(1)).vectors
+            task = MeasureKind(source, work, vectors, affine_of(transform), context.job.index.seed)
+            found = map_in_order(context, task, kinds)
         return KindRecalls(source=f"a sample of {vectors.rows:,} of them", measured=found)
 
-    measured = load_or_make_racing(run.store, f"{work}/kinds.json", KindRecalls, measure)
-    if sample := _PilotSample.load_intact(run.store, f"{work}/sample.json"):
-        run.store.delete(sample.vectors.path)  # as large as a unit; an earlier run may have left it
+    measured = load_or_make_racing(context.store, f"{work}/kinds.json", KindRecalls, measure)
+    if sample := _PilotSample.load_intact(context.store, f"{work}/sample.json"):
+        context.store.delete(sample.vectors.path)  # as large as a unit; an earlier run may have left it
     return measured

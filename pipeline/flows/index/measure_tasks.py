@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pipeline.errors import DataError
+from pipeline.flows.context import FlowContext, ItemNeeds, map_in_order
 from pipeline.flows.index.build import divide_units
 from pipeline.flows.index.extend_tasks import ExtendedParts, Extension
 from pipeline.flows.index.finish_tasks import example_queries, reader_settings
 from pipeline.flows.index.records import BuiltIndex, file_fields, load_queries, load_truth, store_truth
 from pipeline.flows.index.tasks import Build, sample_queries, with_progress
 from pipeline.flows.rows import LiveRows, units_by_ordinal
-from pipeline.flows.run import ItemNeeds, Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.log import RunningStage
 from pipeline.store.records.dead import DeadRows
@@ -89,7 +89,11 @@ class ScanTruth(PlainTask[tuple[VectorUnit, ...], ScannedRows]):
 
 
 def scan_truth(
-    run: Run, task: ScanTruth, units: Sequence[VectorUnit], dim: int, bar: RunningStage | None = None
+    context: FlowContext,
+    task: ScanTruth,
+    units: Sequence[VectorUnit],
+    dim: int,
+    bar: RunningStage | None = None,
 ) -> tuple[ScannedRows, ...]:
     """Find the queries' exact neighbours among the live rows of units.
 
@@ -102,9 +106,9 @@ def scan_truth(
     Returns:
         The result for each group of units.
     """
-    values, gpus = dim * sum(unit.rows for unit in units), run.job.cluster.index_gpus
+    values, gpus = dim * sum(unit.rows for unit in units), context.job.cluster.index_gpus
     groups = divide_units(units, min(_MAX_SCANS, -(-values // _SCAN_VALUES)))
-    return map_in_order(run, replace(task, on_gpu=gpus > 0), groups, bar, ItemNeeds(gpus=gpus))
+    return map_in_order(context, replace(task, on_gpu=gpus > 0), groups, bar, ItemNeeds(gpus=gpus))
 
 
 @dataclass(frozen=True)
@@ -142,16 +146,16 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
             lambda _: load_parts(self.extension.build.store, self.extended.files, self.extended.tombstones),
         )
 
-    def measure_on(self, run: Run, pieces: tuple[FileRef, ...]) -> Measurement:
+    def measure_on(self, context: FlowContext, pieces: tuple[FileRef, ...]) -> Measurement:
         """Measure on one worker; or if there are several parts in this process, while workers search them."""
         if len(self.extended.parts) == 1:
-            return run.workers.run(self, pieces, Pool(1))
+            return context.workers.run(self, pieces, Pool(1))
         from pipeline.flows.index.searched_parts import PartFiles, PartsOnWorkers
 
-        files = PartFiles(run.store, self.extended.tombstones)
+        files = PartFiles(context.store, self.extended.tombstones)
         parts, trained = self.extended.parts, self.extension.trained.index
         return self.measure(
-            pieces, lambda queries: PartsOnWorkers(run, files, parts, trained, queries.addresses)
+            pieces, lambda queries: PartsOnWorkers(context, files, parts, trained, queries.addresses)
         )
 
     def measure(

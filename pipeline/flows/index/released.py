@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
+from pipeline.flows.context import FlowContext
 from pipeline.flows.index.build import live_units
 from pipeline.flows.index.measure_tasks import ScanTruth, scan_truth
 from pipeline.flows.index.records import load_queries, load_truth
 from pipeline.flows.rows import LiveRows, units_by_ordinal
-from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.store.files.base import Store
 from pipeline.store.records.sealed_json import FileRef
@@ -45,14 +45,14 @@ class StoredTruth:
         return queries, reduce(ExactTopK(queries).merge, found)
 
 
-def scan_release(run: Run, manifest: ReleaseManifest, queries: FileRef) -> StoredTruth:
+def scan_release(context: FlowContext, manifest: ReleaseManifest, queries: FileRef) -> StoredTruth:
     """Find the exact neighbours of stored queries among all live rows of a release."""
-    source = LiveRows(run.store, manifest.space_id, run.job.corpus.id, manifest.dead)
-    units, _ = live_units(run.workers, source, units_by_ordinal(manifest))
-    task = ScanTruth(source, load_affine(run.store, manifest), queries)
-    scanned = scan_truth(run, task, units, manifest.index.dim)
+    source = LiveRows(context.store, manifest.space_id, context.job.corpus.id, manifest.dead)
+    units, _ = live_units(context.workers, source, units_by_ordinal(manifest))
+    task = ScanTruth(source, load_affine(context.store, manifest), queries)
+    scanned = scan_truth(context, task, units, manifest.index.dim)
     unusable = sum(each.unusable for each in scanned)
-    return StoredTruth(run.store, queries, tuple(each.truth for each in scanned), unusable)
+    return StoredTruth(context.store, queries, tuple(each.truth for each in scanned), unusable)
 
 
 def load_affine(store: Store, release: ReleaseManifest) -> Affine | None:
@@ -73,7 +73,9 @@ class UseIndex(PlainTask["Callable[[SearchedParts], Result]", Result], Generic[R
         return function(load_index(self.store, self.manifest.index, self.manifest.tombstones))
 
 
-def use_index(run: Run, manifest: ReleaseManifest, function: "Callable[[SearchedParts], Result]") -> Result:
+def use_index(
+    context: FlowContext, manifest: ReleaseManifest, function: "Callable[[SearchedParts], Result]"
+) -> Result:
     """Apply a function to the index of a release or candidate, at the search effort of its manifest.
 
     If the index has several parts, the function runs in this process while workers search the parts: no
@@ -84,13 +86,13 @@ def use_index(run: Run, manifest: ReleaseManifest, function: "Callable[[Searched
     """
     index = manifest.index
     if index.parts == 1 or index.trained is None:  # early versions stored no training, and at most one delta
-        task: UseIndex[Result] = UseIndex(run.store, manifest)
-        return run.workers.run(task, function, Pool(1))
+        task: UseIndex[Result] = UseIndex(context.store, manifest)
+        return context.workers.run(task, function, Pool(1))
     from pipeline.flows.index.searched_parts import PartFiles, PartsOnWorkers
     from pipeline.index.measure.search_effort import set_effort
 
-    files = PartFiles(run.store, manifest.tombstones)
-    parts = PartsOnWorkers(run, files, manifest.index_parts(), index.trained, _NO_ROWS)
+    files = PartFiles(context.store, manifest.tombstones)
+    parts = PartsOnWorkers(context, files, manifest.index_parts(), index.trained, _NO_ROWS)
     if (effort := index.settings.get("effort")) is not None:
         set_effort(parts, effort)
     return function(parts)

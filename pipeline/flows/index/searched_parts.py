@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pipeline.errors import DataError
+from pipeline.flows.context import FlowContext, map_in_order
 from pipeline.flows.index.records import NumberedPart, number_parts
-from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Task
 from pipeline.index.build.build import read_index
 from pipeline.index.files.parts import Parts, open_parts
@@ -145,7 +145,12 @@ class PartsOnWorkers(SearchedParts):
     """
 
     def __init__(
-        self, run: Run, files: PartFiles, parts: Sequence[IndexPart], trained: FileRef, asked: np.ndarray
+        self,
+        context: FlowContext,
+        files: PartFiles,
+        parts: Sequence[IndexPart],
+        trained: FileRef,
+        asked: np.ndarray,
     ) -> None:
         """Open no part yet: tasks open the parts when they are searched, or when their rows are counted.
 
@@ -153,8 +158,8 @@ class PartsOnWorkers(SearchedParts):
             trained: the index without rows, in which the search effort is set.
             asked: (n,) int64, the addresses with which `holds` may be called.
         """
-        self.indexes = (read_index(trained.local(run.store), mapped=False),)
-        self._run, self._files, self._parts = run, files, number_parts(parts)
+        self.indexes = (read_index(trained.local(context.store), mapped=False),)
+        self._run, self._files, self._parts = context, files, number_parts(parts)
         self._asked = asked
         self._answers: dict[tuple[str, int, int | None], PartAnswers] = {}
         self._searched_s = 0.0

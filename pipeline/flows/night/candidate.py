@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
+from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.night.key_facts import DISTINCT_TEXTS
 from pipeline.flows.night.previous_release import PreviousRelease
-from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import Decision
 from pipeline.log import packages
 from pipeline.models.folder.encoder_folder import EncoderFolder
@@ -126,7 +126,7 @@ class CandidateParts(NamedTuple):
     choices: tuple[Choice, ...]
 
 
-def make_manifest(run: Run, previous: PreviousRelease, parts: CandidateParts) -> ReleaseManifest:
+def make_manifest(context: FlowContext, previous: PreviousRelease, parts: CandidateParts) -> ReleaseManifest:
     """Return the manifest of a candidate, without gates, which are measured later."""
     corpus, decision, index = parts.corpus, parts.decision, parts.built
     content = corpus.to_json()
@@ -140,7 +140,7 @@ def make_manifest(run: Run, previous: PreviousRelease, parts: CandidateParts) ->
         numerics=parts.live.numerics(),
         rows=parts.live.rows,
         units=store_units(
-            run.store,
+            context.store,
             [
                 unit.model_copy(update={"live_moments": live_moments})
                 for unit, live_moments in zip(parts.live.units, decision.unit_moments, strict=True)
@@ -154,8 +154,9 @@ def make_manifest(run: Run, previous: PreviousRelease, parts: CandidateParts) ->
         encoder=parts.encoder,
         corpus=FileRef.of(corpus_path(corpus.id), content, corpus.rows),
         choices=parts.choices,
-        counts=count_rows(corpus, parts.live, previous, run.store) | {DISTINCT_TEXTS: parts.distinct_texts},
-        settings=run.job.model_dump(mode="json"),
+        counts=count_rows(corpus, parts.live, previous, context.store)
+        | {DISTINCT_TEXTS: parts.distinct_texts},
+        settings=context.job.model_dump(mode="json"),
         packages=packages(*PACKAGES),
     )
 

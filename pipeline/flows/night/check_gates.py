@@ -5,6 +5,7 @@ from hashlib import sha256
 
 import numpy as np
 
+from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.trial_encode import encode_texts
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.gates.as_searcher import check_written, try_as_searcher
@@ -15,7 +16,6 @@ from pipeline.flows.night.gates.relevance import measure_relevance
 from pipeline.flows.night.gates.user_queries import user_query_gates
 from pipeline.flows.night.report.releases_page import load_summary
 from pipeline.flows.night.report.report import ReleaseComparison
-from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
 from pipeline.index.gates import RowMetrics, judge, lowest_cosine
 from pipeline.log import announce
@@ -58,7 +58,7 @@ CANARIES = (
 
 
 def judge_candidate(
-    run: Run,
+    context: FlowContext,
     previous: ReleaseManifest | None,
     candidate: Candidate,
     corpus: JudgedCorpus,
@@ -75,16 +75,16 @@ def judge_candidate(
     Returns:
         The candidate with its gates and canary vectors, and its comparison with the previous release.
     """
-    job, store, manifest = run.job, run.store, candidate.manifest
-    with run.stages("gates"):
+    job, store, manifest = context.job, context.store, candidate.manifest
+    with context.stages("gates"):
         summary = (load_summary(store, previous.release) or Summary.of(previous)) if previous else None
-        readable = try_as_searcher(run, None if repairs else previous, manifest)
+        readable = try_as_searcher(context, None if repairs else previous, manifest)
         if not readable.passed:  # other gates would fail at the same files
             gates = corpus.gates | {READABLE: readable}
             return _with_gates(candidate, gates), ReleaseComparison(previous, summary, ())
-        candidate = check_language(run, previous, candidate)
+        candidate = check_language(context, previous, candidate)
         queries = fixed_queries(store, candidate, summary.answers if summary else ())
-        encoded = encode_texts(run, (*CANARIES, *queries))
+        encoded = encode_texts(context, (*CANARIES, *queries))
         canaries, query_vectors = np.split(encoded, [len(CANARIES)])
         failed, canary_cosine = int((~np.isfinite(canaries).all(axis=1)).sum()), None
         if not failed and previous is not None and previous.space_id == manifest.space_id:
@@ -100,13 +100,13 @@ def judge_candidate(
         )
         measured, dtype = candidate.built.measured, job.encode.dtype
         gates = judge(measured, rows, job.gates, canary=canary_cosine, dtype=dtype) | corpus.gates
-        gates |= user_query_gates(run, manifest)
+        gates |= user_query_gates(context, manifest)
         written = {"canary": _store_canary_vectors(store, canaries)}
-        if relevance := measure_relevance(run, candidate.corpus, manifest, previous):
+        if relevance := measure_relevance(context, candidate.corpus, manifest, previous):
             gates |= relevance.gates
             written["relevance"] = relevance.store_scores(store)
         gates[READABLE] = check_written(store, readable, written.values())
-        answers = answer_queries(run, candidate, queries, query_vectors)
+        answers = answer_queries(context, candidate, queries, query_vectors)
     judged = _with_gates(candidate, gates, **written)
     return judged, ReleaseComparison(previous, summary, answers, relevance)
 

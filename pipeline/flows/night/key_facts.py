@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 
-from pipeline.flows.run import Run, map_in_order
+from pipeline.flows.context import FlowContext, map_in_order
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.stats.distinct import estimate_distinct, smallest_distinct
 from pipeline.store.files.base import Store, in_threads
@@ -58,8 +58,8 @@ class ReadKeys(PlainTask[tuple[TableBucket, ...], KeyFacts]):
         return KeyFacts(int(repeated), smallest_distinct(text_hashes(live)))
 
 
-def read_keys(run: Run, corpus: Corpus) -> KeyFacts:
+def read_keys(context: FlowContext, corpus: Corpus) -> KeyFacts:
     """Collect the facts of a corpus's key table."""
     size, keys = _BUCKETS_PER_ITEM, corpus.keys
     groups = [tuple(keys[start : start + size]) for start in range(0, len(keys), size)]
-    return KeyFacts.of_all(map_in_order(run, ReadKeys(run.store), groups))
+    return KeyFacts.of_all(map_in_order(context, ReadKeys(context.store), groups))

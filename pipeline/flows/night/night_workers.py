@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.encode import count_unencoded_rows
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.encode.trial_encode import EncodeTexts
 from pipeline.flows.night.gates.as_searcher import PrepareTrials
 from pipeline.flows.night.ingest_workers import ingest_workers
 from pipeline.flows.night.previous_release import PreviousRelease
-from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.flows.workers.local import LocalWorkers
@@ -59,7 +59,7 @@ class NightWorkers:
             ingest_workers(self.job, self.previous, self.stages, verbose=self.verbose)
         )
 
-    def for_corpus(self, corpus: Corpus) -> Run:
+    def for_corpus(self, corpus: Corpus) -> FlowContext:
         """Connect to the workers that encode and index the corpus."""
         if self.local is not None and not self._is_small(corpus):
             self.local.close()
@@ -68,7 +68,7 @@ class NightWorkers:
             connect(self.job.cluster, self.stages, verbose=self.verbose, local=self.local)
         )
         self.connections.enter_context(metrics.count_failures())
-        return Run(self.job, self.store, workers, self.stages)
+        return FlowContext(self.job, self.store, workers, self.stages)
 
     def _try_encoder(self) -> None:
         """Encode a text on one worker. Without local workers a cluster is connected, and stays so."""

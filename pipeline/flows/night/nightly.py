@@ -1,5 +1,6 @@
 """Run a night: read, encode, transform, index, check the gates, publish. Unchanged parts are reused."""
 
+from pipeline.flows.context import FlowContext
 from pipeline.flows.corpus import harvest_corpus, open_releases
 from pipeline.flows.encode.encode import encode, vector_units
 from pipeline.flows.encode.encoder_copy import encoder_copy_path, keep_encoder
@@ -33,7 +34,6 @@ from pipeline.flows.night.steps import (
     ingest_corpus,
 )
 from pipeline.flows.rows import LiveRows
-from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import decide_transform
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.metrics_file import metrics_written_to
@@ -85,33 +85,35 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
             corpus = ingest_corpus(job, releases, previous, stages, workers.for_ingest())
             if up_to_date and corpus.has_same_rows:
                 return unchanged_outcome(job, releases, previous, corpus)
-            run = workers.for_corpus(corpus)
+            context = workers.for_corpus(corpus)
             record_current(releases, previous.release)  # again, because Ray takes metrics only now
-            judged = judge_corpus(run, previous, corpus)
+            judged = judge_corpus(context, previous, corpus)
             if judged.refusals:
-                raise refuse_corpus(run, previous, corpus, judged)
-            check_judged_ids(run, corpus)
-            candidate = build_candidate(run, previous, corpus, judged.distinct_texts)
+                raise refuse_corpus(context, previous, corpus, judged)
+            check_judged_ids(context, corpus)
+            candidate = build_candidate(context, previous, corpus, judged.distinct_texts)
             repairs = damage is not None
-            comparison = judge_candidate(run, previous.release, candidate, judged, repairs=repairs)
-            night.outcome = publish_or_refuse(run, releases, *comparison)
+            comparison = judge_candidate(context, previous.release, candidate, judged, repairs=repairs)
+            night.outcome = publish_or_refuse(context, releases, *comparison)
             metrics.count_night(night.outcome.status)  # Ray's agent takes metrics only while it is connected
             return night.outcome
 
 
-def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus, distinct_texts: int) -> Candidate:
+def build_candidate(
+    context: FlowContext, previous: PreviousRelease, corpus: Corpus, distinct_texts: int
+) -> Candidate:
     """Encode, transform and index the corpus. Results of an earlier run are reused."""
-    job, store, folder = run.job, run.store, open_folder(run.job.encoder)
+    job, store, folder = context.job, context.store, open_folder(context.job.encoder)
     encoder = keep_encoder(folder, store)
-    vectors, stats = encode(run, corpus, previous.release)
+    vectors, stats = encode(context, corpus, previous.release)
     units = vector_units(job, corpus, vectors)
     rows = LiveRows(store, folder.space_id, job.corpus.id, corpus.dead)
-    decision = decide_transform(run, rows, corpus, units, previous.release)
+    decision = decide_transform(context, rows, corpus, units, previous.release)
     index_input = IndexInput(units, corpus.dead, decision.transform, folder.dim)
-    index, index_choices = extend_or_build(run, index_input, corpus, previous.release)
+    index, index_choices = extend_or_build(context, index_input, corpus, previous.release)
     live = LiveUnits(units, DeadRows(store, corpus.dead))
     check_row_count(index, live.rows)
     choices = (corpus_choice(corpus, previous), decision.choice(), *index_choices)
     parts = CandidateParts(corpus, distinct_texts, live, decision, index, encoder, choices)
-    manifest = make_manifest(run, previous, parts)
+    manifest = make_manifest(context, previous, parts)
     return Candidate(manifest, corpus, vectors, stats, decision, index, folder)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pipeline.config import to_yaml
 from pipeline.errors import GatesRefused, PublishConflict, RootHeld
+from pipeline.flows.context import FlowContext
 from pipeline.flows.night.candidate import PACKAGES, Candidate
 from pipeline.flows.night.gates.corpus_gates import COMPARED_BY, JudgedCorpus
 from pipeline.flows.night.previous_release import PreviousRelease
@@ -21,7 +22,6 @@ from pipeline.flows.night.report.report import (
     warnings_of,
 )
 from pipeline.flows.night.steps import corpus_choice
-from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
 from pipeline.log import announce, counted, packages
 from pipeline.report.night import NightReport, render
@@ -53,14 +53,14 @@ class NightOutcome:
 
 
 def publish_or_refuse(
-    run: Run, releases: Releases, candidate: Candidate, comparison: ReleaseComparison
+    context: FlowContext, releases: Releases, candidate: Candidate, comparison: ReleaseComparison
 ) -> NightOutcome:
     """Publish the candidate if its gates passed, the root is not held and no other night was faster.
 
     Raises:
         GatesRefused: with the folder in which the candidate is kept for inspection.
     """
-    store, manifest, report = run.store, candidate.manifest, summarize(run, candidate, comparison)
+    store, manifest, report = context.store, candidate.manifest, summarize(context, candidate, comparison)
     if not all(gate.passed for gate in manifest.gates.values()):
         folder = _store_candidate(store, candidate, replace(report, status="refused"))
         raise _refused(folder, manifest.gates, manifest.choices)
@@ -76,7 +76,7 @@ def publish_or_refuse(
         store,
         published,
         candidate.built.measured,
-        sum(stage.seconds for stage in run.stages.finished),
+        sum(stage.seconds for stage in context.stages.finished),
         comparison.answers,
     )
     metrics.record_release(published.release, published.rows, time.time())
@@ -89,7 +89,9 @@ def publish_or_refuse(
     return outcome_of("published", published, store.uri, {"queries": queries})
 
 
-def refuse_corpus(run: Run, previous: PreviousRelease, corpus: Corpus, judged: JudgedCorpus) -> GatesRefused:
+def refuse_corpus(
+    context: FlowContext, previous: PreviousRelease, corpus: Corpus, judged: JudgedCorpus
+) -> GatesRefused:
     """Store the report of a corpus that a gate refused. Returns the error to raise."""
     metrics.count_quarantined(corpus.counts)
     metrics.record_gates(judged.gates)
@@ -103,14 +105,14 @@ def refuse_corpus(run: Run, previous: PreviousRelease, corpus: Corpus, judged: J
         link=f"../../{report_path(release.release)}",
         changes=choice.sentence,
         gates=judged.gates,
-        deleted=tuple(deleted_rows(run.store, corpus.id, release)),
-        quarantined=rejected_rows(run.store, corpus),
-        settings=to_yaml(run.job),
+        deleted=tuple(deleted_rows(context.store, corpus.id, release)),
+        quarantined=rejected_rows(context.store, corpus),
+        settings=to_yaml(context.job),
         packages=packages(*PACKAGES),
     )
     folder = f"candidates/{corpus.id[:24]}"
-    run.store.write(f"{folder}/report.html", render_refused(report).encode())
-    return _refused(run.store.uri_of(folder), judged.gates, (choice,))
+    context.store.write(f"{folder}/report.html", render_refused(report).encode())
+    return _refused(context.store.uri_of(folder), judged.gates, (choice,))
 
 
 def _refused(folder: str, gates: Mapping[str, Gate], choices: Iterable[Choice]) -> GatesRefused:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from pipeline.flows.context import FlowContext
 from pipeline.flows.corpus import harvest_corpus, open_releases
 from pipeline.flows.encode.count_tokens import count_tokens, without_counts
 from pipeline.flows.encode.encode import encode, vector_units
@@ -15,7 +16,6 @@ from pipeline.flows.night.nightly import build_candidate
 from pipeline.flows.night.previous_release import PreviousRelease, load_previous
 from pipeline.flows.night.steps import check_index_and_transform, check_root, ingest_corpus
 from pipeline.flows.rows import LiveRows
-from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import Decision, check_dev, decide_transform
 from pipeline.flows.transform.train_flow import check_flow
 from pipeline.flows.transform.write import write_whitened
@@ -38,9 +38,9 @@ class EncodedCorpus(NamedTuple):
 
 def encode_corpus(job: Job, stages: Stages, *, verbose: bool = False) -> EncodedCorpus:
     """Run a night up to the units of vectors."""
-    with _started(job, stages, verbose) as (run, previous, corpus):
-        vectors, _ = encode(run, corpus, previous.release)
-    return EncodedCorpus(run.store, corpus, vectors)
+    with _started(job, stages, verbose) as (context, previous, corpus):
+        vectors, _ = encode(context, corpus, previous.release)
+    return EncodedCorpus(context.store, corpus, vectors)
 
 
 class TokenCountFile(NamedTuple):
@@ -55,8 +55,8 @@ class TokenCountFile(NamedTuple):
 def count_corpus_tokens(job: Job, stages: Stages, *, verbose: bool = False) -> TokenCountFile:
     """Read the corpus, count its tokens and store the counts."""
     job = job.model_copy(update={"encoder": without_counts(job.encoder)})
-    with _started(job, stages, verbose) as (run, _, corpus):
-        return TokenCountFile(run.store, *count_tokens(run, corpus))
+    with _started(job, stages, verbose) as (context, _, corpus):
+        return TokenCountFile(context.store, *count_tokens(context, corpus))
 
 
 class TransformedCorpus(NamedTuple):
@@ -77,25 +77,29 @@ def fit_corpus_transform(job: Job, stages: Stages, *, verbose: bool = False) -> 
     check_dev(job.whiten)
     check_flow(job.whiten, open_folder(job.encoder).dim)
     written = None
-    with _started(job, stages, verbose) as (run, previous, corpus):
-        vectors, _ = encode(run, corpus, previous.release)
-        source = LiveRows(run.store, open_folder(job.encoder).space_id, job.corpus.id, corpus.dead)
-        decision = decide_transform(run, source, corpus, vector_units(job, corpus, vectors), previous.release)
+    with _started(job, stages, verbose) as (context, previous, corpus):
+        vectors, _ = encode(context, corpus, previous.release)
+        source = LiveRows(context.store, open_folder(job.encoder).space_id, job.corpus.id, corpus.dead)
+        decision = decide_transform(
+            context, source, corpus, vector_units(job, corpus, vectors), previous.release
+        )
         if job.whiten.write_vectors and decision.fitted:
-            written = write_whitened(run, vectors, decision.fitted)
-    return TransformedCorpus(run.store, decision, written)
+            written = write_whitened(context, vectors, decision.fitted)
+    return TransformedCorpus(context.store, decision, written)
 
 
 def index_corpus(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, BuiltIndex]:
     """Run a night up to the index that it would publish, built and measured."""
     check_index_and_transform(job)
-    with _started(job, stages, verbose) as (run, previous, corpus):
-        distinct_texts = read_keys(run, corpus).distinct_texts
-        return run.store, build_candidate(run, previous, corpus, distinct_texts).built
+    with _started(job, stages, verbose) as (context, previous, corpus):
+        distinct_texts = read_keys(context, corpus).distinct_texts
+        return context.store, build_candidate(context, previous, corpus, distinct_texts).built
 
 
 @contextmanager
-def _started(job: Job, stages: Stages, verbose: bool) -> Iterator[tuple[Run, PreviousRelease, Corpus]]:
+def _started(
+    job: Job, stages: Stages, verbose: bool
+) -> Iterator[tuple[FlowContext, PreviousRelease, Corpus]]:
     """Read the corpus, then connect to workers for the duration of the block."""
     check_root(job)
     open_folder(job.encoder)  # an unusable encoder shows before any work
@@ -104,4 +108,4 @@ def _started(job: Job, stages: Stages, verbose: bool) -> Iterator[tuple[Run, Pre
     previous = load_previous(releases)
     corpus = ingest_corpus(job, releases, previous, stages)
     with connect(job.cluster, stages, verbose=verbose) as workers:
-        yield Run(job, releases.store, workers, stages), previous, corpus
+        yield FlowContext(job, releases.store, workers, stages), previous, corpus

@@ -2,6 +2,7 @@
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.judgements import read_judgements
+from pipeline.flows.context import FlowContext
 from pipeline.flows.corpus import corpus_of, read_corpus
 from pipeline.flows.encode.encoder_copy import keep_encoder
 from pipeline.flows.index import rebuild_rules
@@ -10,7 +11,6 @@ from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.night.gates.user_queries import read_user_queries
 from pipeline.flows.night.previous_release import PreviousRelease
-from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import check_dev
 from pipeline.index.build.index_shape import plan_index
 from pipeline.log import Stages, announce, counted, packages
@@ -157,11 +157,11 @@ def check_index_and_transform(job: Job, previous: ReleaseManifest | None = None)
 
 
 def extend_or_build(
-    run: Run, vectors: IndexInput, corpus: Corpus, previous: ReleaseManifest | None
+    context: FlowContext, vectors: IndexInput, corpus: Corpus, previous: ReleaseManifest | None
 ) -> tuple[BuiltIndex, tuple[Choice, ...]]:
     """Extend last night's index or build one, and log why. Returns the index and the decisions about it."""
-    index, choices = extend_index(run, vectors, previous, new_addresses=bool(corpus.rebuild_reason))
-    if near_dead := rebuild_rules.near_dead(index.measured, run.job.gates.wanted_recall):
+    index, choices = extend_index(context, vectors, previous, new_addresses=bool(corpus.rebuild_reason))
+    if near_dead := rebuild_rules.near_dead(index.measured, context.job.gates.wanted_recall):
         choices = (*choices, near_dead)
     for choice in choices:
         announce(f"index: {choice.sentence}")

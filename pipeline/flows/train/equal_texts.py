@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.flows.run import Run, map_in_order
+from pipeline.flows.context import FlowContext, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.dead import Dead
@@ -44,23 +44,25 @@ class EqualTexts(Stored):
     the anchors of unit n"""
 
 
-def find_equal_texts(run: Run, units: Sequence[tuple[CorpusUnit, CorpusUnit]], folder: str) -> EqualTexts:
+def find_equal_texts(
+    context: FlowContext, units: Sequence[tuple[CorpusUnit, CorpusUnit]], folder: str
+) -> EqualTexts:
     """Find the equal texts among units of (anchors, positives).
 
     Args:
         folder: folder of the files, which the caller removes when it no longer needs them.
     """
     wanted = -(-sum(positives.rows for _, positives in units) // _PAIRS_IN_MEMORY)
-    division = _Division(run.store, folder, 1 << max(0, wanted - 1).bit_length(), len(units))
+    division = _Division(context.store, folder, 1 << max(0, wanted - 1).bit_length(), len(units))
     numbered = [
         _Pairs(number=number, anchors=anchors, positives=positives)
         for number, (anchors, positives) in enumerate(units)
     ]
-    keys = map_in_order(run, DivideKeys(division), numbered)
+    keys = map_in_order(context, DivideKeys(division), numbered)
     anchors, parts = tuple(each.anchors for each in keys), range(division.parts)
-    equal = map_in_order(run, FindEqual(division, tuple(each.positives for each in keys), anchors), parts)
-    known = map_in_order(run, DivideKnown(division, tuple(each.known for each in equal), anchors), parts)
-    repeats = run.workers.run(JoinRepeats(run.store), tuple(each.repeats for each in equal), Pool(1))
+    equal = map_in_order(context, FindEqual(division, tuple(each.positives for each in keys), anchors), parts)
+    known = map_in_order(context, DivideKnown(division, tuple(each.known for each in equal), anchors), parts)
+    repeats = context.workers.run(JoinRepeats(context.store), tuple(each.repeats for each in equal), Pool(1))
     return EqualTexts(repeats=repeats, known=known)
 
 

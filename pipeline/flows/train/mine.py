@@ -8,11 +8,11 @@ import pyarrow as pa
 
 from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
+from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.encode import encode, vector_units
 from pipeline.flows.evaluate.sentences import clean_sentences
 from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.rows import LiveRows
-from pipeline.flows.run import Run
 from pipeline.flows.train.equal_texts import find_equal_texts, remove_equal_texts
 from pipeline.flows.train.mine_tasks import MineUnit, PairUnits
 from pipeline.flows.workers.tasks import Pool
@@ -58,7 +58,7 @@ class MiningResult(Stored):
         )
 
 
-def mine(run: Run, sources: Sequence[SourceSettings]) -> tuple[SourceSettings, ...]:
+def mine(context: FlowContext, sources: Sequence[SourceSettings]) -> tuple[SourceSettings, ...]:
     """Mine hard negatives for the pairs (anchor, positive) of each source, as Parquet files in the store.
 
     The job's encoder searches near each anchor among the distinct positives of the same source; train.mine
@@ -83,9 +83,9 @@ def mine(run: Run, sources: Sequence[SourceSettings]) -> tuple[SourceSettings, .
         ConfigError: as in `check_mining`.
         DataError: no pair has a negative left.
     """
-    check_mining(run.job)
-    without_corpus = run.job.model_copy(update={"corpus": CorpusSettings()})
-    mining = replace(run, job=without_corpus, stages=run.stages.under("mine"))
+    check_mining(context.job)
+    without_corpus = context.job.model_copy(update={"corpus": CorpusSettings()})
+    mining = replace(context, job=without_corpus, stages=context.stages.under("mine"))
     return tuple(_mine_source(mining, source) for source in sources)
 
 
@@ -109,13 +109,13 @@ def check_mining(job: Job) -> None:
         )
 
 
-def _mine_source(run: Run, source: SourceSettings) -> SourceSettings:
+def _mine_source(context: FlowContext, source: SourceSettings) -> SourceSettings:
     """Mine one source, or load the result of an earlier run. Pairs without a text are left out."""
     pairs = open_training_rows(source.model_copy(update={"missing": "drop"}), _ROLES)
     drops = source.missing == "drop" or pairs.counts["missing"] > 0
-    folder = f"pairs/{_identity(run.job, pairs, drops)}"
+    folder = f"pairs/{_identity(context.job, pairs, drops)}"
     mined = load_or_make(
-        run.store, f"{folder}/mined.json", MiningResult, lambda: _mine_pairs(run, pairs, folder)
+        context.store, f"{folder}/mined.json", MiningResult, lambda: _mine_pairs(context, pairs, folder)
     )
     announce(mined.sentence(pairs.name))
     if not mined.counts["rows"]:
@@ -126,7 +126,7 @@ def _mine_source(run: Run, source: SourceSettings) -> SourceSettings:
             "lower train.mine.margin, raise train.mine.neighbours or train.mine.most, or check that the "
             "positives differ",
         )
-    return SourceSettings(uri=run.store.uri_of(f"{folder}/rows"), weight=source.weight)
+    return SourceSettings(uri=context.store.uri_of(f"{folder}/rows"), weight=source.weight)
 
 
 def _identity(job: Job, pairs: TrainingRows, drops: bool) -> str:
@@ -161,21 +161,21 @@ def _identity(job: Job, pairs: TrainingRows, drops: bool) -> str:
     )[:24]
 
 
-def _mine_pairs(run: Run, pairs: TrainingRows, folder: str) -> MiningResult:
+def _mine_pairs(context: FlowContext, pairs: TrainingRows, folder: str) -> MiningResult:
     """Encode all texts, index the distinct positives, and search for every anchor."""
-    corpus, count = _store_texts(run, pairs, folder)
+    corpus, count = _store_texts(context, pairs, folder)
     positives, anchors = corpus.units[:count], corpus.units[count:]
-    vectors, _ = encode(run, corpus)
-    with run.stages("compare"):
-        equal = find_equal_texts(run, tuple(zip(anchors, positives, strict=True)), f"{folder}/equal")
-    encoder, units = open_folder(run.job.encoder), vector_units(run.job, corpus, vectors)
+    vectors, _ = encode(context, corpus)
+    with context.stages("compare"):
+        equal = find_equal_texts(context, tuple(zip(anchors, positives, strict=True)), f"{folder}/equal")
+    encoder, units = open_folder(context.job.encoder), vector_units(context.job, corpus, vectors)
     task = MineUnit(
-        LiveRows(run.store, encoder.space_id, run.job.corpus.id),
-        build_index(run, IndexInput(units[:count], equal.repeats, None, encoder.dim)),
+        LiveRows(context.store, encoder.space_id, context.job.corpus.id),
+        build_index(context, IndexInput(units[:count], equal.repeats, None, encoder.dim)),
         equal.known,
-        run.job.train.mine,
-        run.job.train.seed,
-        run.workers.encode_settings(EncodeSettings()).threads,
+        context.job.train.mine,
+        context.job.train.seed,
+        context.workers.encode_settings(EncodeSettings()).threads,
         folder,
     )
     pair_units = [
@@ -189,14 +189,14 @@ def _mine_pairs(run: Run, pairs: TrainingRows, folder: str) -> MiningResult:
         )
         for number in range(count)
     ]
-    records = _search(run, task, pair_units)
-    remove_equal_texts(run.store, f"{folder}/equal")
+    records = _search(context, task, pair_units)
+    remove_equal_texts(context.store, f"{folder}/equal")
     return MiningResult(
         files=tuple(record.file for record in records), counts=sum_counts(record.counts for record in records)
     )
 
 
-def _store_texts(run: Run, pairs: TrainingRows, folder: str) -> tuple[Corpus, int]:
+def _store_texts(context: FlowContext, pairs: TrainingRows, folder: str) -> tuple[Corpus, int]:
     """Store the texts of all pairs as units.
 
     Returns:
@@ -204,8 +204,8 @@ def _store_texts(run: Run, pairs: TrainingRows, folder: str) -> tuple[Corpus, in
         positives.
     """
     positives, anchors = [], []
-    with run.stages("read", len(pairs)) as bar:
-        for anchor_unit, positive_unit in _units(pairs, run.job.encode.unit_rows, run.store):
+    with context.stages("read", len(pairs)) as bar:
+        for anchor_unit, positive_unit in _units(pairs, context.job.encode.unit_rows, context.store):
             anchors.append(anchor_unit)
             positives.append(positive_unit)
             bar.add(anchor_unit.rows)
@@ -215,15 +215,15 @@ def _store_texts(run: Run, pairs: TrainingRows, folder: str) -> tuple[Corpus, in
     return Corpus(id=folder, digest=folder, units=numbered), len(positives)
 
 
-def _search(run: Run, task: MineUnit, units: Sequence[PairUnits]) -> list[UnitRecord]:
+def _search(context: FlowContext, task: MineUnit, units: Sequence[PairUnits]) -> list[UnitRecord]:
     """Search for the negatives of every unit without a record; return the records of all, in order."""
-    earlier = {unit.number: UnitRecord.load_complete(run.store, task.record(unit)) for unit in units}
+    earlier = {unit.number: UnitRecord.load_complete(context.store, task.record(unit)) for unit in units}
     records = {number: record for number, record in earlier.items() if record is not None}
     todo = [unit for unit in units if unit.number not in records]
-    with run.stages("search", sum(unit.anchors.rows for unit in units)) as bar:
+    with context.stages("search", sum(unit.anchors.rows for unit in units)) as bar:
         bar.skip(sum(units[number].anchors.rows for number in records))
-        for index, record in run.workers.map_units(
-            task, todo, Pool(run.workers.index_workers(run.job.cluster, max(1, len(todo)))), bar
+        for index, record in context.workers.map_units(
+            task, todo, Pool(context.workers.index_workers(context.job.cluster, max(1, len(todo)))), bar
         ):
             records[todo[index].number] = record
         bar.reach(sum(unit.anchors.rows for unit in todo))

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.errors import DataError
+from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
-from pipeline.flows.run import Run
 from pipeline.flows.train.mine import check_mining, mine
 from pipeline.flows.train.plan import Plan, check_encoder, check_settings, open_dev, open_test, plan_of
 from pipeline.flows.train.rank import TrainRank
@@ -129,7 +129,9 @@ def _plan(settings: TrainSettings, stages: Stages) -> Plan:
 def _mine_negatives(job: Job, workers: Workers, stages: Stages) -> TrainSettings:
     """Mine hard negatives, and return the training settings with the mined rows as data."""
     store = open_store(f"{open_store(job.train.root).uri}/{_MINED}")
-    return job.train.model_copy(update={"data": mine(Run(job, store, workers, stages), job.train.data)})
+    return job.train.model_copy(
+        update={"data": mine(FlowContext(job, store, workers, stages), job.train.data)}
+    )
 
 
 def record_start(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str] = ()) -> int:

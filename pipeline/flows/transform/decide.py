@@ -9,9 +9,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
+from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.trial_encode import SampleTexts, encode_texts, sample_texts
 from pipeline.flows.rows import LiveRows
-from pipeline.flows.run import Run
 from pipeline.flows.transform.moments import held_out_moments, live_moments
 from pipeline.flows.transform.write import store_transform
 from pipeline.flows.workers.tasks import Pool
@@ -46,20 +46,20 @@ MIN_TEXTS = 10  # least number of texts for a comparison
 _MIN_CHARACTERS = 2 * MIN_WORDS - 1  # shortest text of MIN_WORDS words: one letter each, and blanks
 
 
-def dev_task(run: Run, corpus: Corpus) -> DevTask | None:
+def dev_task(context: FlowContext, corpus: Corpus) -> DevTask | None:
     """Encode the pairs of whiten.dev, else halves of sampled texts; None if fewer than ten can be halved."""
-    settings = run.job.whiten
+    settings = context.job.whiten
     if settings.dev:
         left, right, gold = dev_pairs(settings.dev)
-        vectors = encode_texts(run, (*left, *right))
+        vectors = encode_texts(context, (*left, *right))
         return DevPairs(vectors[: len(left)], vectors[len(left) :], gold, settings.dev)
-    sample = SampleTexts(run.store, settings.dev_texts, _MIN_CHARACTERS, corpus.dead)
-    texts = sample_texts(run.workers, run.job.cluster, sample, corpus.units)
+    sample = SampleTexts(context.store, settings.dev_texts, _MIN_CHARACTERS, corpus.dead)
+    texts = sample_texts(context.workers, context.job.cluster, sample, corpus.units)
     halves = [pair for pair in map(split_halves, texts) if pair]
     if len(halves) < MIN_TEXTS:
         return None
     first, second = zip(*halves, strict=True)
-    vectors = encode_texts(run, (*first, *second))
+    vectors = encode_texts(context, (*first, *second))
     return Halves(vectors[: len(halves)], vectors[len(halves) :])
 
 
@@ -178,7 +178,7 @@ class Decision:
 
 
 def decide_transform(
-    run: Run,
+    context: FlowContext,
     source: LiveRows,
     corpus: Corpus,
     units: tuple[VectorUnit, ...],
@@ -191,13 +191,13 @@ def decide_transform(
     """
     if previous is not None and previous.space_id != source.space_id:
         previous = None  # its transform was fitted to vectors of another space
-    with run.stages("whiten") as bar:
-        moments, unit_moments = live_moments(run, source, units, previous)
+    with context.stages("whiten") as bar:
+        moments, unit_moments = live_moments(context, source, units, previous)
         file = store_by_content(
             source.store, moments.to_bytes(), "moments/merged", ".safetensors", rows=moments.count
         )
         raw = Decision(moments, file, unit_moments=unit_moments)
-        decider = _Decider(run, source, corpus, units, raw, bar)
+        decider = _Decider(context, source, corpus, units, raw, bar)
         decision = decider.keep_previous(previous) if previous else None
         decision = decision or decider.decide()
         bar.stage.note = "used" if decision.used else "not used"
@@ -238,7 +238,7 @@ def _relevant_settings(settings: dict[str, object]) -> WhitenSettings | None:
 class _Decider:
     """Inputs of a decision."""
 
-    run: Run
+    context: FlowContext
     source: LiveRows
     corpus: Corpus
     units: tuple[VectorUnit, ...]
@@ -249,7 +249,7 @@ class _Decider:
 
     @property
     def settings(self) -> WhitenSettings:
-        return self.run.job.whiten
+        return self.context.job.whiten
 
     def keep_previous(self, previous: ReleaseManifest) -> Decision | None:
         """Keep the decision of the previous release.
@@ -376,7 +376,7 @@ class _Decider:
         moments = self.raw.moments
         held_out = None
         if self.settings.k == "likelihood":
-            held_out = held_out_moments(self.run, self.source, self.units, moments.count)
+            held_out = held_out_moments(self.context, self.source, self.units, moments.count)
         chosen, curves = tune_transform(
             self.settings, moments, self.dev if self._tunes_on_dev else None, held_out
         )
@@ -385,11 +385,11 @@ class _Decider:
     @cached_property
     def dev(self) -> DevTask | None:
         """Task on which the transform is compared with raw vectors."""
-        return dev_task(self.run, self.corpus)
+        return dev_task(self.context, self.corpus)
 
     def _train_flow(self, name: str, before: Transform | None, space_id: str) -> Transform:
         """Train a flow, the only step of a transform that is not fitted to moments."""
         from pipeline.flows.transform.train_flow import FlowTraining, train_flow
 
         training = FlowTraining(self.source, self.units, self.settings.flow, before, self.dev)
-        return train_flow(training, self.run.workers, Pool.of_one(self.run.job.cluster), self.bar)
+        return train_flow(training, self.context.workers, Pool.of_one(self.context.job.cluster), self.bar)

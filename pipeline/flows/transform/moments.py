@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.errors import DataError
+from pipeline.flows.context import FlowContext, map_in_order
 from pipeline.flows.rows import LiveRows, row_addresses
-from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.stats.moments import MAX_REMOVED, MERGE_GROUP, Moments, merge_tree
 from pipeline.store.files.base import in_threads
@@ -55,7 +55,10 @@ class MergedMoments(NamedTuple):
 
 
 def live_moments(
-    run: Run, source: LiveRows, units: Sequence[VectorUnit], previous: ReleaseManifest | None = None
+    context: FlowContext,
+    source: LiveRows,
+    units: Sequence[VectorUnit],
+    previous: ReleaseManifest | None = None,
 ) -> tuple[Moments, tuple[FileRef | None, ...]]:
     """Compute the moments of the live rows of `units`, with the same bits on any cluster.
 
@@ -75,12 +78,14 @@ def live_moments(
     if len(groups) == 1:  # about two million rows: their dead rows are read faster than a worker starts
         results: tuple[MergedMoments, ...] = (task.work(groups[0]),)
     else:
-        results = map_in_order(run, task, groups)
+        results = map_in_order(context, task, groups)
     moments = merge_tree(_load_in_threads(source, [result.merged for result in results]))
     return moments, tuple(file for result in results for file in result.live)
 
 
-def held_out_moments(run: Run, source: LiveRows, units: tuple[VectorUnit, ...], rows: int) -> Moments:
+def held_out_moments(
+    context: FlowContext, source: LiveRows, units: tuple[VectorUnit, ...], rows: int
+) -> Moments:
     """Return the moments of a sample of at most a fifth of the live rows, to hold out.
 
     Args:
@@ -97,7 +102,7 @@ def held_out_moments(run: Run, source: LiveRows, units: tuple[VectorUnit, ...], 
             "name a number, or give more text",
         )
     task = HeldOutMoments(source, min(_MAX_HELD_OUT, rows // 5))
-    return _load(source, run.workers.run(task, units, Pool(1)))
+    return _load(source, context.workers.run(task, units, Pool(1)))
 
 
 def _load(source: LiveRows, file: FileRef) -> Moments:

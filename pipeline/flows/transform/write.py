@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.flows.run import Run
+from pipeline.flows.context import FlowContext
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.store.files.base import Store
 from pipeline.store.records.sealed_json import FileRef
@@ -72,13 +72,13 @@ class WhitenUnit(PlainTask[UnitRecord, UnitRecord]):
         )
 
 
-def write_whitened(run: Run, vectors: StageRecord, transform: Transform) -> StageRecord:
+def write_whitened(context: FlowContext, vectors: StageRecord, transform: Transform) -> StageRecord:
     """Write the transformed vectors of every unit as units of their own."""
     made: dict[int, UnitRecord] = {}
-    task = WhitenUnit(run.store, transform)
-    pool = Pool(run.workers.index_workers(run.job.cluster, len(vectors.units)))
-    with run.stages("write whitened", vectors.rows) as bar:
-        for number, record in run.workers.map_units(task, vectors.units, pool):
+    task = WhitenUnit(context.store, transform)
+    pool = Pool(context.workers.index_workers(context.job.cluster, len(vectors.units)))
+    with context.stages("write whitened", vectors.rows) as bar:
+        for number, record in context.workers.map_units(task, vectors.units, pool):
             made[number] = record
             bar.add(record.rows)
     return StageRecord(

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import DataError, ModelError
+from pipeline.flows.context import FlowContext
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.evaluate import evaluate
 from pipeline.flows.evaluate.geometry import measure_geometry
 from pipeline.flows.evaluate.report import store_evaluation
-from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect
 from pipeline.log import Stages
 from pipeline.models.classic.dan import write_dan_folder
@@ -44,8 +44,8 @@ def measure(tmp_path: Path) -> Callable[..., GeometryReport]:
     def measure_candidates(job: Job, *candidates: ResolvedCandidate) -> GeometryReport:
         stages = Stages()
         with connect(ClusterSettings(), stages) as cluster:
-            run = Run(job, open_store(tmp_path / "evaluations"), cluster, stages)
-            return measure_geometry(run, candidates)
+            context = FlowContext(job, open_store(tmp_path / "evaluations"), cluster, stages)
+            return measure_geometry(context, candidates)
 
     return measure_candidates
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config import load_settings
+from pipeline.flows.context import FlowContext
 from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.records import BuiltIndex, load_queries, load_truth
-from pipeline.flows.run import Run
 from pipeline.flows.workers.interface import Workers
 from pipeline.index.files.ids import Ids
 from pipeline.index.files.parts import Parts, load_index
@@ -140,9 +140,9 @@ class Chain:
         """Store the addresses of dead rows; None without any."""
         return Dead(np.array(sorted(self.dead), dtype=np.int64)).store_in(self.store, "dead/dead")
 
-    def run(self, stages: Stages) -> Run:
+    def context(self, stages: Stages) -> FlowContext:
         """Return the context of a night."""
-        return Run(self.job, self.store, self.cluster, stages)
+        return FlowContext(self.job, self.store, self.cluster, stages)
 
     def vectors_to_index(self) -> IndexInput:
         """Return tonight's live vectors."""
@@ -150,11 +150,11 @@ class Chain:
 
     def night(self, stages: Stages | None = None) -> BuiltIndex:
         """Build or extend tonight's index, and publish it."""
-        run, vectors = self.run(stages or Stages()), self.vectors_to_index()
+        context, vectors = self.context(stages or Stages()), self.vectors_to_index()
         if self.before is None:
-            built, choices = build_index(run, vectors), ()
+            built, choices = build_index(context, vectors), ()
         else:
-            built, choices = extend_index(run, vectors, self.before)
+            built, choices = extend_index(context, vectors, self.before)
         self.built, self.choices = built, choices
         self.before = Releases(self.store).publish(self._manifest(built, vectors.dead), str)
         return built

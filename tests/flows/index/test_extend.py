@@ -186,7 +186,7 @@ def test_equal_nights_give_equal_bytes_and_reuse_them(cluster: Workers, tmp_path
         chain.add(30).kill(10)
         made.append(chain.night())
         stages = Stages()
-        again, _ = extend_index(chain.run(stages), chain.vectors_to_index(), last)
+        again, _ = extend_index(chain.context(stages), chain.vectors_to_index(), last)
         assert again == made[-1]
         assert stages.finished == []
     assert [made[0].files, made[0].ids, made[0].truth] == [made[1].files, made[1].ids, made[1].truth]

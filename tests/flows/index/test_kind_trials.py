@@ -139,7 +139,7 @@ def test_a_pilot_whose_sample_another_run_deletes_takes_the_result_of_that_run(b
     def answer(call: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         if call is read_object and "/pilot-" in arguments["Key"] and ".safetensors" in arguments["Key"]:
             with answered_by(bucket.answer):
-                others.append(build_index(chain.run(Stages()), chain.vectors_to_index()))
+                others.append(build_index(chain.context(Stages()), chain.vectors_to_index()))
         return bucket.answer(call, arguments)
 
     with answered_by(answer):

@@ -89,13 +89,13 @@ def test_vectors_of_two_spaces_are_not_mixed_in_one_index(first: Chain, cluster:
     other = Chain(tmp_path / "other", cluster, space_id="7" * 64).add(10).add(10).add(10)
     mixed = IndexInput((*chain.units, other.units[2]), None, None, DIM)
     with pytest.raises(SpaceMismatch, match=f"{'5' * 64}.*{'7' * 64}"):
-        extend_index(chain.run(Stages()), mixed, chain.before)
+        extend_index(chain.context(Stages()), mixed, chain.before)
     foreign = other.units[2]
     chain.store.write(foreign.path, other.store.read(foreign.path))
     disguised = foreign.model_copy(update={"space_id": chain.space_id})
     vectors = IndexInput((*chain.units, disguised), None, None, DIM)
     with pytest.raises(SpaceMismatch, match=f"{'5' * 64}.*{'7' * 64}"):
-        extend_index(chain.run(Stages()), vectors, chain.before)
+        extend_index(chain.context(Stages()), vectors, chain.before)
 
 
 def test_a_changed_unit_is_refused(first: Chain, tmp_path: Path):

@@ -67,7 +67,7 @@ def test_each_part_is_searched_by_a_worker_of_its_own(
         searched_parts, "open_parts", lambda *given: opened.append(workers.bucket.task) or open_parts(*given)
     )
     asked = np.array([chain.vectors[address] for address in chain.live()[::17]]) + 0.01
-    scores, addresses = use_index(chain.run(Stages()), chain.before, FindNearest(asked))
+    scores, addresses = use_index(chain.context(Stages()), chain.before, FindNearest(asked))
     expected = chain.parts().search(asked, 10)
     np.testing.assert_allclose(scores, expected[0], atol=1e-6)
     np.testing.assert_array_equal(addresses, expected[1])
@@ -82,12 +82,12 @@ def test_metrics_are_those_of_the_index_on_one_machine(tmp_path: Path, workers: 
     assert chain.before is not None
     assert chain.before.index.queries is not None
     assert chain.before.index.truth is not None
-    truth = scan_release(chain.run(Stages()), chain.before, chain.before.index.queries)
+    truth = scan_release(chain.context(Stages()), chain.before, chain.before.index.queries)
     queries, neighbours = truth.load()
     stored = load_truth(chain.store, chain.before.index.truth)
     known = stored.addresses >= 0  # those of last night that are still known
     np.testing.assert_array_equal(neighbours.addresses[known], stored.addresses[known])
-    found = use_index(chain.run(Stages()), chain.before, MeasureIndex(truth))
+    found = use_index(chain.context(Stages()), chain.before, MeasureIndex(truth))
     expected = measure_parts(chain.parts(), queries, neighbours)
     changing = {"latency", "curve"}  # times
     assert found.model_dump(exclude=changing) == expected.model_dump(exclude=changing)

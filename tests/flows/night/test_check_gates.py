@@ -5,8 +5,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from pipeline.flows.context import FlowContext
 from pipeline.flows.night.key_facts import read_keys
-from pipeline.flows.run import Run
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.log import Stages
 from pipeline.settings import Job
@@ -41,7 +41,7 @@ def test_live_ids_that_occur_again_are_counted_in_all_buckets(
     files = (store_table_by_content(store, table, "keys/bucket") for table in tables)
     keys = tuple(TableBucket(**dict(file)) for file in files)
     corpus = Corpus(id="0", digest="0", units=(), keys=keys)
-    assert read_keys(Run(Job(), store, child, Stages()), corpus).repeated_ids == repeated
+    assert read_keys(FlowContext(Job(), store, child, Stages()), corpus).repeated_ids == repeated
 
 
 def test_ids_of_a_bucket_with_a_delta_are_counted_after_its_changes(child: LocalWorkers, tmp_path: Path):
@@ -58,7 +58,7 @@ def test_ids_of_a_bucket_with_a_delta_are_counted_after_its_changes(child: Local
     buckets = TableBucket(**dict(base)), TableBucket(**dict(base), deltas=(delta, stored(("b", 2, 2, None))))
     counts = [
         read_keys(
-            Run(Job(), store, child, Stages()), Corpus(id="0", digest="0", units=(), keys=(bucket,))
+            FlowContext(Job(), store, child, Stages()), Corpus(id="0", digest="0", units=(), keys=(bucket,))
         ).repeated_ids
         for bucket in (*buckets, TableBucket(**dict(base), deltas=(delta,)))
     ]

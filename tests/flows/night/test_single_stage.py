@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError
+from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.encode import encode
 from pipeline.flows.night.gates.audit import remeasure
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.planning.night_plan import Assumptions, plan
 from pipeline.flows.night.single_stage import encode_corpus, fit_corpus_transform, index_corpus
-from pipeline.flows.run import Run
 from pipeline.flows.workers.nodes import Node
 from pipeline.flows.workers.ray_workers import RayWorkers
 from pipeline.log import Stages
@@ -53,9 +53,14 @@ def test_too_many_workers_are_refused_even_without_work(make_job: Make):
     """Otherwise the night would build the index before its gates, which encode canary texts, find no GPU."""
     store, corpus, _ = encode_corpus(make_job(), Stages())
     with pytest.raises(ConfigError, match="1 CPU and 1 GPU for one worker, found one node of 2 CPUs"):
-        encode(Run(make_job("cluster.gpus_per_worker=1"), store, RayWorkers((Node(2),)), Stages()), corpus)
+        encode(
+            FlowContext(make_job("cluster.gpus_per_worker=1"), store, RayWorkers((Node(2),)), Stages()),
+            corpus,
+        )
     with pytest.raises(ConfigError, match="room for 2 on one node"):
-        encode(Run(make_job("cluster.workers.min=3"), store, RayWorkers((Node(2),)), Stages()), corpus)
+        encode(
+            FlowContext(make_job("cluster.workers.min=3"), store, RayWorkers((Node(2),)), Stages()), corpus
+        )
 
 
 def test_a_small_night_refuses_more_workers_than_cpus_and_publishes_nothing(make_job: Make):

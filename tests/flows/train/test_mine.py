@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, DataError
-from pipeline.flows.run import Run
+from pipeline.flows.context import FlowContext
 from pipeline.flows.train import equal_texts
 from pipeline.flows.train.equal_texts import KNOWN_SCHEMA, find_equal_texts, remove_equal_texts
 from pipeline.flows.train.mine import _units, mine
@@ -74,7 +74,7 @@ def source_of(folder: Path) -> SourceSettings:
 def mined(job: Job, folder: Path, root: Path) -> tuple[SourceSettings, list[tuple[str, str, str]]]:
     """Mine negatives; return the new source and the rows of its files."""
     with connect(job.cluster, Stages()) as cluster:
-        (found,) = mine(Run(job, open_store(root), cluster, Stages()), (source_of(folder),))
+        (found,) = mine(FlowContext(job, open_store(root), cluster, Stages()), (source_of(folder),))
     return found, rows_of(found)
 
 
@@ -206,7 +206,7 @@ def test_equal_texts_do_not_depend_on_the_number_of_parts_that_find_them(
     for pairs_in_memory, parts in ((1 << 22, 1), (50, 4)):
         monkeypatch.setattr(equal_texts, "_PAIRS_IN_MEMORY", pairs_in_memory)
         with connect(job_of(encoder).cluster, Stages()) as cluster:
-            equal = find_equal_texts(Run(job_of(encoder), store, cluster, Stages()), units, "equal")
+            equal = find_equal_texts(FlowContext(job_of(encoder), store, cluster, Stages()), units, "equal")
         assert len(equal.known) == parts
         of_units = []
         for number, (anchors, _) in enumerate(units):

@@ -13,9 +13,9 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from pipeline.errors import ConfigError, DataError, ModelError
+from pipeline.flows.context import FlowContext, map_in_order
 from pipeline.flows.export.changes import RowChanges, UnitUpserts
 from pipeline.flows.rows import is_live
-from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.index.search.open_apart import ChildLimits, prepare_apart, run_apart
 from pipeline.index.search.release_files import OpenOptions, ReleaseFiles
@@ -136,7 +136,9 @@ def _export_head(store: Store, manifest: ReleaseManifest, unit: VectorUnit) -> N
             target.upsert(head)
 
 
-def try_as_searcher(run: Run, previous: ReleaseManifest | None, manifest: ReleaseManifest) -> Gate:
+def try_as_searcher(
+    context: FlowContext, previous: ReleaseManifest | None, manifest: ReleaseManifest
+) -> Gate:
     """Open a candidate as searchers do, and return the gate that passes if all of its files can be used.
 
     Args:
@@ -144,11 +146,13 @@ def try_as_searcher(run: Run, previous: ReleaseManifest | None, manifest: Releas
     """
     opened = previous if previous is not None and READABLE in previous.gates else None
     try:
-        files = new_files(run.store, manifest, opened)
+        files = new_files(context.store, manifest, opened)
     except DataError as error:  # the record of the corpus or the table of the units
         return _gate(0, [str(error)])
     trials = tuple(_plan(manifest, files))
-    faults = chain.from_iterable(map_in_order(run, TryCandidate(run.store, manifest.to_json()), trials))
+    faults = chain.from_iterable(
+        map_in_order(context, TryCandidate(context.store, manifest.to_json()), trials)
+    )
     return _gate(len(files), faults)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
+from pipeline.flows.context import FlowContext
 from pipeline.flows.corpus import open_releases
 from pipeline.flows.index.records import store_queries
 from pipeline.flows.index.released import StoredTruth, scan_release, use_index
@@ -14,7 +15,6 @@ from pipeline.flows.night.gates.user_queries import user_query_gates
 from pipeline.flows.night.key_facts import read_keys
 from pipeline.flows.night.previous_release import load_previous
 from pipeline.flows.rows import LiveRows, units_by_ordinal
-from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.index.gates import RowMetrics, judge
@@ -62,10 +62,10 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
     # Checked before Ray starts, where each damaged file would fail a task of its own.
     check_sizes(releases.store, manifest)
     with connect(job.cluster, stages, verbose=verbose) as workers, stages("evaluate", manifest.rows) as bar:
-        run = Run(job, releases.store, workers, stages)
-        measured, bad = _measure_release(run, manifest)
-        repeated, reported = read_keys(run, corpus).repeated_ids, user_query_gates(run, manifest)
-        if relevance := measure_relevance(run, corpus, manifest, _parent(releases, manifest)):
+        context = FlowContext(job, releases.store, workers, stages)
+        measured, bad = _measure_release(context, manifest)
+        repeated, reported = read_keys(context, corpus).repeated_ids, user_query_gates(context, manifest)
+        if relevance := measure_relevance(context, corpus, manifest, _parent(releases, manifest)):
             reported |= relevance.gates
         bar.add(manifest.rows)
     covered = ScriptCoverage.of(manifest.counts)
@@ -116,10 +116,10 @@ class MeasureIndex:
         return measure_parts(parts, *self.truth.load())
 
 
-def _measure_release(run: Run, manifest: ReleaseManifest) -> tuple[IndexMetrics, int]:
+def _measure_release(context: FlowContext, manifest: ReleaseManifest) -> tuple[IndexMetrics, int]:
     """Measure the index of a release. Returns the metrics, and the number of rows without usable vector."""
-    task = SampleRelease(run.store, run.job.index.queries)
-    truth = scan_release(run, manifest, run.workers.run(task, manifest, Pool(1)))
-    measured = use_index(run, manifest, MeasureIndex(truth))
+    task = SampleRelease(context.store, context.job.index.queries)
+    truth = scan_release(context, manifest, context.workers.run(task, manifest, Pool(1)))
+    measured = use_index(context, manifest, MeasureIndex(truth))
     size = sum(file.bytes for file in manifest.index.files)
     return measured.model_copy(update={"file_bytes": size}), truth.unusable

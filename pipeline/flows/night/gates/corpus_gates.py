@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
+from pipeline.flows.context import FlowContext
 from pipeline.flows.night.key_facts import DISTINCT_TEXTS, read_keys
 from pipeline.flows.night.previous_release import PreviousRelease
 from pipeline.flows.night.release_changes import differing_values
-from pipeline.flows.run import Run
 from pipeline.log import announce, counted
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
@@ -48,10 +48,10 @@ class JudgedCorpus:
         return tuple(gate.sentence for gate in self.gates.values() if not gate.passed)
 
 
-def judge_corpus(run: Run, previous: PreviousRelease, corpus: Corpus) -> JudgedCorpus:
+def judge_corpus(context: FlowContext, previous: PreviousRelease, corpus: Corpus) -> JudgedCorpus:
     """Compare tonight's corpus with the previous release."""
-    facts = read_keys(run, corpus)
-    gates = dict(_gates(run, previous, corpus, facts.distinct_texts))
+    facts = read_keys(context, corpus)
+    gates = dict(_gates(context, previous, corpus, facts.distinct_texts))
     for name, gate in gates.items():
         if gate.value is None:
             announce(f"{name}: {gate.sentence}")
@@ -59,17 +59,17 @@ def judge_corpus(run: Run, previous: PreviousRelease, corpus: Corpus) -> JudgedC
 
 
 def _gates(
-    run: Run, previous: PreviousRelease, corpus: Corpus, distinct_texts: int
+    context: FlowContext, previous: PreviousRelease, corpus: Corpus, distinct_texts: int
 ) -> Iterator[tuple[str, Gate]]:
-    settings, release = run.job.gates, previous.release
+    settings, release = context.job.gates, previous.release
     if release is not None and settings.space is not None:
-        yield "space", _space_gate(run.job, release)
-    if release is None or (lost := count_deleted(run.store, previous, corpus)).before < _MIN_ROWS:
+        yield "space", _space_gate(context.job, release)
+    if release is None or (lost := count_deleted(context.store, previous, corpus)).before < _MIN_ROWS:
         return
-    causes = tuple(_possible_causes(run.job, release, corpus))
+    causes = tuple(_possible_causes(context.job, release, corpus))
     if settings.max_deleted is not None:
         yield "deleted_rows", _deleted_gate(lost, release.release, settings.max_deleted, causes)
-    texts = _Texts(run, release, previous.corpus if corpus.parent else None, corpus, causes)
+    texts = _Texts(context, release, previous.corpus if corpus.parent else None, corpus, causes)
     if settings.max_empty_texts is not None:
         yield "empty_texts", texts.empty(settings.max_empty_texts)
     if settings.max_shorter_texts is not None:
@@ -160,7 +160,7 @@ def _at_most(setting: str, value: float, limit: float, found: str, causes: Itera
 class _Texts:
     """Comparison of tonight's texts with those of the previous release."""
 
-    run: Run
+    context: FlowContext
     release: ReleaseManifest
     before: Corpus | None
     """its corpus; None if its files are gone, or another version wrote them"""
@@ -196,7 +196,7 @@ class _Texts:
             return self._not_checked(limit)
         earlier = self.release.counts.get(DISTINCT_TEXTS)
         if earlier is None:  # a release of an earlier version
-            earlier = read_keys(self.run, self.before).distinct_texts
+            earlier = read_keys(self.context, self.before).distinct_texts
         before, now = (
             max(0.0, 1 - texts / max(rows, 1))
             for texts, rows in ((earlier, self.before.rows), (distinct, self.now.rows))
@@ -215,9 +215,9 @@ class _Texts:
         """True if the texts are cut into other chunks than those of the previous release."""
         if not self.now.is_chunked:
             return False
-        if self.release.space_id != open_folder(self.run.job.encoder).space_id:
+        if self.release.space_id != open_folder(self.context.job.encoder).space_id:
             return True  # chunks are cut for the tokenizer and the length of an encoder
-        changed = differing_values(self.release.settings, self.run.job.model_dump(mode="json"))
+        changed = differing_values(self.release.settings, self.context.job.model_dump(mode="json"))
         return any(name.startswith("corpus.chunk.") for name in changed)
 
     def _not_checked(self, limit: float) -> Gate:
@@ -238,9 +238,9 @@ class _Texts:
         kept = [unit for unit in self.now.units if unit.ordinal in known]
         new = [unit for unit in self.now.units if unit.ordinal not in known]
         rows = [sum(unit.rows - unit.dead for unit in units) for units in (kept, new)]
-        means = [_mean_bytes(self.run.store, units) for units in (kept, new)]
+        means = [_mean_bytes(self.context.store, units) for units in (kept, new)]
         total = sum(count * mean for count, mean in zip(rows, means, strict=True))
-        return _mean_bytes(self.run.store, before.units), total / max(sum(rows), 1)
+        return _mean_bytes(self.context.store, before.units), total / max(sum(rows), 1)
 
 
 def _mean_bytes(store: Store, units: Sequence[CorpusUnit]) -> float:

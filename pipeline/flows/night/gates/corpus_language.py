@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from pipeline.flows.context import FlowContext
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.gates.fixed_queries import sampled_texts
 from pipeline.flows.night.guess_corpus import guess_language, no_language
-from pipeline.flows.run import Run
 from pipeline.log import announce
 from pipeline.settings import EncoderSettings
 from pipeline.store.releases.manifest import Choice, ReleaseManifest
@@ -16,7 +16,7 @@ _ENGLISH = "en"
 _UNKNOWN, _UNCHECKED = "unknown", "not checked"
 
 
-def check_language(run: Run, previous: ReleaseManifest | None, candidate: Candidate) -> Candidate:
+def check_language(context: FlowContext, previous: ReleaseManifest | None, candidate: Candidate) -> Candidate:
     """Return the candidate with the language of its texts among its choices.
 
     It is identified for the default encoder only, whose language is known, and only if the previous release
@@ -24,9 +24,9 @@ def check_language(run: Run, previous: ReleaseManifest | None, candidate: Candid
     """
     manifest = candidate.manifest
     is_known = previous is not None and previous.space_id == manifest.space_id
-    if is_known or run.job.encoder.path != EncoderSettings().path:
+    if is_known or context.job.encoder.path != EncoderSettings().path:
         return candidate
-    sampled = sampled_texts(run.store, candidate)
+    sampled = sampled_texts(context.store, candidate)
     language = guess_language(sampled)
     found = language or no_language()
     choice = Choice(

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.flows.context import FlowContext
 from pipeline.flows.index.released import use_index
 from pipeline.flows.night.candidate import Candidate
-from pipeline.flows.run import Run
 from pipeline.stats.tensors import unpack
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.release_units import VectorUnit
@@ -87,7 +87,7 @@ def is_short(query: str) -> bool:
 
 
 def answer_queries(
-    run: Run, candidate: Candidate, queries: Sequence[str], vectors: np.ndarray
+    context: FlowContext, candidate: Candidate, queries: Sequence[str], vectors: np.ndarray
 ) -> tuple[Answers, ...]:
     """Return the rows of the candidate nearest to each query, except rows whose text is the query.
 
@@ -97,8 +97,10 @@ def answer_queries(
     """
     if not queries or not np.isfinite(vectors).all():
         return ()
-    scores, addresses = use_index(run, candidate.manifest, AskIndex(vectors, _HITS + 1))
-    rows = texts_at(run.store, candidate.manifest.units, np.unique(addresses[np.isfinite(scores)]).tolist())
+    scores, addresses = use_index(context, candidate.manifest, AskIndex(vectors, _HITS + 1))
+    rows = texts_at(
+        context.store, candidate.manifest.units, np.unique(addresses[np.isfinite(scores)]).tolist()
+    )
     answers = []
     for query, query_addresses, query_scores in zip(
         queries, addresses.tolist(), scores.tolist(), strict=True

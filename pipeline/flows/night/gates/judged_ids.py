@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from pipeline.errors import DataError
 from pipeline.evaluate.judgements import JudgedQueries, read_judgements
-from pipeline.flows.run import Run, map_in_order
+from pipeline.flows.context import FlowContext, map_in_order
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.log import counted
 from pipeline.settings import CorpusSettings, GateSettings
@@ -49,7 +49,7 @@ class FindRows(PlainTask[tuple[TableBucket, ...], pa.Table]):
         return live.filter(pc.is_in(live[self.column], value_set=self.wanted)).combine_chunks()
 
 
-def rows_of_documents(run: Run, corpus: Corpus, documents: Sequence[str]) -> dict[int, str]:
+def rows_of_documents(context: FlowContext, corpus: Corpus, documents: Sequence[str]) -> dict[int, str]:
     """Return documents by the addresses of their live rows; documents that are not in the corpus have none.
 
     Args:
@@ -58,14 +58,16 @@ def rows_of_documents(run: Run, corpus: Corpus, documents: Sequence[str]) -> dic
     wanted = pa.array(sorted(set(documents)), pa.string())
     hashes = id_hashes(pa.table({"id": wanted, "row": pa.array(np.zeros(len(wanted), np.int64))}))
     numbers = np.unique(partition_of(hashes, len(corpus.keys))).tolist()
-    return _find(run, FindRows(run.store, "document", wanted), [corpus.keys[number] for number in numbers])
+    return _find(
+        context, FindRows(context.store, "document", wanted), [corpus.keys[number] for number in numbers]
+    )
 
 
 class DocumentsOfRows:
     """The documents of rows by address, looked up in the key table when they are asked for."""
 
-    def __init__(self, run: Run, corpus: Corpus) -> None:
-        self._run, self._corpus = run, corpus
+    def __init__(self, context: FlowContext, corpus: Corpus) -> None:
+        self._run, self._corpus = context, corpus
         self._documents: dict[int, str] = {}
 
     def look_up(self, addresses: np.ndarray) -> None:
@@ -81,11 +83,11 @@ class DocumentsOfRows:
         return pa.array([self._documents[address] for address in addresses.tolist()], pa.string())
 
 
-def _find(run: Run, task: FindRows, buckets: Sequence[TableBucket]) -> dict[int, str]:
+def _find(context: FlowContext, task: FindRows, buckets: Sequence[TableBucket]) -> dict[int, str]:
     size = _BUCKETS_PER_ITEM
     groups = [tuple(buckets[start : start + size]) for start in range(0, len(buckets), size)]
     found: dict[int, str] = {}
-    for table in map_in_order(run, task, groups):
+    for table in map_in_order(context, task, groups):
         found.update(zip(table["address"].to_pylist(), table["document"].to_pylist(), strict=True))
     return found
 
@@ -109,10 +111,10 @@ def missing_ids_error(judged: JudgedQueries, *, is_chunked: bool) -> DataError:
     )
 
 
-def check_judged_ids(run: Run, corpus: Corpus) -> None:
+def check_judged_ids(context: FlowContext, corpus: Corpus) -> None:
     """Raise DataError if no relevant id of `gates.relevance.queries` is in the corpus."""
-    judged = _read(run.job.gates)
-    if judged is not None and not rows_of_documents(run, corpus, judged_ids(judged)):
+    judged = _read(context.job.gates)
+    if judged is not None and not rows_of_documents(context, corpus, judged_ids(judged)):
         raise missing_ids_error(judged, is_chunked=corpus.is_chunked)
 
 

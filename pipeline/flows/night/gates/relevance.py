@@ -10,6 +10,7 @@ from pipeline.evaluate.bootstrap import ScoreEstimate
 from pipeline.evaluate.judgements import JudgedPairs, JudgedQueries, read_judgements
 from pipeline.evaluate.relevance import ANSWERS, RESAMPLES, SEED, RelevanceScores, ScoreChange, compare_scores
 from pipeline.evaluate.similarity import row_similarities
+from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.trial_encode import encode_texts
 from pipeline.flows.index.released import use_index
 from pipeline.flows.night.gates.fixed_queries import AskIndex
@@ -19,7 +20,6 @@ from pipeline.flows.night.gates.judged_ids import (
     missing_ids_error,
     rows_of_documents,
 )
-from pipeline.flows.run import Run
 from pipeline.index.measure.truth import NO_NEIGHBOUR
 from pipeline.index.search.release_files import search_grouped
 from pipeline.log import announce
@@ -131,7 +131,7 @@ class MeasuredRelevance:
 
 
 def measure_relevance(
-    run: Run, corpus: Corpus, manifest: ReleaseManifest, previous: ReleaseManifest | None
+    context: FlowContext, corpus: Corpus, manifest: ReleaseManifest, previous: ReleaseManifest | None
 ) -> MeasuredRelevance | None:
     """Measure `gates.relevance` for a candidate or release; None if it is not set.
 
@@ -142,10 +142,10 @@ def measure_relevance(
         DataError: the file cannot be used, or none of its ids is in the corpus.
         SpaceMismatch: the job's encoder is not that of the release.
     """
-    settings = run.job.gates.relevance
+    settings = context.job.gates.relevance
     if settings.queries is None:
         return None
-    if (found := open_folder(run.job.encoder).space_id) != manifest.space_id:
+    if (found := open_folder(context.job.encoder).space_id) != manifest.space_id:
         raise SpaceMismatch(
             "gates.relevance",
             f"an encoder of space {manifest.space_id}",
@@ -154,10 +154,10 @@ def measure_relevance(
         )
     judged, omitted = read_judgements(settings.queries), Omitted()
     if isinstance(judged, JudgedPairs):
-        scores = _score_pairs(run, manifest, judged)
+        scores = _score_pairs(context, manifest, judged)
     else:
-        scores, omitted = _score_queries(run, corpus, manifest, judged)
-    before = _load_scores(run.store, previous) if previous else None
+        scores, omitted = _score_queries(context, corpus, manifest, judged)
+    before = _load_scores(context.store, previous) if previous else None
     change = compare_scores(before, scores) if before else None
     gates = relevance_gates(settings, scores, omitted, previous.release if previous else None, change)
     return MeasuredRelevance(gates, scores, change)
@@ -175,13 +175,13 @@ def _load_scores(store: Store, release: ReleaseManifest) -> RelevanceScores | No
         return None
 
 
-def _score_pairs(run: Run, manifest: ReleaseManifest, judged: JudgedPairs) -> RelevanceScores:
+def _score_pairs(context: FlowContext, manifest: ReleaseManifest, judged: JudgedPairs) -> RelevanceScores:
     """Compute the cosines of sentence pairs, encoded like texts of the corpus, after the transform."""
     texts = tuple(dict.fromkeys((*judged.left, *judged.right)))
-    vectors = encode_texts(run, texts)
+    vectors = encode_texts(context, texts)
     is_usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
     if manifest.transform is not None:
-        vectors = load_transform(manifest.transform.read(run.store))(vectors)
+        vectors = load_transform(manifest.transform.read(context.store))(vectors)
     vectors = np.where(is_usable[:, None], vectors, 0)  # the cosine with such a text is 0
     rows = {text: row for row, text in enumerate(texts)}
     left, right = (vectors[[rows[text] for text in side]] for side in (judged.left, judged.right))
@@ -189,19 +189,19 @@ def _score_pairs(run: Run, manifest: ReleaseManifest, judged: JudgedPairs) -> Re
 
 
 def _score_queries(
-    run: Run, corpus: Corpus, manifest: ReleaseManifest, judged: JudgedQueries
+    context: FlowContext, corpus: Corpus, manifest: ReleaseManifest, judged: JudgedQueries
 ) -> tuple[RelevanceScores, Omitted]:
     """Compute nDCG@10 of every query with a relevant row in the corpus; other relevant ids are left out."""
     ids = judged_ids(judged)
-    documents = rows_of_documents(run, corpus, ids)
+    documents = rows_of_documents(context, corpus, ids)
     present = set(documents.values())
     relevant = [present.intersection(of_query) for of_query in judged.relevant]
     rows = [row for row, of_query in enumerate(relevant) if of_query]
     omitted = Omitted(len(ids), len(ids) - len(present), len(relevant) - len(rows))
     if not rows:
         raise missing_ids_error(judged, is_chunked=corpus.is_chunked)
-    vectors = encode_texts(run, tuple(judged.queries[row] for row in rows), query=True)
-    answers = _search(run, corpus, manifest, vectors)
+    vectors = encode_texts(context, tuple(judged.queries[row] for row in rows), query=True)
+    answers = _search(context, corpus, manifest, vectors)
     ranks = []
     for row, addresses in zip(rows, answers.tolist(), strict=True):
         found = [rank for rank, address in enumerate(addresses, 1) if documents.get(address) in relevant[row]]
@@ -209,7 +209,9 @@ def _score_queries(
     return RelevanceScores.of_ranks(judged, rows, ranks), omitted
 
 
-def _search(run: Run, corpus: Corpus, manifest: ReleaseManifest, vectors: np.ndarray) -> np.ndarray:
+def _search(
+    context: FlowContext, corpus: Corpus, manifest: ReleaseManifest, vectors: np.ndarray
+) -> np.ndarray:
     """Search as searchers do, by document if rows are cut into chunks.
 
     Returns:
@@ -220,10 +222,10 @@ def _search(run: Run, corpus: Corpus, manifest: ReleaseManifest, vectors: np.nda
     usable = np.flatnonzero(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1))
     if unknown := len(vectors) - len(usable):
         announce(f"gates.relevance: queries without a usable vector, for which nothing is found: {unknown:,}")
-    documents = DocumentsOfRows(run, corpus)
+    documents = DocumentsOfRows(context, corpus)
 
     def search(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        scores, found = use_index(run, manifest, AskIndex(queries, k))
+        scores, found = use_index(context, manifest, AskIndex(queries, k))
         if corpus.is_chunked:
             documents.look_up(found[found != NO_NEIGHBOUR])
         return scores, found

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.errors import DataError, SpaceMismatch
+from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.trial_encode import encode_texts
 from pipeline.flows.index.records import store_queries
 from pipeline.flows.index.released import StoredTruth, scan_release, use_index
-from pipeline.flows.run import Run
 from pipeline.index.measure.metrics import Proportion
 from pipeline.log import announce
 from pipeline.models.folder.folder import open_folder
@@ -48,13 +48,13 @@ def read_user_queries(gates: GateSettings) -> tuple[str, ...]:
     return tuple(normalize(texts).to_pylist())
 
 
-def user_query_gates(run: Run, manifest: ReleaseManifest) -> dict[str, Gate]:
+def user_query_gates(context: FlowContext, manifest: ReleaseManifest) -> dict[str, Gate]:
     """Return recall@10 of `gates.queries` as a gate that always passes; empty if it is not set.
 
     Raises:
         SpaceMismatch: the job's encoder is not that of the release.
     """
-    job = run.job
+    job = context.job
     texts = read_user_queries(job.gates)
     if not texts:
         return {}
@@ -65,7 +65,7 @@ def user_query_gates(run: Run, manifest: ReleaseManifest) -> dict[str, Gate]:
             f"space {found}",
             "set encoder to that of the release, or gates.queries to null",
         )
-    vectors = encode_texts(run, texts, query=True)
+    vectors = encode_texts(context, texts, query=True)
     usable = vectors[np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)]
     if not len(usable):
         announce(
@@ -73,7 +73,7 @@ def user_query_gates(run: Run, manifest: ReleaseManifest) -> dict[str, Gate]:
             "their recall is not measured"
         )
         return {}
-    recall = _measure_recall(run, manifest, usable)
+    recall = _measure_recall(context, manifest, usable)
     sentence = (
         f"recall@10 of {len(usable):,} texts of gates.queries is {recall.value:.4f} (95 % interval "
         f"{recall.low:.4f} to {recall.high:.4f}): reported only; the gate of recall@10 uses rows of the "
@@ -95,7 +95,7 @@ class RecallOf:
         return recall(parts, *self.truth.load(), (10,))[10]
 
 
-def _measure_recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) -> Proportion:
+def _measure_recall(context: FlowContext, manifest: ReleaseManifest, vectors: np.ndarray) -> Proportion:
     """Return recall@10 of the release's index at its stored effort.
 
     The exact neighbours are found by a search of all rows.
@@ -106,6 +106,6 @@ def _measure_recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) ->
     from pipeline.index.measure.truth import NOT_A_ROW
 
     addresses = np.full(len(vectors), NOT_A_ROW, dtype=np.int64)
-    with run.store.scratch() as scratch:
-        queries = store_queries(run.store, addresses, vectors.astype(np.float32), scratch)
-    return use_index(run, manifest, RecallOf(scan_release(run, manifest, queries)))
+    with context.store.scratch() as scratch:
+        queries = store_queries(context.store, addresses, vectors.astype(np.float32), scratch)
+    return use_index(context, manifest, RecallOf(scan_release(context, manifest, queries)))

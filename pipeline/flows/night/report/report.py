@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pipeline.config import to_yaml
 from pipeline.errors import DataError
+from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.rejected import rejected_warnings
 from pipeline.flows.encode.result import LENGTH_BIN
 from pipeline.flows.encode.worker_stats import WorkerStats
@@ -20,7 +21,6 @@ from pipeline.flows.night.gates.corpus_language import language_warnings
 from pipeline.flows.night.gates.fixed_queries import texts_at
 from pipeline.flows.night.gates.relevance import MeasuredRelevance
 from pipeline.flows.night.release_changes import differing_settings, measure_drift
-from pipeline.flows.run import Run
 from pipeline.log import Stage, announce, counted
 from pipeline.report.changes import ChangedAnswers, QuarantinedRow, ReleaseChange, RowChange
 from pipeline.report.night import IndexSection, NightCounts, NightReport, Throughput, VectorCharts
@@ -155,10 +155,10 @@ class ReleaseComparison:
         )
 
 
-def summarize(run: Run, candidate: Candidate, comparison: ReleaseComparison) -> NightReport:
+def summarize(context: FlowContext, candidate: Candidate, comparison: ReleaseComparison) -> NightReport:
     """Return the report of a candidate, without release number and status, which are known later."""
-    manifest, decision, store = candidate.manifest, candidate.decision, run.store
-    finished = run.stages.finished
+    manifest, decision, store = candidate.manifest, candidate.decision, context.store
+    finished = context.stages.finished
     report = NightReport(
         root=store.uri,
         commits_root=manifest.settings["release"]["commits_root"],

@@ -12,13 +12,13 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.errors import GatesRefused
+from pipeline.flows.context import FlowContext
 from pipeline.flows.night import nightly as nightly_module
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.check_gates import judge_candidate
 from pipeline.flows.night.gates import as_searcher
 from pipeline.flows.night.gates.as_searcher import TryCandidate, try_as_searcher
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.index.search.open_apart import check_opens
@@ -102,23 +102,25 @@ def second_night(
 
 
 @pytest.fixture
-def run(child: LocalWorkers, second_night: tuple[Job, ReleaseManifest]) -> Run:
+def context(child: LocalWorkers, second_night: tuple[Job, ReleaseManifest]) -> FlowContext:
     job, _ = second_night
-    return Run(job, open_store(job.release.root), child, Stages())
+    return FlowContext(job, open_store(job.release.root), child, Stages())
 
 
-def test_damage_to_any_kind_of_file_is_found_and_named(run: Run, second_night: tuple[Job, ReleaseManifest]):
-    manifest, root = second_night[1], Path(run.store.uri)
+def test_damage_to_any_kind_of_file_is_found_and_named(
+    context: FlowContext, second_night: tuple[Job, ReleaseManifest]
+):
+    manifest, root = second_night[1], Path(context.store.uri)
     assert manifest.index.parts == 2
-    assert try_as_searcher(run, None, manifest).passed
-    files = new_files(run.store, manifest, None)
+    assert try_as_searcher(context, None, manifest).passed
+    files = new_files(context.store, manifest, None)
     trials = list(as_searcher._plan(manifest, files))
     assert sorted(file.path for trial in trials for file in trial.files) == [file.path for file in files]
     by_kind: dict[str, list[str]] = {}
     for file in files:
         by_kind.setdefault(kind_of(file.path), []).append(file.path)
     assert set(by_kind) >= KINDS
-    task = TryCandidate(run.store, manifest.to_json())
+    task = TryCandidate(context.store, manifest.to_json())
     for kind, paths in by_kind.items():
         (trial,) = (trial for trial in trials if paths[0] in {file.path for file in trial.files})
         content, other = (
@@ -136,18 +138,20 @@ def test_damage_to_any_kind_of_file_is_found_and_named(run: Run, second_night: t
 
 
 def test_the_release_can_be_opened_in_a_process_of_limited_memory(
-    run: Run, second_night: tuple[Job, ReleaseManifest]
+    context: FlowContext, second_night: tuple[Job, ReleaseManifest]
 ):
-    check_opens(Releases(run.store), second_night[1])
+    check_opens(Releases(context.store), second_night[1])
 
 
-def test_a_damaged_record_of_the_corpus_is_found(run: Run, second_night: tuple[Job, ReleaseManifest]):
+def test_a_damaged_record_of_the_corpus_is_found(
+    context: FlowContext, second_night: tuple[Job, ReleaseManifest]
+):
     manifest = second_night[1]
-    file = Path(run.store.uri, manifest.corpus.path)
+    file = Path(context.store.uri, manifest.corpus.path)
     content = file.read_bytes()
     for damaged in (content[:-7], None):
         file.write_bytes(damaged) if damaged else file.unlink()
-        gate = try_as_searcher(run, None, manifest)
+        gate = try_as_searcher(context, None, manifest)
         assert not gate.passed
         assert manifest.corpus.path in gate.sentence
     file.write_bytes(content)
@@ -162,43 +166,45 @@ def test_a_damaged_record_of_the_corpus_is_found(run: Run, second_night: tuple[J
     ],
 )
 def test_a_file_with_the_right_sha256_whose_reader_crashes_or_fails_is_found(
-    run: Run, second_night: tuple[Job, ReleaseManifest], suffix: str, stop: int, found: str
+    context: FlowContext, second_night: tuple[Job, ReleaseManifest], suffix: str, stop: int, found: str
 ):
     manifest = second_night[1]
     file = next(file for file in reversed(manifest.index.files) if file.path.endswith(suffix))
-    content = run.store.read(file.path)
+    content = context.store.read(file.path)
     crafted = FileRef.of(file.path, content[:stop], file.rows)
     files = tuple(crafted if each == file else each for each in manifest.index.files)
     index = manifest.index.model_copy(update={"files": files})
-    run.store.write(file.path, content[:stop])
+    context.store.write(file.path, content[:stop])
     try:
-        gate = try_as_searcher(run, Releases(run.store).get(1), manifest.model_copy(update={"index": index}))
+        gate = try_as_searcher(
+            context, Releases(context.store).get(1), manifest.model_copy(update={"index": index})
+        )
     finally:
-        run.store.write(file.path, content)
+        context.store.write(file.path, content)
     assert not gate.passed
-    assert run.store.uri_of(file.path) in gate.sentence
+    assert context.store.uri_of(file.path) in gate.sentence
     assert found in gate.sentence
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_a_damaged_file_of_the_encoder_with_the_right_sha256_is_named_as_it_is_stored(
-    run: Run, second_night: tuple[Job, ReleaseManifest], name: str
+    context: FlowContext, second_night: tuple[Job, ReleaseManifest], name: str
 ):
     manifest = second_night[1]
     encoder = manifest.encoder
     uri = f"{encoder.path}/{name}"
-    content = run.store.read(uri)
+    content = context.store.read(uri)
     files = tuple(
         FileRef.of(name, b"garbage", each.rows) if each.path == name else each for each in encoder.files
     )
     damaged = manifest.model_copy(update={"encoder": encoder.model_copy(update={"files": files})})
-    run.store.write(uri, b"garbage")
+    context.store.write(uri, b"garbage")
     try:
-        gate = try_as_searcher(run, None, damaged)
+        gate = try_as_searcher(context, None, damaged)
     finally:
-        run.store.write(uri, content)
+        context.store.write(uri, content)
     assert not gate.passed
-    assert run.store.uri_of(uri) in gate.sentence
+    assert context.store.uri_of(uri) in gate.sentence
 
 
 def test_time_is_given_for_all_files_that_a_trial_uses(second_night: tuple[Job, ReleaseManifest]):
@@ -211,50 +217,52 @@ def test_time_is_given_for_all_files_that_a_trial_uses(second_night: tuple[Job, 
 
 
 def test_files_are_used_in_a_process_without_the_state_of_the_night(
-    run: Run, second_night: tuple[Job, ReleaseManifest], monkeypatch: pytest.MonkeyPatch
+    context: FlowContext, second_night: tuple[Job, ReleaseManifest], monkeypatch: pytest.MonkeyPatch
 ):
     manifest = second_night[1]
-    (trial, *_) = as_searcher._plan(manifest, new_files(run.store, manifest, Releases(run.store).get(1)))
+    (trial, *_) = as_searcher._plan(
+        manifest, new_files(context.store, manifest, Releases(context.store).get(1))
+    )
     assert trial.part == 1
     assert trial.head_of is not None
     for poisoned in ("ReleaseFiles", "try_release", "RowChanges", "load_transform"):
         monkeypatch.setattr(as_searcher, poisoned, None)
     monkeypatch.setattr("pipeline.index.files.parts.read_index", None)
-    assert TryCandidate(run.store, manifest.to_json()).work(trial) == ()
+    assert TryCandidate(context.store, manifest.to_json()).work(trial) == ()
 
 
 def test_ids_that_no_searcher_opens_are_found_although_their_sha256_is_right(
-    run: Run, second_night: tuple[Job, ReleaseManifest]
+    context: FlowContext, second_night: tuple[Job, ReleaseManifest]
 ):
     manifest = second_night[1]
-    content = run.store.read(manifest.ids[-1].path)
+    content = context.store.read(manifest.ids[-1].path)
     broken = store_by_content(
-        run.store, content.replace(b"a man reads", b"a man \xff\xff\xff\xff\xff"), "ids/0", ".arrow"
+        context.store, content.replace(b"a man reads", b"a man \xff\xff\xff\xff\xff"), "ids/0", ".arrow"
     )
-    gate = try_as_searcher(run, None, manifest.model_copy(update={"ids": (*manifest.ids[:-1], broken)}))
+    gate = try_as_searcher(context, None, manifest.model_copy(update={"ids": (*manifest.ids[:-1], broken)}))
     assert not gate.passed
     assert broken.path in gate.sentence
     assert "UTF8" in gate.sentence
 
 
 def test_files_of_the_previous_release_are_read_again_only_if_it_was_not_opened(
-    run: Run, second_night: tuple[Job, ReleaseManifest]
+    context: FlowContext, second_night: tuple[Job, ReleaseManifest]
 ):
     manifest = second_night[1]
-    first = Releases(run.store).get(1)
-    shared = {file.path for file in files_of(run.store, first)}
-    new = {file.path for file in new_files(run.store, manifest, first)}
+    first = Releases(context.store).get(1)
+    shared = {file.path for file in files_of(context.store, first)}
+    new = {file.path for file in new_files(context.store, manifest, first)}
     assert new
     assert not new & shared
     kept = next(file.path for file in first.index.files if file in manifest.index.files)
-    content = run.store.read(kept)
-    run.store.write(kept, flipped(content))
+    content = context.store.read(kept)
+    context.store.write(kept, flipped(content))
     try:
-        assert try_as_searcher(run, first, manifest).passed
+        assert try_as_searcher(context, first, manifest).passed
         not_opened = first.model_copy(update={"gates": {}})
-        assert kept in try_as_searcher(run, not_opened, manifest).sentence
+        assert kept in try_as_searcher(context, not_opened, manifest).sentence
     finally:
-        run.store.write(kept, content)
+        context.store.write(kept, content)
 
 
 @pytest.fixture
@@ -262,11 +270,11 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Flip a byte of an index file when the candidate of a night is built. Returns the flipped file."""
     names: list[str] = []
 
-    def judge(run: Run, previous: Any, candidate: Candidate, *others: Any, **options: Any) -> Any:
+    def judge(context: FlowContext, previous: Any, candidate: Candidate, *others: Any, **options: Any) -> Any:
         if not names:
             names.append(candidate.manifest.index.files[-1].path)
-            run.store.write(names[0], flipped(run.store.read(names[0])))
-        return judge_candidate(run, previous, candidate, *others, **options)
+            context.store.write(names[0], flipped(context.store.read(names[0])))
+        return judge_candidate(context, previous, candidate, *others, **options)
 
     monkeypatch.setattr(nightly_module, "judge_candidate", judge)
     return names

@@ -18,7 +18,7 @@ AnyUnit = TypeVar("AnyUnit", bound=UnitRecord)
 
 
 @dataclass(frozen=True)
-class Run:
+class FlowContext:
     """Inputs of every stage of a command."""
 
     job: Job
@@ -41,7 +41,7 @@ class ItemNeeds(NamedTuple):
 
 
 def map_kept_units(
-    run: Run,
+    context: FlowContext,
     task: Task[AnyUnit, Result],
     units: Sequence[AnyUnit],
     pool: Pool,
@@ -53,7 +53,7 @@ def map_kept_units(
     """
     finished = set[int]()
     try:
-        for number, result in run.workers.map_units(task, units, pool, bar):
+        for number, result in context.workers.map_units(task, units, pool, bar):
             finished.add(number)
             yield number, result
     except (KeyboardInterrupt, PipelineError):
@@ -64,15 +64,15 @@ def map_kept_units(
 
 
 def map_in_order(
-    run: Run,
+    context: FlowContext,
     task: Task[Item, Result],
     items: Sequence[Item],
     bar: RunningStage | None = None,
     needs: ItemNeeds = ItemNeeds(),
 ) -> tuple[Result, ...]:
     """Apply a task to items on the index workers, and return the results in order."""
-    workers = run.workers.index_workers(run.job.cluster, len(items))
+    workers = context.workers.index_workers(context.job.cluster, len(items))
     least = 1 if needs.memory or needs.gpus else None
     pool = Pool(workers, gpus=needs.gpus, least=least, memory=needs.memory)
-    results = dict(run.workers.map_units(task, items, pool, bar))
+    results = dict(context.workers.map_units(task, items, pool, bar))
     return tuple(results[number] for number in range(len(items)))
