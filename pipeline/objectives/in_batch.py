@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.losses import Similarity, info_nce
-from pipeline.models.layers.post_pooling import DenseModule
-from pipeline.models.trainable.heads import HeadName, head_of
+from pipeline.models.layers.post_pooling import DenseModule, HeadName, head_of
 from pipeline.objectives import Batch, Loss, Objective, TrainedModel, View
 
 Second = Literal["same", "copy"]

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import nn
 
 from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
-from pipeline.models.trainable.heads import HeadName, head_of
+from pipeline.models.layers.post_pooling import HeadName, head_of
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.objectives import OBJECTIVES, Batch, PositiveFloat, TrainedModel, View
 from pipeline.objectives.in_batch import HeadedContrast

@@ -6,8 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from pipeline.models.layers.post_pooling import DenoiseTransform
-from pipeline.models.trainable.heads import TanhHead
+from pipeline.models.layers.post_pooling import DenoiseTransform, TanhHead
 from pipeline.models.trainable.mlm_head import has_language_head
 from pipeline.models.trainable.prompted import PromptedEncoder, transform_of
 from pipeline.objectives import OBJECTIVES, Batch, PositiveFloat, TrainedModel, View

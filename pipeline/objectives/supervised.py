@@ -3,7 +3,7 @@
 from torch import nn
 
 from pipeline.losses import Similarity
-from pipeline.models.trainable.heads import HeadName
+from pipeline.models.layers.post_pooling import HeadName
 from pipeline.objectives import OBJECTIVES, PositiveFloat
 from pipeline.objectives.in_batch import Second, TwoEncoderContrast, default_temperature
 

@@ -8,8 +8,8 @@ import torch
 
 from pipeline.errors import ConfigError
 from pipeline.models.folder.folder import open_folder
+from pipeline.models.layers.post_pooling import TanhHead
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.heads import TanhHead
 from pipeline.objectives.build import data_requirements
 from pipeline.objectives.simcse import SimCSE
 from pipeline.settings import EncoderSettings

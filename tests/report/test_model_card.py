@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from pipeline.models.folder.folder import open_folder
+from pipeline.models.layers.post_pooling import TanhHead
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.models.trainable.saving import SavedHeads, save_folder
 from pipeline.report.model_card import CARD, card, write_card

@@ -17,8 +17,8 @@ from scipy.stats import spearmanr
 from pipeline.errors import ConfigError, DataError, PipelineError
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
+from pipeline.models.layers.post_pooling import TanhHead
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.heads import TanhHead
 from pipeline.objectives import TrainedModel
 from pipeline.objectives.classification import Classification
 from pipeline.objectives.weighted import Sum, Term

@@ -1,4 +1,4 @@
-"""Modules after the pooling, in float32: dense layers, normalization, truncation, template denoising.
+"""Modules after the pooling, in float32: dense layers and heads, normalization, truncation, denoising.
 
 Their parameters have the names that sentence-transformers gives them.
 """
@@ -18,6 +18,7 @@ from pipeline.models.folder.modules import Denoising, Dense, Module, Truncation
 from pipeline.models.layers import linear
 from pipeline.models.layers.weights import Checkpoint, open_files
 
+HeadName = Literal["none", "cls_mlp"]
 _ROWS = 64  # rows of each matrix product, see FixedRows
 _STD = 0.02  # standard deviation of new weights, as in BERT
 _ELEMENTWISE: tuple[type[nn.Module], ...] = (
@@ -162,6 +163,21 @@ def new_dense(in_features: int, out_features: int, activation: Literal["Tanh", "
     nn.init.xavier_uniform_(layer.linear.weight, gain)
     nn.init.zeros_(layer.linear.bias)
     return layer
+
+
+class TanhHead(DenseModule):
+    """tanh(W h + b), (n, dim) -> (n, dim), with new weights (SimCSE: Gao et al. 2021, section 6.3)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(
+            Dense("", in_features=dim, out_features=dim, bias=True, activation="Tanh", residual=False)
+        )
+        self.draw()
+
+
+def head_of(name: HeadName, dim: int) -> nn.Module:
+    """Return the head of that name for vectors of `dim` components; "none" does not change them."""
+    return TanhHead(dim) if name == "cls_mlp" else nn.Identity()
 
 
 class FixedRows(nn.Module):

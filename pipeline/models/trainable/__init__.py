@@ -1,4 +1,4 @@
-"""Trainable encoders, heads and templates that are trained with them, and saving as encoder folders.
+"""Trainable encoders, language heads and templates that are trained with them, and saving as encoder folders.
 
 Other packages import `TrainableEncoder`, `save_folder`.
 """

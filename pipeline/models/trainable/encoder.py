@@ -15,11 +15,10 @@ from pipeline.models.classic.word_table import WordTable
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.backbones import AtEmbedding, Backbone, ForwardRequest
 from pipeline.models.layers.ngrams import load_ngrams
-from pipeline.models.layers.post_pooling import DenseModule, apply_tail, load_tail, mlp_name
+from pipeline.models.layers.post_pooling import DenseModule, TanhHead, apply_tail, load_tail, mlp_name
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.spec.pooling import NGRAMS, Segments, at_least_float32, layers_of, pool
 from pipeline.models.trainable.dropout import rates_of
-from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.packed_backbone import PackedBackbone
 from pipeline.models.trainable.padded_backbone import PaddedBackbone
 from pipeline.text.tokens.tokens import Tokens

@@ -9,8 +9,8 @@ import torch
 
 from pipeline.errors import ModelError
 from pipeline.models.classic.recurrence import AttentionPooling
+from pipeline.models.layers.post_pooling import TanhHead
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
-from pipeline.models.trainable.heads import TanhHead
 from pipeline.objectives import Batch
 from pipeline.objectives.simcse import SimCSE
 from pipeline.train.gradcache import loss_and_backward

@@ -5,8 +5,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from pipeline.errors import ModelError
+from pipeline.models.layers.post_pooling import TanhHead
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.saving import SavedHeads, save_folder, save_joined
 from tests.models.folder.saved import save_sentence_transformer
 from tests.models.folders import TEXTS, edit_json, encoder_at, folder_at

@@ -10,8 +10,8 @@ from sentence_transformers import SentenceTransformer
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.word_vectors import TABLE
 from pipeline.models.inference.encoder import Encoder
+from pipeline.models.layers.post_pooling import TanhHead
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
-from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.saving import SavedHeads, save_folder
 from tests.models.folder.wordfiles import minilm_table
 from tests.models.folders import LONG, TEXTS, encoder_at, folder_at

@@ -12,8 +12,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.locate import locate
+from pipeline.models.layers.post_pooling import TanhHead
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.prompted import PromptedEncoder, remove_texts, transform_of
 from pipeline.models.trainable.saving import save_folder
 from pipeline.text.tokens.load_tokenizer import load_tokenizer

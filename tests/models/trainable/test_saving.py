@@ -12,8 +12,8 @@ from transformers import AutoModel
 
 from pipeline.errors import ModelError
 from pipeline.models.inference.encoder import Encoder, load_encoder
+from pipeline.models.layers.post_pooling import TanhHead
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.saving import SavedHeads, save_folder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.folders import FAMILIES, LONG, TEXTS, edit_json, folder_at
