@@ -37,21 +37,16 @@ def render_refused(report: RefusedCorpus) -> str:
     """Render the page; all texts are escaped."""
     refusals = [gate.sentence for gate in report.gates.values() if not gate.passed]
     return render_template(
-        "refused_corpus.html.j2", {}, report=report, refusals=refusals, sections=_sections(report)
+        "refused_corpus.html.j2",
+        {"plain": gate_value, "gate_name": gate_name},
+        report=report,
+        refusals=refusals,
+        sections=_sections(report),
     )
 
 
 def _sections(report: RefusedCorpus) -> list[Section]:
-    rows = [
-        (
-            gate_name(name),
-            gate_value(gate.value),
-            f"{gate.relation} {gate_value(gate.threshold)}",
-            "refused" if not gate.passed else "passed" if gate.value is not None else "not checked",
-        )
-        for name, gate in report.gates.items()
-    ]
-    sections = [Section("Gates", table=(("condition", "found", "required", "result"), *rows))]
+    sections = []
     if report.deleted:
         examples = [(row.id, shorten(row.before or "", MAX_EXCERPT)) for row in report.deleted]
         shown = (("id", "text"), *examples)

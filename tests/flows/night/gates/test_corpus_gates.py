@@ -68,6 +68,7 @@ def test_a_corpus_that_lost_most_rows_is_refused_before_encoding(
     assert error.gates["deleted_rows"]["value"] == pytest.approx(0.95)
     page = open_store(error.candidate).read("report.html").decode()
     assert "38 of 40 rows" in page
+    assert '<td class="num fail">refused</td>' in page
     assert "id-" in page, "examples of deleted rows are shown"
     assert refused(night, changed).refusals == error.refusals, "again, from the corpus that was read"
     assert current_manifest(tmp_path / "releases").release == 1
