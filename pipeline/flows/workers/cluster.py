@@ -114,6 +114,7 @@ def _connect_to_ray(settings: ClusterSettings, verbose: bool) -> None:
     cluster.check_answers(settings.patience_s)
     if cluster.is_local:
         local_ray.make_token_folder_private()
+        local_ray.check_shared_memory()
     try:
         with (
             _discard_stderr(verbose) as reopen,

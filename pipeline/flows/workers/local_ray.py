@@ -1,6 +1,7 @@
 """A Ray that this process starts on its machine, until it disconnects."""
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 
 from pipeline.errors import TransientError
 from pipeline.flows.workers.processes import WorkerProcess, abort_on_error, children_of, kill_process
+from pipeline.store.files.disk import translate_disk_errors
 
+_SHARED_MEMORY = Path("/dev/shm")  # where Ray stores objects; macOS has none
 _POLL_S = 0.5  # time between two checks of Ray's processes
 _EXIT_S = 5.0  # time that Ray's workers have to exit by themselves
 _EXIT_POLL_S = 0.05  # time between two checks whether they have
@@ -36,6 +39,13 @@ def make_token_folder_private() -> None:
         folder = Path.home() / ".ray"
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
+
+
+def check_shared_memory() -> None:
+    """Raise an error if Ray cannot write to /dev/shm: it would start for half a minute, and not say why."""
+    if _SHARED_MEMORY.is_dir():
+        with translate_disk_errors(str(_SHARED_MEMORY)):
+            tempfile.TemporaryFile(dir=_SHARED_MEMORY).close()
 
 
 def stop_log_monitor() -> None:

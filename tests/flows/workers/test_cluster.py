@@ -1,10 +1,12 @@
 """The address of the cluster, the number of workers, and errors for wrong addresses. No Ray is started."""
 
+import errno
 import os
 import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import replace
 from typing import Any
@@ -309,3 +311,16 @@ def test_a_plain_number_of_workers_is_minimum_and_maximum(
 def test_invalid_numbers_of_workers_and_gpus_are_refused(override: str):
     with pytest.raises(ConfigError, match="cluster"):
         load_settings(Job, None, (override,))
+
+
+@pytest.mark.usefixtures("not_connected")
+def test_a_local_ray_is_not_started_if_its_shared_memory_is_read_only(monkeypatch: pytest.MonkeyPatch):
+    def refuse(**_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with (
+        pytest.raises(ConfigError, match=r"^/dev/shm: expected a writable folder"),
+        connect(ClusterSettings(), Stages()),
+    ):
+        pass
