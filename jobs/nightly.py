@@ -83,6 +83,8 @@ def _describe_rows(counts: dict[str, int], rows: int) -> str:
         f"{counts[name]:,} {name}" for name in ("new", "changed", "deleted") if 0 < counts[name] != rows
     ]
     shown = f" ({', '.join(changes)})" if changes else ""
+    if bad := counts.get("bad_files"):
+        shown = f"{shown}, {counted(bad, 'file')} that could not be read left out"
     if not counts["quarantined"]:
         return shown
     prefix = "quarantined_"

@@ -8,7 +8,7 @@ from pipeline.log import Stages, counted
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.settings import ChunkSettings, CorpusSettings, EncoderSettings, Job
-from pipeline.store.records.units import Corpus
+from pipeline.store.records.units import SKIPPED_FILES, Corpus
 from pipeline.store.releases.release import Releases
 from pipeline.text.chunks.cut import TextCutter
 from pipeline.text.formats.docstrings import harvest_docstrings
@@ -93,6 +93,13 @@ def read_corpus(ingestion: Callable[[OnProgress], Corpus], stages: Stages) -> Co
         corpus = ingestion(lambda rows, _: bar.reach(rows))
         bar.stage.note = (
             f"{describe_live(corpus)} in {counted(len(corpus.units), 'unit')}, "
-            f"{corpus.counts['quarantined']:,} quarantined"
+            f"{corpus.counts['quarantined']:,} quarantined{_describe_skipped(corpus)}"
         )
     return corpus
+
+
+def _describe_skipped(corpus: Corpus) -> str:
+    """Describe what corpus.max_rows left out; "" for nothing. Some files have an unknown number of rows."""
+    rows, files = corpus.counts.get("skipped", 0), corpus.counts.get(SKIPPED_FILES, 0)
+    names = [f"{counted(rows, 'row')}"] * bool(rows) + [f"the rest of {counted(files, 'file')}"] * bool(files)
+    return f", {' and '.join(names)} beyond corpus.max_rows not read" if names else ""

@@ -108,6 +108,10 @@ def test_a_file_that_exists_is_left_alone(manta: Manta):
             ("uuid", "title", ()),
         ),
         ({"id": ["same", "same"], "key": [1, 2], "text": ["a", "b"]}, ("key", "text", ())),
+        (
+            {"id": [1, 2, 3], "text": ["a", "b", "c"], "body": [None, None, "a d"]},
+            ("id", "text", ("body",)),
+        ),
     ],
 )
 def test_columns_are_guessed_from_their_values(
@@ -231,6 +235,9 @@ def test_files_that_a_night_refuses_are_refused_with_its_sentence(manta: Manta):
     Path("rows.json").write_text('[{"id": 1, "text": "a"}]')
     ended = manta("init", "rows.json")
     assert (ended.code, "found a JSON array" in ended.err) == (3, True)
+    Path("wide.jsonl").write_text('{"id": 1, "text": "a"}\n', encoding="utf-16")
+    ended = manta("init", "wide.jsonl")
+    assert (ended.code, "in UTF-8), found lines that are not (invalid_utf8 1" in ended.err) == (3, True)
     Path("saved/train").mkdir(parents=True)
     for name in ("state.json", "dataset_info.json", "data-00000-of-00001.arrow"):
         Path("saved/train", name).write_text("{}")

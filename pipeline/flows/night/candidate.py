@@ -19,7 +19,15 @@ from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.dead import DeadRows
 from pipeline.store.records.release_units import VectorUnit, store_units
 from pipeline.store.records.sealed_json import FileRef
-from pipeline.store.records.units import EMPTIED, LEFT_OUT, Corpus, StageRecord, sum_counts
+from pipeline.store.records.units import (
+    BAD_FILES,
+    EMPTIED,
+    LEFT_OUT,
+    SKIPPED_FILES,
+    Corpus,
+    StageRecord,
+    sum_counts,
+)
 from pipeline.store.releases.manifest import Choice, EncoderFiles, ReleaseManifest
 from pipeline.text.ingest.corpus_record import record_path as corpus_path
 from pipeline.text.tokens.coverage import token_counts
@@ -42,8 +50,8 @@ _CORPUS_COUNTS = (
     "control_characters",
     "surrogates_replaced",
     "kept_values_dropped",
-    "bad_files",
-    "skipped_files",
+    BAD_FILES,
+    SKIPPED_FILES,
     EMPTIED,
     LEFT_OUT,
 )

@@ -180,10 +180,19 @@ def no_language() -> str:
 def _sample_columns(files: Sequence[SourceFile], corpus: CorpusSettings) -> Values:
     """Return the first rows of a few files by column, with None if a row has no value."""
     rows: list[dict[str, Any]] = []
+    rejected = Counter[str]()
     for file in files[:_MAX_FILES]:
         with reading(file, ""):
-            read = _read_parquet(file) if file.format == "parquet" else _read_json(file, corpus)
+            read = _read_parquet(file) if file.format == "parquet" else _read_json(file, rejected)
             rows += [dict(file.partitions) | row for row in read]
+    if rejected and not rows:
+        found = ", ".join(f"{reason} {count}" for reason, count in rejected.items())
+        raise DataError(
+            corpus.uri,
+            "JSON lines (one object per line, in UTF-8)",
+            f"lines that are not ({found})",
+            "write them so, or as Parquet",
+        )
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
@@ -217,24 +226,26 @@ def _python_value(value: pa.Scalar) -> Any:
         return None
 
 
-def _read_json(file: SourceFile, corpus: CorpusSettings) -> list[dict[str, Any]]:
-    """Return the objects of the first lines, without other lines, which a night quarantines."""
+def _read_json(file: SourceFile, rejected: Counter[str]) -> list[dict[str, Any]]:
+    """Return the objects of the first lines; count other lines, which a night quarantines, by reason."""
     block = next(read_blocks(file), None)
     if block is None:
         return []
     refuse_array(file, block)
-    parsed = (parse_line(line).value for line in islice(block.lines.split(b"\n"), _MAX_FILE_ROWS))
+    lines = islice(block.lines.split(b"\n"), _MAX_FILE_ROWS)
+    parsed = [parse_line(line) for line in lines if line.strip()]
+    rejected.update(line.reason for line in parsed if line.value is None)
     return [
-        {name: value for name, value in row.items() if not has_surrogates(name)}
-        for row in parsed
-        if row is not None
+        {name: value for name, value in line.value.items() if not has_surrogates(name)}
+        for line in parsed
+        if line.value is not None
     ]
 
 
 def _guess_text(corpus: CorpusSettings, values: Values, id_column: str | None) -> str:
-    """Return the column with the longest texts, preferably one that is named as a text."""
+    """Return the column with the longest texts, of most rows, preferably one that is named as a text."""
     weights = {
-        name: _mean_length(column) * _text_weight(name)
+        name: _mean_length(column) * _text_weight(name) * sum(value is not None for value in column)
         for name, column in values.items()
         if name != id_column and _all_of(column, (str, bytes))
     }

@@ -28,7 +28,7 @@ from pipeline.report.night import NightReport, render
 from pipeline.report.refused_corpus import RefusedCorpus, render_refused
 from pipeline.settings import Job
 from pipeline.store.files.base import Store
-from pipeline.store.records.units import Corpus, counts_under
+from pipeline.store.records.units import BAD_FILES, Corpus, counts_under
 from pipeline.store.releases.manifest import Choice, Gate, ReleaseManifest, report_path
 from pipeline.store.releases.release import Releases
 from pipeline.text.tokens.coverage import token_facts
@@ -159,8 +159,8 @@ def unchanged_outcome(
 def _with_rejected(
     counts: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the counts of a release with the rows that are quarantined since its corpus was read."""
-    names = [name for name in {**before, **now} if name.startswith("quarantined")]
+    """Return the counts of a release with the rows and files that are rejected since its corpus was read."""
+    names = [name for name in {**before, **now} if name.startswith("quarantined") or name == BAD_FILES]
     rows = {"total": now["rows"] - before.get("rows", now["rows"])}
     changes = rows | {name: now.get(name, 0) - before.get(name, 0) for name in sorted(names)}
     return dict(counts) | {
@@ -169,14 +169,18 @@ def _with_rejected(
 
 
 def _describe_rejected(corpus: Corpus, before: Mapping[str, int], path: str) -> str:
-    counts, earlier = (counts_under("quarantined_", each) for each in (corpus.counts, before))
+    counts, earlier = (
+        counts_under("quarantined_", each) | {"unreadable files": each.get(BAD_FILES, 0)}
+        for each in (corpus.counts, before)
+    )
     reasons = ", ".join(
         f"{reason} {count:,} (before {earlier.get(reason, 0):,})"
         for reason, count in counts.items()
         if count != earlier.get(reason, 0)
     )
-    rows = counted(corpus.counts["quarantined"], "row")
-    return f"{rows} of the corpus are quarantined: {reasons}; see {path}"
+    rows = corpus.counts["quarantined"]
+    what = f"{counted(rows, 'row')} of the corpus are quarantined" if rows else "files of the corpus left out"
+    return f"{what}: {reasons}; see {path}"
 
 
 def _unmeasured_gates(job: Job, release: ReleaseManifest) -> Iterator[str]:

@@ -17,7 +17,7 @@ from pipeline.log import Stages, announce, counted, packages
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.store.files.check_store import check_store
-from pipeline.store.records.units import Corpus
+from pipeline.store.records.units import BAD_FILES, Corpus
 from pipeline.store.releases.manifest import Choice, ReleaseManifest
 from pipeline.store.releases.release import Releases
 from pipeline.text.ingest.chunking import row_cutter
@@ -64,9 +64,12 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
         f"{counted(changes.new, 'row')} new, {changes.changed:,} changed, {changes.deleted:,} deleted, "
         f"{changes.unchanged:,} unchanged"
     )
-    read = f"{corpus.read_files} of {len(corpus.files)} files were read"
+    bad = corpus.counts.get(BAD_FILES, 0)
+    read = f"{corpus.read_files - bad} of {len(corpus.files)} files were read"
     if corpus.snapshot is not None:
         read = f"{read} of {corpus.snapshot}"
+    if bad:
+        read = f"{read}, {bad:,} could not be read"
     if previous.release is None:
         chosen, sentence = "first", f"{counts}; {read}"
     elif corpus.rebuild_reason:

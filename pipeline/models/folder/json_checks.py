@@ -80,7 +80,10 @@ _RULES = (
     _Rule("sentence_*_config.json", ("modality_config",), dict[str, dict[str, Any]], "a mapping to mappings"),
     _Rule(
         "sentence_*_config.json",
-        ("config_kwargs", "config_args", "processor_kwargs", "tokenizer_args"),
+        (
+            *("config_kwargs", "config_args", "model_kwargs", "model_args"),
+            *("processor_kwargs", "tokenizer_args"),
+        ),
         dict[str, Any],
         "a mapping",
     ),

@@ -29,12 +29,19 @@ _LOADING_WITHOUT_EFFECT = (
     *("padding_side", "use_cache", "use_fast"),
 )
 _LOADING_FILES = {
+    "model_kwargs": "config.json",
+    "model_args": "config.json",
     "config_kwargs": "config.json",
     "config_args": "config.json",
     "processor_kwargs": "tokenizer_config.json",
     "tokenizer_args": "tokenizer_config.json",
 }
 """settings with arguments of `from_pretrained`, and the file whose values these replace"""
+_OTHERS = (
+    *("transformer_task", "modality_config", "module_output_name", "processing_kwargs"),
+    *("max_seq_length", "do_lower_case", "tokenizer_name_or_path", "unpad_inputs", "backend"),
+)
+"""settings that sentence-transformers knows besides"""
 NO_LIMIT = 1_000_000  # tokens; files of tokenizers without a limit have 1e30
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order of sentence-transformers
 _TASK_PROMPTS = {"sts": "STS", "pairs": "PairClassification", "transfer": "Classification"}
@@ -147,6 +154,15 @@ def _unsupported(folder: Path, settings: Mapping[str, Any]) -> Iterator[tuple[st
     for name in _OF_QUERIES_AND_DOCUMENTS:
         if settings.get(name) is not None:
             yield f"no {name}", repr(settings[name]), "use an encoder that reads queries as documents"
+    if tokenizer := settings.get("tokenizer_name_or_path"):
+        yield (
+            "no tokenizer_name_or_path",
+            repr(tokenizer),
+            "copy the files of that tokenizer into the encoder's folder, and remove the key",
+        )
+    for name in settings.keys() - {*_OF_QUERIES_AND_DOCUMENTS, *_LOADING_FILES, *_OTHERS}:
+        if settings[name] is not None:
+            yield "settings of a Transformer module", f"{name}: {settings[name]!r}", "remove it"
     yield from _unsupported_modalities(settings)
     for kind, arguments in (settings.get("processing_kwargs") or {}).items():
         for name, value in (arguments or {}).items() if kind in ("text", "common") else ():

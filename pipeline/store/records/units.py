@@ -15,6 +15,10 @@ from pipeline.store.records.sealed_json import FileRef, Stored
 
 CHUNKS_READ = "chunks_read"
 """Name of a count: the chunks into which the good rows of a file are cut."""
+BAD_FILES = "bad_files"
+"""Name of a count: files that cannot be read, and are left out as corpus.bad_files=skip allows."""
+SKIPPED_FILES = "skipped_files"
+"""Name of a count: files of which corpus.max_rows leaves out an unknown number of rows."""
 EMPTIED = "emptied_files"
 """Name of a count: files that had rows on an earlier night and have none now."""
 LEFT_OUT = "left_out_files"

@@ -15,8 +15,10 @@ from pipeline.errors import Defect
 from pipeline.store.files.base import Store
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.units import (
+    BAD_FILES,
     EMPTIED,
     LEFT_OUT,
+    SKIPPED_FILES,
     Changes,
     Corpus,
     CorpusUnit,
@@ -134,7 +136,7 @@ def input_files(tonight: TonightsFiles, read: Sequence[ReadRecord]) -> tuple[Inp
 
 def _marked(file: InputFile, had_rows: Container[str]) -> InputFile:
     """Return a file with a note if it had rows on an earlier night and has none."""
-    is_known = not file.skipped and not {"skipped_files", "bad_files"} & set(file.notes)
+    is_known = not file.skipped and not {SKIPPED_FILES, BAD_FILES} & set(file.notes)
     if file.rows or not is_known or file.name not in had_rows:
         return file
     return file.model_copy(update={"notes": file.notes | {EMPTIED: 1}})

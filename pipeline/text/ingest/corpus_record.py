@@ -5,7 +5,7 @@ from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
 from pipeline.store.files.base import Store
 from pipeline.store.files.file_sizes import ListedFiles
-from pipeline.store.records.units import Corpus, counts_under
+from pipeline.store.records.units import BAD_FILES, Corpus, counts_under
 from pipeline.text.ingest.chunking import ChunkedCorpus
 from pipeline.text.normalize import NORMALIZER_VERSION
 from pipeline.text.sources.sources import SourceFile
@@ -95,7 +95,7 @@ def check_good_rows(record: Corpus, corpus: CorpusSettings, store: Store) -> Non
     quarantined = counts_under("quarantined_", record.counts)
     reasons = ", ".join(f"{reason} {count}" for reason, count in quarantined.items())
     if not good:
-        skipped = f", {record.counts['bad_files']} unusable files" if "bad_files" in record.counts else ""
+        skipped = f", {record.counts[BAD_FILES]} unusable files" if BAD_FILES in record.counts else ""
         raise DataError(
             corpus.uri,
             "at least one row with an id and a text",

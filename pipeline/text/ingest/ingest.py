@@ -18,7 +18,7 @@ from pipeline.store.files.base import Store, in_threads, sha256_of
 from pipeline.store.files.local import ScratchStore
 from pipeline.store.records.dead import write_address_pieces
 from pipeline.store.records.sealed_json import FileRef
-from pipeline.store.records.units import EMPTIED, Corpus, CorpusUnit, TableBucket
+from pipeline.store.records.units import BAD_FILES, EMPTIED, Corpus, CorpusUnit, TableBucket
 from pipeline.store.releases.change_examples import ChangedRows
 from pipeline.text.ingest.bucket_plan import bucket_bytes, group_buckets
 from pipeline.text.ingest.copy_table import GatherCopies, ResolveTexts, UnitsToCopyTo
@@ -374,18 +374,18 @@ def ingest(
             )
             record = _run(ingestion)
     check_good_rows(record, corpus, store)
-    for sentence in filter(None, (listed.warning, _emptied(record))):
+    unreadable = _noted(record, BAD_FILES, "left out (corpus.bad_files=skip), because they cannot be read")
+    emptied = _noted(record, EMPTIED, "had rows, and now none")
+    for sentence in filter(None, (listed.warning, unreadable, emptied)):
         announce(f"warning: {sentence}")
     return record
 
 
-def _emptied(record: Corpus) -> str | None:
-    """Return a sentence about the files that have no rows any more; None if there are none."""
-    names = [file.name for file in record.files if EMPTIED in file.notes]
+def _noted(record: Corpus, note: str, text: str) -> str | None:
+    """Return a sentence about the files that have a note; None if there are none."""
+    names = [file.name for file in record.files if note in file.notes]
     more = ", ..." if len(names) > _SHOWN else ""
-    if not names:
-        return None
-    return f"{counted(len(names), 'file')} had rows, and now none: {', '.join(names[:_SHOWN])}{more}"
+    return f"{counted(len(names), 'file')} {text}: {', '.join(names[:_SHOWN])}{more}" if names else None
 
 
 def _run(ingestion: Ingestion) -> Corpus:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
 from pipeline.store.records.sealed_json import FileRef, Stored
-from pipeline.store.records.units import CHUNKS_READ, InputFile, RowCounts
+from pipeline.store.records.units import BAD_FILES, CHUNKS_READ, SKIPPED_FILES, InputFile, RowCounts
 from pipeline.text.formats.columns import Columns, RowGroups
 from pipeline.text.formats.quarantine import QuarantineFile, RejectedRow, quarantine
 from pipeline.text.formats.reader import CorpusSurvey, read_batches
@@ -166,7 +166,7 @@ class _Reading:
             if error:
                 rejected = [RejectedRow(-1, "bad_file", str(error))]
                 self.quarantine_file.add(quarantine(file_to_read.file.name, rejected))
-                self.notes["bad_files"] = 1
+                self.notes[BAD_FILES] = 1
                 self._record_file(file_to_read.file)
             else:
                 self._read_file(file_to_read)
@@ -218,7 +218,7 @@ class _Reading:
                 yield batch.head(remaining)
             if batch.rows > remaining:
                 if file_to_read.rows is None:
-                    self.notes["skipped_files"] = 1
+                    self.notes[SKIPPED_FILES] = 1
                 return
 
     def _remaining_rows(self) -> int:

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from pipeline.settings import CorpusSettings
 from pipeline.store.files.base import Store
-from pipeline.store.records.units import Corpus, InputFile, TableBucket
+from pipeline.store.records.units import BAD_FILES, Corpus, InputFile, TableBucket
 from pipeline.text.formats.reader import CorpusSurvey, survey_files
 from pipeline.text.ingest.corpus_record import reading_digest
 from pipeline.text.ingest.read_files import FileToRead, files_to_read
@@ -164,4 +164,4 @@ def _unchanged_files(
         return {}
     before = {(file.name, file.size, file.stamp): file for file in parent.files}
     unchanged = (before.get((file.name, file.size, file.stamp)) for file in files)
-    return {file.name: file for file in unchanged if file and "bad_files" not in file.notes}
+    return {file.name: file for file in unchanged if file and BAD_FILES not in file.notes}

@@ -50,6 +50,9 @@ def saved(folders: dict[str, Path], tmp_path: Path) -> Path:
             {"tokenizer_args": {"do_lower_case": True}},
             "no do_lower_case in tokenizer_args, found True; write",
         ),
+        ({"model_args": {"hidden_act": "relu"}}, "no hidden_act in model_args, found 'relu'; write"),
+        ({"tokenizer_name_or_path": "other"}, "no tokenizer_name_or_path, found 'other'; copy"),
+        ({"lower": True}, "settings of a Transformer module, found lower: True; remove"),
     ],
 )
 def test_settings_that_change_vectors_and_are_not_supported_are_refused(

@@ -112,7 +112,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-def test_unusable_file_is_an_error_or_is_skipped_as_a_whole(corpus, store, kind):
+def test_unusable_file_is_an_error_or_is_skipped_as_a_whole(corpus, store, kind, capsys):
     write_file, words, remedy = UNUSABLE[kind]
     write_parquet(corpus, id=["a", "b"], text=["one", "two"])
     write_file(corpus)
@@ -123,6 +123,10 @@ def test_unusable_file_is_an_error_or_is_skipped_as_a_whole(corpus, store, kind)
     assert caught.value.remedy == remedy
 
     live, bad, counts = outcome(corpus, store, bad_files="skip")
+    assert (
+        "warning: 1 file left out (corpus.bad_files=skip), because they cannot be read: z."
+        in capsys.readouterr().err
+    )
     assert live == [("a", "one"), ("b", "two")]
     assert [(file[:2], row, reason) for file, row, reason in bad] == [("z.", -1, "bad_file")]
     assert counts | {"bad_files": 1, "rows": 2, "good": 2, "quarantined": 0} == counts

@@ -15,7 +15,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.files.range_reader import RangeReader
-from pipeline.store.records.units import Corpus, CorpusUnit
+from pipeline.store.records.units import BAD_FILES, SKIPPED_FILES, Corpus, CorpusUnit
 from pipeline.store.releases.change_examples import ChangedRows
 from pipeline.store.releases.manifest import Gate, ReleaseManifest
 
@@ -136,7 +136,7 @@ def _possible_causes(job: Job, release: ReleaseManifest, corpus: Corpus) -> Iter
         if name.startswith("corpus."):
             now, before = ("null" if each is None else repr(each) for each in (now, before))
             yield f"{name} is {now}, it was {before}"
-    for name, noun in {"bad_files": "unusable file", "skipped_files": "file", "skipped": "row"}.items():
+    for name, noun in {BAD_FILES: "unusable file", SKIPPED_FILES: "file", "skipped": "row"}.items():
         if count := corpus.counts.get(name):
             yield f"{counted(count, noun)} skipped"
 

@@ -30,7 +30,7 @@ from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_s
 from pipeline.stats.spectrum import spectrum_of
 from pipeline.stats.tensors import unpack
 from pipeline.store.files.base import Store
-from pipeline.store.records.units import EMPTIED, LEFT_OUT, Corpus, counts_under
+from pipeline.store.records.units import BAD_FILES, EMPTIED, LEFT_OUT, Corpus, counts_under
 from pipeline.store.releases.change_examples import ChangedRow, ChangedRows
 from pipeline.store.releases.fixed_query_results import Answers, Hit
 from pipeline.store.releases.manifest import READABLE, ReleaseManifest, report_path
@@ -219,6 +219,8 @@ def warnings_of(release: ReleaseManifest) -> tuple[str, ...]:
 
 def _file_warnings(counts: Mapping[str, int]) -> Iterator[str]:
     """Yield warnings about files of the corpus without rows; the log of the night names them."""
+    if bad := counts.get(BAD_FILES):
+        yield f"{counted(bad, 'file')} of the corpus left out as unreadable; the quarantine says why"
     if left_out := counts.get(LEFT_OUT):
         yield f"{counted(left_out, 'file')} below corpus.uri not read, by the names of the files"
     if emptied := counts.get(EMPTIED):

@@ -264,6 +264,19 @@ def test_rows_that_are_only_quarantined_are_counted_by_a_night_without_changes(
     assert "ray_manta_release_number 1.0\n" in metrics
 
 
+def test_files_that_are_left_out_are_counted_by_a_night_without_changes(
+    night: Callable[..., NightOutcome], tmp_path: Path
+):
+    night(ROWS)
+    (tmp_path / "corpus" / "zz.jsonl.gz").write_bytes(b"damaged")
+    outcome = night(ROWS, "corpus.bad_files=skip")
+    assert (outcome.status, outcome.facts["counts"]["bad_files"]) == ("unchanged", 1)
+    [note] = outcome.facts["notes"]
+    assert "files of the corpus left out: unreadable files 1 (before 0); see" in note
+    assert pq.read_table(outcome.facts["quarantine"])["reason"].to_pylist() == ["bad_file"]
+    assert night([*ROWS, ("id-99", "one more")], "corpus.bad_files=skip").facts["counts"]["bad_files"] == 1
+
+
 def test_gates_that_were_set_later_are_said_to_be_unmeasured(night: Callable[..., NightOutcome]):
     night(ROWS)
     assert night(ROWS).facts["notes"] == []
