@@ -17,8 +17,7 @@ from jobs.layout import table
 from pipeline.log import counted
 
 if TYPE_CHECKING:
-    from pipeline.flows.train.seeds import TrainedSeeds
-    from pipeline.flows.train.train import CompletedTraining
+    from pipeline.flows.train.train import CompletedTraining, TrainedSeeds
 
 
 @job_command
@@ -44,8 +43,8 @@ def train(
     """
     if describe is not None:
         return _describe(describe)
-    from pipeline.flows.train.seeds import train_seeds
     from pipeline.flows.train.train import train as run_training
+    from pipeline.flows.train.train import train_seeds
 
     if run.job.train.seeds:
         return _answer_of_seeds(run, train_seeds(run.job, run.stages, verbose=run.verbose))

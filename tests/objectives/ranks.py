@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.objectives import NO_PEERS, Batch, KeepsState, Objective, Peers
+from pipeline.objectives.build import Sum, Term
 from pipeline.objectives.cert import Cert
 from pipeline.objectives.consert import Consert
 from pipeline.objectives.contrastive_tension import ContrastiveTension
@@ -18,7 +19,6 @@ from pipeline.objectives.pser import Pser
 from pipeline.objectives.quickthoughts import QuickThoughts
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
-from pipeline.objectives.weighted import Sum, Term
 from pipeline.train.gather import Ranks
 from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, batch_of, descend, texts

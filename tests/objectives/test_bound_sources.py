@@ -9,10 +9,9 @@ import torch
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError
 from pipeline.objectives import Batch
-from pipeline.objectives.build import build_objective, data_requirements
+from pipeline.objectives.build import Sum, Term, build_objective, data_requirements
 from pipeline.objectives.classification import Classification
 from pipeline.objectives.input_response import InputResponse
-from pipeline.objectives.weighted import Sum, Term
 from pipeline.settings import Job
 from pipeline.settings.training import TrainSettings
 from pipeline.train.gradcache import loss_and_backward

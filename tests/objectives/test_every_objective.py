@@ -19,11 +19,10 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import OBJECTIVES, Batch, KeepsState, Objective
 from pipeline.objectives import objective as definitions
-from pipeline.objectives.build import options_schema
+from pipeline.objectives.build import Sum, Term, options_schema
 from pipeline.objectives.declutr import Declutr
 from pipeline.objectives.is_bert import IsBert
 from pipeline.objectives.regression import CosineRegression
-from pipeline.objectives.weighted import Sum, Term
 from pipeline.objectives.word2vec import Word2Vec
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import ROLES, TEXTS

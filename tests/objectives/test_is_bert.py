@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from pipeline.errors import ModelError
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import Batch, Loss, NoPeers, Objective
+from pipeline.objectives.build import Sum, Term
 from pipeline.objectives.is_bert import IsBert
-from pipeline.objectives.weighted import Sum, Term
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import TEXTS, folder_at, folder_of_language_model
 from tests.objectives.tiny import batch_of, pop_gradients

@@ -11,8 +11,7 @@ from pipeline.objectives import TrainedModel
 from pipeline.objectives.masked_lm import MaskedLanguageModelling
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import DevSettings
-from pipeline.train.dev import DevSet
-from pipeline.train.masked_texts import MaskedTexts
+from pipeline.train.dev import DevSet, MaskedTexts
 
 
 def encoder_of(folder: Path) -> TrainableEncoder:

@@ -20,8 +20,8 @@ from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.layers.post_pooling import TanhHead
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import TrainedModel
+from pipeline.objectives.build import Sum, Term
 from pipeline.objectives.classification import Classification
-from pipeline.objectives.weighted import Sum, Term
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.settings.training import DevSettings, Values
 from pipeline.train.dev import BestScore, DevSet

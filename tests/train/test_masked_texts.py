@@ -13,12 +13,12 @@ from pipeline.config import load_settings
 from pipeline.errors import ConfigError, DataError
 from pipeline.flows.train.plan import check_settings
 from pipeline.objectives import TrainedModel
+from pipeline.objectives.build import Sum, Term
 from pipeline.objectives.masked_lm import MaskedLanguageModelling
 from pipeline.objectives.simcse import SimCSE
-from pipeline.objectives.weighted import Sum, Term
 from pipeline.settings import Job
 from pipeline.settings.training import TrainSettings
-from pipeline.train.masked_texts import MaskedTexts
+from pipeline.train.dev import MaskedTexts
 from tests.models.folders import folder_of_language_model
 from tests.objectives.tiny import texts
 from tests.train.dev_ranks import encoder_of, masked_work

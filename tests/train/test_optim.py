@@ -9,7 +9,7 @@ from torch import nn
 
 from pipeline.errors import Defect
 from pipeline.settings.training import OptimizerSettings
-from pipeline.train.optim import build_optimizer, gradients, scale_in_place, total_norm, trainable_parameters
+from pipeline.train.loop import build_optimizer, gradients, scale_in_place, total_norm, trainable_parameters
 
 RATE, DECAY, STEPS = 0.1, 0.01, 4
 GRADIENTS = np.random.default_rng(0).normal(size=(STEPS, 6))

@@ -25,8 +25,7 @@ from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.row_sample import sample_rows
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 from pipeline.text.sources.listing import local_path
-from pipeline.train.dev import DevFile, DevSet
-from pipeline.train.masked_texts import MaskedTexts
+from pipeline.train.dev import DevFile, DevSet, MaskedTexts
 from pipeline.train.predicted_rows import PredictedRows
 from pipeline.train.schedule import Schedule
 from pipeline.train.trackers import tracker_names

@@ -33,8 +33,8 @@ from pipeline.train.gather import Ranks
 from pipeline.train.loop import Step, Training, fit
 from pipeline.train.metrics import MetricsFile, TrainingLog
 from pipeline.train.predicted_rows import PredictedRows
-from pipeline.train.same_rows import batches_needed, measure_same_rows
 from pipeline.train.trackers import TrackedRun, open_trackers
+from pipeline.train.vector_metrics import batches_needed, measure_same_rows
 
 _BEST = "best"  # key of `BestScore` in a checkpoint, next to the state of the training
 

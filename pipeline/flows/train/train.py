@@ -1,7 +1,9 @@
 """Train an encoder: check the settings, run the training on the cluster, continue after an interruption."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from pipeline.errors import DataError
@@ -11,17 +13,25 @@ from pipeline.flows.train.mine import check_mining, mine
 from pipeline.flows.train.plan import Plan, check_encoder, check_settings, open_dev, open_test, plan_of
 from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.ranks import RankGroup
-from pipeline.flows.train.run_folder import CHECKPOINTS, RUN, ResultRecord, RunFolder, RunRecord, open_run
-from pipeline.flows.train.sources import resolve_manifests
+from pipeline.flows.train.run_folder import (
+    CHECKPOINTS,
+    RESULT,
+    RUN,
+    ResultRecord,
+    RunFolder,
+    RunRecord,
+    open_run,
+)
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.interface import Workers
 from pipeline.log import Stages, announce
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.expansion import check_expansion
 from pipeline.settings import Job
-from pipeline.settings.training import TrainSettings
+from pipeline.settings.training import SourceSettings, TrainSettings
 from pipeline.store.files.lease import describe_holders, lease
 from pipeline.store.files.open_store import open_store
+from pipeline.text.rows.augmented import is_manifest_in, newest_manifest
 from pipeline.train.initial_state import starting_encoder
 
 _LEASES = "leases"  # subfolder of a training
@@ -165,3 +175,141 @@ def record_start(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str
     if done:
         announce(f"training {run.name} continues after step {done:,} of {plan.steps:,}")
     return done
+
+
+def resolve_manifests(settings: TrainSettings) -> Iterator[TrainSettings]:
+    """Yield variants of the settings in which each folder of manifests is replaced by one of its manifests.
+
+    The first variants have the manifests of the unfinished trainings below train.root, the latest training
+    first; other settings of these trainings are not compared. The last variant has the newest manifests.
+    Without any folder of manifests, the settings are yielded once, unchanged.
+
+    Raises:
+        DataError: manifests cannot be listed.
+    """
+    newest = [newest_manifest(source.uri) for source in settings.data]  # None for other sources
+    if not any(newest):
+        yield settings
+        return
+    for recorded in _sources_of_unfinished(settings):
+        if _match(settings.data, newest, recorded):
+            yield _replace_uris(
+                settings, [uri if manifest else None for manifest, uri in zip(newest, recorded, strict=True)]
+            )
+    yield _replace_uris(settings, newest)
+
+
+def _replace_uris(settings: TrainSettings, uris: Sequence[str | None]) -> TrainSettings:
+    """Return the settings with other URIs of their data; None keeps the URI of a source."""
+    sources = tuple(
+        source.model_copy(update={"uri": uri or source.uri})
+        for source, uri in zip(settings.data, uris, strict=True)
+    )
+    return settings.model_copy(update={"data": sources})
+
+
+def _match(data: Sequence[SourceSettings], newest: Sequence[str | None], recorded: Sequence[str]) -> bool:
+    """Return whether a training could have recorded these URIs for the sources of the settings.
+
+    For each source that is a folder of manifests, the recorded URI must be a manifest of that folder. Other
+    sources are not compared.
+
+    Args:
+        data: sources of the settings.
+        newest: newest manifest of each source; None for a source that is not a folder of manifests.
+        recorded: URIs that a training recorded for its sources.
+    """
+    return len(data) == len(recorded) and all(
+        manifest is None or is_manifest_in(uri, source.uri)
+        for source, manifest, uri in zip(data, newest, recorded, strict=True)
+    )
+
+
+def _sources_of_unfinished(settings: TrainSettings) -> Iterator[tuple[str, ...]]:
+    """Yield the recorded sources of unfinished trainings, the latest training first.
+
+    These are all trainings below train.root, or only that of train.name if it is set. A training whose record
+    has another version or is truncated is skipped.
+    """
+    store = open_store(settings.root)
+    files = {
+        entry.path: entry
+        for entry in store.list("", ".json")
+        if settings.name in (None, entry.path.partition("/")[0])
+    }
+    unfinished = [
+        entry
+        for path, entry in files.items()
+        if path.count("/") == 1 and path.endswith(f"/{RUN}") and path.removesuffix(RUN) + RESULT not in files
+    ]
+    for entry in sorted(unfinished, key=lambda entry: -entry.modified):
+        with suppress(DataError):
+            if (record := RunRecord.load_intact(store, entry.path)) is not None:
+                yield record.sources
+
+
+_DEV, _FILES = "dev", ("dev", "test")
+
+
+@dataclass(frozen=True)
+class ScoreOverSeeds:
+    """One score of trainings that differ by their seed."""
+
+    median: float
+    """median over the seeds"""
+    best: float | None
+    """score of the seed that is best on dev, so that no test file chooses it; None without dev"""
+    by_seed: Mapping[int, float]
+    """score of each seed"""
+
+
+@dataclass(frozen=True)
+class TrainedSeeds:
+    """Completed trainings by seed, in the order of train.seeds."""
+
+    trainings: Mapping[int, CompletedTraining]
+
+    @property
+    def best(self) -> int | None:
+        """Seed with the highest score on dev, the first of several; None without dev."""
+        scores = {seed: each.result.metrics.get(_DEV) for seed, each in self.trainings.items()}
+        measured = {seed: score for seed, score in scores.items() if score is not None}
+        return max(measured, key=measured.__getitem__) if measured else None
+
+    def scores(self) -> dict[str, ScoreOverSeeds]:
+        """Summarize each score on dev and test, by its name in `ResultRecord.metrics`."""
+        metrics = {seed: each.result.metrics for seed, each in self.trainings.items()}
+        names = [name for name in next(iter(metrics.values())) if name.partition("_")[0] in _FILES]
+        return {name: self._summarize({seed: each[name] for seed, each in metrics.items()}) for name in names}
+
+    def _summarize(self, by_seed: Mapping[int, float]) -> ScoreOverSeeds:
+        best = None if self.best is None else by_seed[self.best]
+        return ScoreOverSeeds(median(by_seed.values()), best, by_seed)
+
+
+def train_seeds(job: Job, stages: Stages, *, verbose: bool = False) -> TrainedSeeds:
+    """Train the encoder of the job with each of train.seeds, one training after the other.
+
+    The same command continues where an earlier one stopped; complete trainings are not repeated.
+
+    Raises:
+        ConfigError, DataError, ModelError, TransientError: as in `train`.
+    """
+    return TrainedSeeds(
+        {
+            seed: train(job_of_seed(job, seed), stages.under(f"seed {seed}"), verbose=verbose)
+            for seed in job.train.seeds
+        }
+    )
+
+
+def job_of_seed(job: Job, seed: int) -> Job:
+    """Return the job of the training with one of the seeds, in a folder of its own."""
+    settings = job.train
+    changed = {
+        "name": settings.name and f"{settings.name}-seed-{seed}",  # a generated name depends on the seed
+        "seed": seed,
+        "seeds": (),
+        "order": settings.order.model_copy(update={"seed": seed}),
+    }
+    return job.model_copy(update={"train": settings.model_copy(update=changed)})

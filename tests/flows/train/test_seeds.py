@@ -9,8 +9,7 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError
 from pipeline.flows.train.run_folder import RunFolder
-from pipeline.flows.train.seeds import job_of_seed, train_seeds
-from pipeline.flows.train.train import open_training
+from pipeline.flows.train.train import job_of_seed, open_training, train_seeds
 from pipeline.log import Stages
 from pipeline.settings import Job
 from tests.conftest import CommandResult
