@@ -21,8 +21,8 @@ import pyarrow as pa
 
 import manta
 from pipeline.charts.frame import HEIGHT, WIDTH
-from pipeline.charts.releases import history_chart
 from pipeline.flows.rows import LiveRows, units_by_ordinal
+from pipeline.report.releases import history_chart
 from pipeline.store.files.open_store import open_store
 from tests.benchmarks.growth import Cost, night, write_corpus, write_words
 from tests.benchmarks.machine import machine, print_table

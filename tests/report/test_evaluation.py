@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from markupsafe import Markup
 
-from pipeline.charts.evaluation import difference_chart
 from pipeline.evaluate.bootstrap import ScoreEstimate
-from pipeline.report.evaluation import groups, question, render, split_facts, verdict
+from pipeline.report.evaluation import difference_chart, groups, question, render, split_facts, verdict
 from pipeline.report.evaluation_report import (
     AverageRow,
     Chart,

@@ -16,8 +16,7 @@ import pipeline.log
 import pipeline.report
 import pipeline.text
 from pipeline.settings import ChunkSettings
-from pipeline.text.chunks.cut import TextCutter
-from pipeline.text.chunks.pieces import Pieces
+from pipeline.text.chunks.cut import Pieces, TextCutter
 from tests.text.chunks.cutting import count_words, counting
 
 MARKS = [*string.punctuation, *" \n\t\r\u3000\u2026\u2019\u3002\u300d\uff01\u0301aA0\u00e9\u4e2d"]

@@ -180,6 +180,8 @@ def record_start(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str
 def resolve_manifests(settings: TrainSettings) -> Iterator[TrainSettings]:
     """Yield variants of the settings in which each folder of manifests is replaced by one of its manifests.
 
+    Each run of an augmentation adds a manifest to its folder, and a training that resumes must read the same
+    rows as before.
     The first variants have the manifests of the unfinished trainings below train.root, the latest training
     first; other settings of these trainings are not compared. The last variant has the newest manifests.
     Without any folder of manifests, the settings are yielded once, unchanged.

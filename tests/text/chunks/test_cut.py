@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from pipeline.errors import ConfigError
 from pipeline.models.folder.locate import locate
 from pipeline.settings import ChunkSettings
-from pipeline.text.chunks.cut import TextCutter
-from pipeline.text.chunks.pieces import Pieces
+from pipeline.text.chunks.cut import Pieces, TextCutter
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from tests.models.folders import byte_level, save_folder, save_tokenizer
 from tests.text.chunks.cutting import count_more_together, count_words, counting, texts, with_prompt
