@@ -47,8 +47,8 @@ class PaddedGroup:
     def attend(self, heads: Heads, sight: Sight) -> Tensor:
         """Attend from each token to all tokens of its text (Vaswani et al. 2017, eq. 1).
 
-        Products are rounded to bfloat16, the type of oneDNN's fast kernel. They are scaled and masked in
-        float32, so that scaled scores are not rounded again, and probabilities once, after softmax.
+        Products of queries and keys are rounded to bfloat16, as oneDNN returns them. They are scaled and
+        masked in float32, so that scaled scores are not rounded again. Probabilities are rounded once.
 
         Args:
             heads: of all texts, (T, heads, head width) each, bfloat16.
