@@ -13,6 +13,7 @@ from pipeline.text.tokens.listed_tokens import listed_tokens
 from pipeline.text.tokens.tokenizer_errors import tokenizer_errors
 from pipeline.text.tokens.tokenizer_files import (
     added_tokens,
+    check_passes_types,
     passes_token_types,
     read_mapping,
     replaced_options,
@@ -280,6 +281,7 @@ def _token_types(types: list[int], before: int, after: int, folder: Path) -> Tok
     """
     if not any(types) or not passes_token_types(folder):
         return None
+    check_passes_types(folder)
     end = len(types) - after
     return TokenTypes(tuple(types[:before]), types[before], tuple(types[end:]))
 

@@ -60,6 +60,7 @@ _CLASSES = {
     "roberta": "RobertaTokenizer",
 }
 """class by model_type, if no file names one"""
+_GENERAL_CLASSES = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")  # of no family
 
 
 def read_mapping(file: Path) -> dict[str, Any]:
@@ -135,6 +136,23 @@ def passes_token_types(folder: Path) -> bool:
     """Return whether the token types of a tokenizer reach the model; they do if no file says otherwise."""
     names = read_mapping(folder / "tokenizer_config.json").get("model_input_names")
     return names is None or "token_type_ids" in names
+
+
+def check_passes_types(folder: Path) -> None:
+    """Refuse a tokenizer with token types whose files do not say whether they reach the model.
+
+    Without model_input_names, a class decides. For classes of no family, transformers 4 passes the types, and
+    transformers 5 does not.
+    """
+    file = folder / "tokenizer_config.json"
+    config = read_mapping(file)
+    if config.get("model_input_names") is None and config.get("tokenizer_class") in _GENERAL_CLASSES:
+        raise ModelError(
+            str(file),
+            "model_input_names beside a template with other token types than 0",
+            f"none, and the class {config['tokenizer_class']}, which does not say either",
+            "write model_input_names, with or without token_type_ids",
+        )
 
 
 def has_token_types(folder: Path) -> bool:

@@ -68,12 +68,20 @@ def test_vectors_are_those_of_the_model_with_the_tokenizers_types(tmp_path: Path
     np.testing.assert_allclose(found.numpy(), expected, atol=2e-6)
 
 
+def test_types_whose_use_depends_on_the_version_of_transformers_are_refused(tmp_path: Path):
+    folder = typed_folder(tmp_path, "bert", "[CLS]:2 $A:0 [SEP]:0")
+    general = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": None}
+    edit_json(folder / "tokenizer_config.json", **general)
+    with pytest.raises(ModelError, match="expected model_input_names beside a template"):
+        folder_at(folder).tokenizer()
+
+
 @pytest.mark.parametrize("names", [None, _INPUTS, ["input_ids", "attention_mask"]])
 def test_types_are_part_of_the_space_unless_model_input_names_leaves_them_out(
     tmp_path: Path, names: list[str] | None
 ):
     folder = typed_folder(tmp_path, "bert", "[CLS]:2 $A:0 [SEP]:0")
-    edit_json(folder / "tokenizer_config.json", model_input_names=names)
+    edit_json(folder / "tokenizer_config.json", model_input_names=names, tokenizer_class="BertTokenizer")
     space = folder_at(folder).space_id
     vectors = encoder_at(folder).encode(TEXTS)
     edit_json(folder / "tokenizer_config.json", model_input_names=["input_ids"])
