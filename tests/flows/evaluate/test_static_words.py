@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pipeline.flows.evaluate.geometry_tasks import storable_words
+from pipeline.flows.evaluate.geometry import storable_words
 
 
 def test_pieces_incomplete_characters_and_white_space_are_left_out_and_spellings_are_unique():
