@@ -94,7 +94,11 @@ def fail(error: Exception, reading: Reading) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [struct.error("unpack requires 4 bytes"), StopIteration(), ModelError("/tmp/gone", "a", "b", "c")],
+    [
+        struct.error("unpack requires 4 bytes"),
+        pytest.param(StopIteration(), marks=pytest.mark.slow),
+        pytest.param(ModelError("/tmp/gone", "a", "b", "c"), marks=pytest.mark.slow),
+    ],
 )
 def test_whatever_a_reader_raises_is_an_error_of_the_file_that_it_read(error: Exception):
     with pytest.raises((DataError, ModelError)) as caught:

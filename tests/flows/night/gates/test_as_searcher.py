@@ -186,7 +186,14 @@ def test_a_file_with_the_right_sha256_whose_reader_crashes_or_fails_is_found(
     assert found in gate.sentence
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        pytest.param("config.json", marks=pytest.mark.slow),
+        pytest.param("tokenizer.json", marks=pytest.mark.slow),
+    ],
+)
 def test_a_damaged_file_of_the_encoder_with_the_right_sha256_is_named_as_it_is_stored(
     context: FlowContext, second_night: tuple[Job, ReleaseManifest], name: str
 ):
@@ -280,7 +287,9 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize(("where", "held"), [("disk", True), ("s3", False)])
+@pytest.mark.parametrize(
+    ("where", "held"), [("disk", True), pytest.param("s3", False, marks=pytest.mark.slow)]
+)
 def test_a_damaged_candidate_is_refused_and_kept_and_the_next_night_publishes(
     make_job: Make, damaged: list[str], tmp_path: Path, s3: str, cache: Path, where: str, held: bool
 ):
