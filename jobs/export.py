@@ -15,7 +15,7 @@ from jobs.command import Answer, CommitsRoot, Json, Root, Verbose, options_comma
 
 if TYPE_CHECKING:
     from pipeline.flows.export.export import Exported
-    from pipeline.targets import Target
+    from pipeline.targets.target import Target
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _export(options: ExportOptions) -> Answer:
     from pipeline.flows.export.export import export as export_release
     from pipeline.log import Stages
     from pipeline.store.releases.release import Releases
-    from pipeline.targets import TARGETS
+    from pipeline.targets.target import TARGETS
 
     kind = TARGETS[options.kind]
     refuse_credentials(options.target, kind.credentials)

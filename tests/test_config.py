@@ -11,7 +11,7 @@ from jobs.cli import app
 from pipeline.config import load_settings, refuse_credentials, to_yaml
 from pipeline.errors import ConfigError, DataError, GatesRefused, PipelineError, PublishConflict, RootHeld
 from pipeline.settings import Job
-from pipeline.targets import TARGETS
+from pipeline.targets.target import TARGETS
 
 CONFIGS = Path(__file__).parent.parent / "jobs" / "configs"
 

@@ -4,9 +4,9 @@ import os
 from typing import Any, ClassVar
 
 from pipeline.errors import PipelineError
-from pipeline.targets import TARGETS
 from pipeline.targets.opensearch import REMEDY, OpenSearchTarget
 from pipeline.targets.requests import is_refusal
+from pipeline.targets.target import TARGETS
 
 
 @TARGETS.register("elasticsearch")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from pipeline.errors import PipelineError
-from pipeline.targets import TARGETS, Position, Target
+from pipeline.targets.target import TARGETS, Position, Target
 
 _POSITIONS = "manta_positions"  # a table with one row per target
 _BATCH_IDS = 1_000  # ids in one condition of a deletion

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from pipeline.errors import DataError, PipelineError
 from pipeline.store.rows.schema import vector_matrix
-from pipeline.targets import TARGETS, Position, Target
 from pipeline.targets.requests import in_requests
+from pipeline.targets.target import TARGETS, Position, Target
 from pipeline.targets.values import id_array, json_rows
 
 _KEY = "manta.position"  # property of the collection

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
 from pipeline.store.rows.schema import vector_matrix
-from pipeline.targets import TARGETS, Position, Target
 from pipeline.targets.requests import in_requests, is_refusal
+from pipeline.targets.target import TARGETS, Position, Target
 from pipeline.targets.values import id_array, json_rows
 
 _TEXT = {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": 256}}}  # as servers guess

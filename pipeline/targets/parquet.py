@@ -14,7 +14,7 @@ from pipeline.store.files.open_store import open_store
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import put_by_content
 from pipeline.store.rows.schema import writer_options
-from pipeline.targets import EMPTY, TARGETS, Position, Target
+from pipeline.targets.target import EMPTY, TARGETS, Position, Target
 
 
 class ChangeSet(Stored):

@@ -11,7 +11,7 @@ from pipeline.errors import ConfigError, DataError, PipelineError
 from pipeline.log import announce
 from pipeline.store.rows.arrays import is_text
 from pipeline.store.rows.schema import vector_matrix
-from pipeline.targets import TARGETS, Position, Target
+from pipeline.targets.target import TARGETS, Position, Target
 from pipeline.targets.values import json_value, python_column
 
 _POSITIONS = "manta_positions"  # a table with one row per target

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.store.rows.schema import vector_matrix
-from pipeline.targets import TARGETS, Position, Target
 from pipeline.targets.requests import in_requests, is_refusal
+from pipeline.targets.target import TARGETS, Position, Target
 from pipeline.targets.values import id_array, json_rows
 
 _IDS = uuid.UUID("b2f0c7c6-3c1e-5f0e-9a53-6d0a9f3b7a11")  # namespace of the ids of points

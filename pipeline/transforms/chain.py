@@ -16,8 +16,15 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.tensors import pack
-from pipeline.transforms import TRANSFORMS, Affine, FromMoments, Transform, load_transform, space_after
 from pipeline.transforms.files import read_fit, verify_id
+from pipeline.transforms.transform import (
+    TRANSFORMS,
+    Affine,
+    FromMoments,
+    Transform,
+    load_transform,
+    space_after,
+)
 
 Train = Callable[[str, Transform | None, str], Transform]
 """Fit a transform that needs more than moments, from its name, the steps before it and the input space."""

@@ -9,9 +9,9 @@ from pipeline.errors import DataError
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import RANK_TOLERANCE, spectrum_of, uncentred_spectrum_of
-from pipeline.transforms import TRANSFORMS, FromMoments
 from pipeline.transforms.chain import fit_transform
 from pipeline.transforms.compare import DevTask
+from pipeline.transforms.transform import TRANSFORMS, FromMoments
 from pipeline.transforms.whitening import ROWS_PER_COMPONENT
 
 _K_VALUES = 10  # number of values of k that are scored

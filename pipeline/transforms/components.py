@@ -14,8 +14,8 @@ from pipeline.errors import DataError
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import spectrum_of, uncentred_spectrum_of
-from pipeline.transforms import TRANSFORMS, Affine
 from pipeline.transforms.files import TensorFile, check_vectors, content_id, too_few_rows
+from pipeline.transforms.transform import TRANSFORMS, Affine
 
 _ROWS_PER_DIRECTION = 5  # as for whitening: with fewer, a direction depends on single rows
 

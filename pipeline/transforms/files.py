@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.config import canonical
 from pipeline.errors import DataError
 from pipeline.stats.tensors import pack, unpack
-from pipeline.transforms import Transform
+from pipeline.transforms.transform import Transform
 
 T = TypeVar("T", bound="Transform | TensorFile")
 

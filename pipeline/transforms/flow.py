@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from pipeline.errors import DataError
 from pipeline.settings import FlowSettings
 from pipeline.stats.tensors import pack
-from pipeline.transforms import TRANSFORMS, Affine
 from pipeline.transforms.files import check_vectors, content_id, read_fit, too_few_rows, verify_id
+from pipeline.transforms.transform import TRANSFORMS, Affine
 
 if TYPE_CHECKING:
     from torch import Tensor

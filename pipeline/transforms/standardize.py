@@ -9,8 +9,8 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
-from pipeline.transforms import TRANSFORMS, Affine
 from pipeline.transforms.files import TensorFile, check_vectors, content_id
+from pipeline.transforms.transform import TRANSFORMS, Affine
 
 MIN_STD = 1e-8  # lower limit of the divisor
 # A dimension is constant if its standard deviation is at most this proportion of its mean: float32 rounding.

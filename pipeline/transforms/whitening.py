@@ -14,8 +14,8 @@ from pipeline.errors import DataError
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import RANK_TOLERANCE, spectrum_of
-from pipeline.transforms import TRANSFORMS, Affine
 from pipeline.transforms.files import TensorFile, check_vectors, content_id, too_few_rows
+from pipeline.transforms.transform import TRANSFORMS, Affine
 
 # With n rows and n - 1 components, all pairs of rows have the same cosine, -1 / (n - 1). 5 rows are enough.
 ROWS_PER_COMPONENT = 5

@@ -26,7 +26,7 @@ from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.files.open_store import open_store
 from pipeline.store.releases.release import Releases
-from pipeline.targets import TARGETS
+from pipeline.targets.target import TARGETS
 from tests.benchmarks.machine import machine, print_table
 
 DIM, WORDS = 384, 5_000

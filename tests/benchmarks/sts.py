@@ -35,8 +35,8 @@ from pipeline.settings import EncoderSettings, EncodeSettings, FlowSettings, Whi
 from pipeline.stats.correlation import spearman
 from pipeline.stats.moments import Moments
 from pipeline.train.flow import FlowTrainer, HeldOut
-from pipeline.transforms import Transform
 from pipeline.transforms.chain import fit_transform
+from pipeline.transforms.transform import Transform
 from tests.benchmarks.machine import machine, print_table
 
 SETS = ("STS12", "STS13", "STS15", "STSB-dev", "STSB-test")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.targets import EMPTY, HeldRelease, Position
+from pipeline.targets.target import EMPTY, HeldRelease, Position
 
 DIM = 8
 

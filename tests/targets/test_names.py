@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError, TransientError
-from pipeline.targets import TARGETS
+from pipeline.targets.target import TARGETS
 
 MODULES = {
     "qdrant": "qdrant_client",

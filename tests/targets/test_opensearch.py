@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.targets import TARGETS, Target
+from pipeline.targets.target import TARGETS, Target
 from tests.targets.search_server import SearchServer, running
 from tests.targets.tables import DIM, beginning, table_of
 

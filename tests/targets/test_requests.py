@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError, TransientError
-from pipeline.targets import TARGETS, Target
 from pipeline.targets.requests import in_requests, is_refusal
+from pipeline.targets.target import TARGETS, Target
 from tests.targets.search_server import running
 from tests.targets.tables import beginning, table_of
 

@@ -11,9 +11,9 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.tensors import pack
-from pipeline.transforms import TRANSFORMS, Affine, Transform, load_transform, space_after
 from pipeline.transforms.chain import Chain, check_transform, fit_transform, name_of, steps_of
 from pipeline.transforms.standardize import fit_standardize
+from pipeline.transforms.transform import TRANSFORMS, Affine, Transform, load_transform, space_after
 from pipeline.transforms.whitening import Whitening, fit_whitening
 
 

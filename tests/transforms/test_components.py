@@ -6,8 +6,8 @@ from sklearn.decomposition import PCA
 
 from pipeline.errors import DataError
 from pipeline.stats.moments import Moments, merge_tree
-from pipeline.transforms import load_transform
 from pipeline.transforms.components import Components, fit_components
+from pipeline.transforms.transform import load_transform
 
 
 def vectors(rows: int = 1_500, dim: int = 24, seed: int = 0) -> np.ndarray:

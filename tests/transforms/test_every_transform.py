@@ -9,8 +9,8 @@ import pytest
 from pipeline.errors import DataError
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
-from pipeline.transforms import TRANSFORMS, FromMoments, Transform, load_transform
 from pipeline.transforms.chain import fit_transform
+from pipeline.transforms.transform import TRANSFORMS, FromMoments, Transform, load_transform
 from tests.transforms.test_flow import DIM, fit, vectors
 
 ROWS = 600

@@ -13,8 +13,8 @@ from pipeline.models.layers.numerics import use_threads
 from pipeline.settings import FlowSettings
 from pipeline.stats.tensors import pack, unpack
 from pipeline.train.flow import FlowTrainer, HeldOut
-from pipeline.transforms import TRANSFORMS, load_transform
 from pipeline.transforms.flow import Flow
+from pipeline.transforms.transform import TRANSFORMS, load_transform
 
 DIM = 24
 

@@ -6,8 +6,8 @@ from sklearn.preprocessing import StandardScaler
 
 from pipeline.errors import DataError
 from pipeline.stats.moments import Moments, merge_tree
-from pipeline.transforms import load_transform
 from pipeline.transforms.standardize import Standardize, fit_standardize
+from pipeline.transforms.transform import load_transform
 
 X = np.array([[2.0, 0], [0, 1], [-2, 1], [4, 2]])
 

@@ -14,7 +14,7 @@ from sklearn.decomposition import PCA
 from pipeline.errors import DataError
 from pipeline.stats.moments import Moments, merge_tree
 from pipeline.stats.tensors import pack, unpack
-from pipeline.transforms import TRANSFORMS, load_transform
+from pipeline.transforms.transform import TRANSFORMS, load_transform
 from pipeline.transforms.whitening import Whitening, fit_whitening, oas_shrinkage
 
 X = np.array([[2.0, 0], [0, 1], [-2, 1], [4, 2]])

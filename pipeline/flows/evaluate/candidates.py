@@ -25,8 +25,8 @@ from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.releases.release import Releases, no_release
 from pipeline.store.releases.verify import check_files
 from pipeline.text.rows.training_rows import open_training_rows
-from pipeline.transforms import Transform, load_transform
 from pipeline.transforms.chain import check_transform, name_of
+from pipeline.transforms.transform import Transform, load_transform
 
 
 @dataclass(frozen=True)

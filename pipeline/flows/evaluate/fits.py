@@ -22,8 +22,8 @@ from pipeline.store.files.base import Store
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import load_or_make, store_by_content
 from pipeline.text.rows.training_rows import open_training_rows
-from pipeline.transforms import Transform, load_transform
 from pipeline.transforms.chain import fit_transform, name_of
+from pipeline.transforms.transform import Transform, load_transform
 
 _VERSION = 1  # version of records and computation; raise it to fit again
 _TEXT_ROLES = (

@@ -44,7 +44,7 @@ from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.write_once import load_or_make, store_by_content
 from pipeline.text.ingest.ingest import ingest
 from pipeline.text.ingest.tonights_files import ParentCorpus
-from pipeline.transforms import Transform, load_transform
+from pipeline.transforms.transform import Transform, load_transform
 
 if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder

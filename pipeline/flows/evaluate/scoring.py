@@ -22,7 +22,7 @@ from pipeline.stats.tensors import pack, unpack
 from pipeline.store.files.base import Store
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import load_or_make, store_by_content
-from pipeline.transforms import Transform, load_transform
+from pipeline.transforms.transform import Transform, load_transform
 
 _VERSION = 1  # version of files and computation; raise it to score candidates again
 

@@ -21,7 +21,7 @@ from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.releases.prune import OWN_FOLDERS
 from pipeline.store.releases.release import Releases
 from pipeline.store.rows.arrays import one_chunk
-from pipeline.targets import EMPTY, UNKNOWN, HeldRelease, Position, Target
+from pipeline.targets.target import EMPTY, UNKNOWN, HeldRelease, Position, Target
 from pipeline.text.key_tables.partitions import partition_of
 from pipeline.text.normalize import blake2b_digests
 

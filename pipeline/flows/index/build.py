@@ -27,7 +27,7 @@ from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import load_or_make, load_or_make_racing, put_by_content
-from pipeline.transforms import Affine, Transform
+from pipeline.transforms.transform import Affine, Transform
 
 # Training rows x lists x dimensions up to which one thread is enough: k-means takes about 20 times as many
 # operations, half a minute of one core.

@@ -21,7 +21,7 @@ from pipeline.store.records.dead import DeadRows
 from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.rows.address import ordinal_of
-from pipeline.transforms import Affine
+from pipeline.transforms.transform import Affine
 
 if TYPE_CHECKING:
     from pipeline.index.measure.searched_parts import SearchedParts

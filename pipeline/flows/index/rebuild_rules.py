@@ -14,7 +14,7 @@ from pipeline.index.measure.metrics import IndexMetrics
 from pipeline.settings import Job
 from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.releases.manifest import Choice, IndexFiles, ReleaseManifest
-from pipeline.transforms import Transform
+from pipeline.transforms.transform import Transform
 
 Numbers = dict[str, float | int | None]
 

@@ -16,7 +16,7 @@ from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.store.files.base import Store
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.releases.manifest import ReleaseManifest
-from pipeline.transforms import Affine, load_transform
+from pipeline.transforms.transform import Affine, load_transform
 
 if TYPE_CHECKING:
     from pipeline.index.measure.searched_parts import SearchedParts

@@ -24,7 +24,7 @@ from pipeline.store.files.base import Store
 from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.write_once import load_or_make, put_by_content
-from pipeline.transforms import Affine, Transform
+from pipeline.transforms.transform import Affine, Transform
 
 # Proportion of dead rows in a sample of queries: half of rules.MAX_DEAD_QUERIES, the limit above which
 # queries are sampled again.

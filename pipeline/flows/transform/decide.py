@@ -27,7 +27,6 @@ from pipeline.store.records.write_once import store_by_content
 from pipeline.store.releases.manifest import Choice, ReleaseManifest, Whitened
 from pipeline.store.rows.arrays import plain_type
 from pipeline.text.normalize import strings_of
-from pipeline.transforms import Transform, load_transform
 from pipeline.transforms.chain import fit_transform, name_of
 from pipeline.transforms.choose import Curve, tune_transform
 from pipeline.transforms.compare import (
@@ -41,6 +40,7 @@ from pipeline.transforms.compare import (
     split_halves,
     subject,
 )
+from pipeline.transforms.transform import Transform, load_transform
 
 MIN_TEXTS = 10  # least number of texts for a comparison
 _MIN_CHARACTERS = 2 * MIN_WORDS - 1  # shortest text of MIN_WORDS words: one letter each, and blanks

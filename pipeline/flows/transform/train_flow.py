@@ -24,9 +24,9 @@ from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import load_or_make
 from pipeline.store.rows.schema import vectors_at
-from pipeline.transforms import Transform, space_after
 from pipeline.transforms.compare import DevTask
 from pipeline.transforms.flow import Flow
+from pipeline.transforms.transform import Transform, space_after
 
 if TYPE_CHECKING:
     from pipeline.train.flow import FlowTrainer, HeldOut

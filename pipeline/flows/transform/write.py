@@ -18,7 +18,7 @@ from pipeline.store.rows.schema import (
     vectors_schema,
     writer_options,
 )
-from pipeline.transforms import Transform, space_after
+from pipeline.transforms.transform import Transform, space_after
 
 
 def store_transform(store: Store, transform: Transform) -> FileRef:

@@ -29,7 +29,7 @@ from pipeline.index.structure import (
     unwrap,
 )
 from pipeline.store.rows.address import describe
-from pipeline.transforms import Affine
+from pipeline.transforms.transform import Affine
 
 # With more lists than this for each row of a block, the graph is faster than dividing the centroids.
 _LISTS_PER_ROW = 32

@@ -21,7 +21,7 @@ from pipeline.index.measure.search_effort import set_effort
 from pipeline.index.measure.truth import ExactTopK, Neighbours, Queries
 from pipeline.index.structure import nlist_of
 from pipeline.settings import IndexSettings
-from pipeline.transforms import Affine
+from pipeline.transforms.transform import Affine
 
 PILOT_ROWS = 200_000
 # Recall is measured among a sixteenth of the rows, a quarter and all. The recall among more rows is

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.index.gpu import flat_index
 from pipeline.index.library import faiss
-from pipeline.transforms import Affine
+from pipeline.transforms.transform import Affine
 
 NO_NEIGHBOUR = -1  # fills up the neighbours of a query that has fewer than others
 NOT_A_ROW = -2  # address of a query that is not a row of the corpus

@@ -26,7 +26,7 @@ from pipeline.text.formats.reject_rows import rechunk
 from pipeline.text.key_tables import keys
 from pipeline.text.key_tables.partitions import partition_of, read_from_all, store_partitions
 from pipeline.text.normalize import NORMALIZER_VERSION, normalize
-from pipeline.text.pairs import BUILDERS, Builder
+from pipeline.text.pairs.builder import BUILDERS, Builder
 from pipeline.text.pairs.grouped import GroupRoles, group_rows, seeded_hashes
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 from pipeline.text.task_map import WorkFolder

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from pipeline.text.pairs import BUILDERS, Builder, BuiltTable
+from pipeline.text.pairs.builder import BUILDERS, Builder, BuiltTable
 from pipeline.text.pairs.grouped import GroupedRows
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.text.pairs import BUILDERS, Builder, BuiltTable
+from pipeline.text.pairs.builder import BUILDERS, Builder, BuiltTable
 from pipeline.text.pairs.grouped import GroupedRows
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.errors import ConfigError
 from pipeline.settings.training import Values
-from pipeline.text.pairs import BUILDERS, Builder, BuiltTable
+from pipeline.text.pairs.builder import BUILDERS, Builder, BuiltTable
 from pipeline.text.pairs.grouped import GroupedRows
 
 

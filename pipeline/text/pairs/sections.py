@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.text.pairs import BUILDERS, Builder, BuiltTable
+from pipeline.text.pairs.builder import BUILDERS, Builder, BuiltTable
 from pipeline.text.pairs.grouped import GroupedRows
 
 

@@ -19,8 +19,8 @@ from pipeline.settings import CorpusSettings, WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.text.formats.reject_rows import RawBatch
 from pipeline.text.ingest.corpus_record import reading_digest
-from pipeline.transforms import TRANSFORMS, load_transform
 from pipeline.transforms.chain import fit_transform
+from pipeline.transforms.transform import TRANSFORMS, load_transform
 from tests.conftest import ROOT
 from tests.evaluate.files import random_vectors, save, task_of
 from tests.flows.documents.documents import python_blocks

@@ -18,7 +18,7 @@ from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
 from pipeline.store.files.open_store import open_store
 from pipeline.store.releases.release import Releases
-from pipeline.targets import Position, Target
+from pipeline.targets.target import Position, Target
 from tests.flows.conftest import WORDS, job_arguments, sentences
 from tests.models.folder.wordfiles import write_words
 

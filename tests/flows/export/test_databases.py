@@ -21,7 +21,7 @@ from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.store.files.open_store import open_store
 from pipeline.store.releases.prune import prune
 from pipeline.store.releases.release import Releases
-from pipeline.targets import TARGETS, Position, Target
+from pipeline.targets.target import TARGETS, Position, Target
 from tests.flows.export.nights import LAST, ODD_IDS, Killed, Rows, StoppingTarget, released_rows, run_export
 from tests.targets.search_server import SearchIndex, SearchServer, running
 from tests.targets.tables import beginning, table_of

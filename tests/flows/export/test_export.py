@@ -25,8 +25,8 @@ from pipeline.store.files.local import LocalStore
 from pipeline.store.files.open_store import open_store
 from pipeline.store.releases.prune import prune
 from pipeline.store.releases.release import Releases
-from pipeline.targets import TARGETS, Position
 from pipeline.targets.parquet import ParquetTarget
+from pipeline.targets.target import TARGETS, Position
 from tests.conftest import ROOT, CommandResult
 from tests.flows.export.nights import (
     LAST,

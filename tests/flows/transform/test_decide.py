@@ -26,8 +26,8 @@ from pipeline.settings import Job, WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.store.files.open_store import open_store
 from pipeline.store.releases.release import Releases
-from pipeline.transforms import load_transform
 from pipeline.transforms.chain import name_of
+from pipeline.transforms.transform import load_transform
 from tests.flows.conftest import job_arguments, sentences, write_corpus
 from tests.flows.transform.oracles import (
     Map,

@@ -27,10 +27,10 @@ from pipeline.log import Stages
 from pipeline.settings import FlowSettings, Job
 from pipeline.stats.moments import Moments
 from pipeline.store.rows.schema import vector_matrix
-from pipeline.transforms import load_transform, space_after
 from pipeline.transforms.chain import steps_of
 from pipeline.transforms.compare import DevPairs
 from pipeline.transforms.flow import Flow
+from pipeline.transforms.transform import load_transform, space_after
 from pipeline.transforms.whitening import fit_whitening
 from tests.flows.conftest import ROOT
 from tests.flows.index.extending import SPACE, Chain

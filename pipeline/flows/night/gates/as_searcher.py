@@ -31,7 +31,7 @@ from pipeline.store.releases.release import Releases
 from pipeline.store.releases.verify import Fault, faults_of, new_files
 from pipeline.targets.parquet import ParquetTarget
 from pipeline.targets.values import json_rows
-from pipeline.transforms import load_transform
+from pipeline.transforms.transform import load_transform
 
 _GROUP_BYTES = 1 << 30  # bytes of the files that one item compares
 _GROUP_FILES = 64  # bounds the requests of one item, however many units there are

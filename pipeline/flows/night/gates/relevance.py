@@ -30,7 +30,7 @@ from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.units import Corpus
 from pipeline.store.records.write_once import store_by_content
 from pipeline.store.releases.manifest import RELEVANCE, RELEVANCE_CHANGE, Gate, ReleaseManifest
-from pipeline.transforms import load_transform
+from pipeline.transforms.transform import load_transform
 
 
 class Omitted(NamedTuple):

@@ -37,9 +37,9 @@ from pipeline.store.releases.manifest import READABLE, ReleaseManifest, report_p
 from pipeline.store.releases.summary import Summary
 from pipeline.text.formats.quarantine import corpus_rows, unit_rows, with_places
 from pipeline.text.tokens.coverage import ScriptCoverage, token_warnings
-from pipeline.transforms import Transform
 from pipeline.transforms.chain import name_of
 from pipeline.transforms.compare import noun
+from pipeline.transforms.transform import Transform
 from pipeline.transforms.whitening import Whitening
 
 _PER_REASON = 3  # quarantined rows shown for each reason

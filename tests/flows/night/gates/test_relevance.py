@@ -26,7 +26,7 @@ from pipeline.settings import Job
 from pipeline.store.files.open_store import open_store
 from pipeline.store.releases.prune import prune
 from pipeline.store.releases.release import Releases
-from pipeline.transforms import load_transform
+from pipeline.transforms.transform import load_transform
 from tests.conftest import CommandResult
 from tests.flows.conftest import current_manifest, job_arguments, part_size, sentences
 from tests.flows.night.test_incremental import Night
