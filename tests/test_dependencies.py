@@ -1,6 +1,7 @@
 """Declared packages: every one that is imported and no other, in no version with a known vulnerability."""
 
 import ast
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -72,3 +73,18 @@ def test_every_imported_package_is_declared(imported: dict[str, str]):
 def test_every_declared_package_is_imported(imported: dict[str, str]):
     """Extras are not checked: other packages use some of theirs, as transformers uses sentencepiece."""
     assert modules(BASE) - set(imported) == set()
+
+
+def test_only_modules_of_extras_need_their_packages_to_be_imported():
+    """Other modules import these late. Every installation has faiss, for CPUs or for GPUs."""
+    missing = sorted(modules(EXTRAS) - modules(BASE) - {"faiss"})
+    of_extras = ("pipeline.serve.", "pipeline.text.sources.iceberg_io")
+    files = (file.relative_to(ROOT).with_suffix("") for file in sorted((ROOT / "pipeline").rglob("*.py")))
+    names = [".".join(file.parts).removesuffix(".__init__") for file in files]
+    names = ["jobs.cli", *(name for name in names if not name.startswith(of_extras))]
+    program = f"""
+import importlib, sys
+sys.modules |= dict.fromkeys({missing!r})
+for name in sys.argv[1:]: importlib.import_module(name)
+"""
+    subprocess.run([sys.executable, "-c", program, *names], check=True, cwd=ROOT, timeout=120)

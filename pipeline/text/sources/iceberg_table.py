@@ -1,157 +1,25 @@
-"""List the live data files of an Iceberg table, with the library pyiceberg.
+"""List the live data files of an Iceberg table, with the library pyiceberg."""
 
-A table is untrusted, and pyiceberg unpacks whole files at once: how large they are is checked before.
-"""
-
-import bz2
 import contextlib
-import gzip
-import io
 import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
-from pyiceberg.avro.decoder import StreamingBinaryDecoder
-from pyiceberg.avro.file import META_SCHEMA, SYNC_SIZE, AvroFileHeader
-from pyiceberg.avro.resolver import construct_reader
-from pyiceberg.io import FileIO, InputFile, OutputFile
 
 from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.store.files.base import in_threads
-from pipeline.store.files.open_store import open_store, store_of
+from pipeline.store.files.open_store import open_store
 from pipeline.store.records.units import TableSnapshot
 from pipeline.text.sources.delete_files import data_files_of
 from pipeline.text.sources.lake_file import DeleteFile, TableColumn, TableFile
 from pipeline.text.sources.listing import FoundFile, Listing, uri_of
 from pipeline.text.sources.storage_errors import storage_errors
-
-# Bytes of an unpacked file. A snapshot takes about 1 kB of a table's metadata, a data file some kB of a
-# manifest, of which writers begin another at 8 MB.
-_MAX_UNPACKED = 128 << 20
-_PIECE_BYTES = 1 << 20  # unpacked at once
-
-
-class StoredInput(InputFile):
-    """A file of metadata."""
-
-    def __len__(self) -> int:
-        store, name = store_of(uri_of(self.location))
-        return store.size(name) or 0
-
-    def exists(self) -> bool:
-        """Return whether the file exists."""
-        store, name = store_of(uri_of(self.location))
-        return store.exists(name)
-
-    def open(self, seekable: bool = True) -> Any:
-        """Read the whole file. Returns a stream of its content.
-
-        Raises:
-            DataError: its content is unpacked larger than _MAX_UNPACKED.
-        """
-        store, name = store_of(uri_of(self.location))
-        content = store.read(name)
-        left = _MAX_UNPACKED
-        for unpacked in _unpacked(content):
-            while left >= 0 and (piece := unpacked.read(_PIECE_BYTES)):
-                left -= len(piece)
-        if left < 0:
-            raise DataError(
-                self.location,
-                f"metadata of at most {_MAX_UNPACKED >> 20} MiB, unpacked",
-                "more",
-                "expire old snapshots and rewrite the manifests; do not read tables that you do not trust",
-            )
-        return io.BytesIO(content)
-
-
-class _Unpacked(Protocol):
-    """A stream of unpacked bytes."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-
-class _Inflated:
-    """A stream of the bytes of a block of raw deflate."""
-
-    def __init__(self, block: bytes) -> None:
-        self._block, self._decompressor = block, zlib.decompressobj(-zlib.MAX_WBITS)
-
-    def read(self, size: int, /) -> bytes:
-        piece = self._decompressor.decompress(self._block, size)
-        self._block = self._decompressor.unconsumed_tail
-        return piece
-
-
-def _zstandard(block: bytes) -> _Unpacked:
-    import zstandard
-
-    stream = zstandard.ZstdDecompressor().stream_reader(block, read_across_frames=True)
-
-    class Stream:
-        def read(self, size: int) -> bytes:
-            try:
-                return bytes(stream.read(size))
-            except zstandard.ZstdError as error:  # derives from Exception directly
-                raise ValueError(str(error)) from error
-
-    return Stream()
-
-
-def _snappy(block: bytes) -> _Unpacked:
-    """Return a stream as large as snappy would allocate at once, by the size before the content."""
-    size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(block[:5]))
-    first_end = next((place for place, byte in enumerate(block[:5]) if byte < 0x80), 4)
-    size &= (1 << 7 * (first_end + 1)) - 1
-    return io.BytesIO(bytes(min(size, _MAX_UNPACKED + 1)))
-
-
-# Streams of the codecs of Avro; blocks of others are as they are.
-_CODECS: dict[str, Callable[[bytes], _Unpacked]] = {
-    "deflate": _Inflated,
-    "bzip2": lambda block: bz2.BZ2File(io.BytesIO(block)),
-    "zstandard": _zstandard,
-    "snappy": _snappy,
-}
-
-
-def _unpacked(content: bytes) -> Iterator[_Unpacked]:
-    """Yield streams of a file of JSON or Avro, unpacked."""
-    if content.startswith(b"\x1f\x8b"):
-        yield gzip.GzipFile(fileobj=io.BytesIO(content))
-    elif content.startswith(b"Obj\x01"):
-        decoder = StreamingBinaryDecoder(content)
-        header = construct_reader(META_SCHEMA, {-1: AvroFileHeader}).read(decoder)
-        unpack = _CODECS.get(header.meta.get("avro.codec", ""), io.BytesIO)
-        while decoder.tell() < len(content):
-            decoder.read_int()  # number of records
-            yield unpack(decoder.read_bytes())
-            decoder.skip(SYNC_SIZE)
-    else:
-        yield io.BytesIO(content)
-
-
-class StoredFiles(FileIO):
-    """Files of metadata in any store; nothing is written."""
-
-    def new_input(self, location: str) -> StoredInput:
-        """Return a file to read."""
-        return StoredInput(location)
-
-    def new_output(self, location: str) -> OutputFile:
-        """Refuse to write."""
-        raise NotImplementedError(f"{location}: tables are only read")
-
-    def delete(self, location: Any) -> None:
-        """Refuse to delete."""
-        raise NotImplementedError(f"{location}: tables are only read")
-
 
 CATALOG = "iceberg://"
 """Scheme of a table in a catalog: iceberg://CATALOG/NAMESPACE.TABLE."""
@@ -237,7 +105,7 @@ def _open(uri: str, names: Iterable[str]) -> Any:
     from pyiceberg.serializers import FromInputFile
     from pyiceberg.table import Table
 
-    from pipeline.text.sources.iceberg_table import StoredFiles
+    from pipeline.text.sources.iceberg_io import StoredFiles
 
     files = StoredFiles()
     if uri.startswith(CATALOG):

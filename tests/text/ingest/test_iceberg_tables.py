@@ -22,8 +22,8 @@ from pyiceberg.types import StringType
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.store.records.units import Changes
-from pipeline.text.sources import delete_files, iceberg_table
-from pipeline.text.sources.iceberg_table import StoredInput
+from pipeline.text.sources import delete_files, iceberg_io
+from pipeline.text.sources.iceberg_io import StoredInput
 from pipeline.text.sources.sources import list_files
 from tests.text.ingest.editing import addresses
 from tests.text.ingest.lake_tables import delete_by_equality, delete_by_positions, delete_by_puffin, rows
@@ -222,8 +222,6 @@ import sys
 from pipeline.errors import PipelineError
 from pipeline.settings import CorpusSettings
 from pipeline.text.formats.reader import survey_files
-from pipeline.text.sources import delete_files, iceberg_table as iceberg_io
-from pipeline.text.sources.iceberg_table import StoredInput
 from pipeline.text.sources.sources import list_files
 corpus = CorpusSettings(uri=sys.argv[1])
 try:
@@ -295,7 +293,7 @@ def bomb(codec: str) -> bytes:
 
 @pytest.mark.parametrize("codec", ["deflate", "bzip2", "zstandard", "snappy"])
 def test_a_manifest_that_is_unpacked_to_too_much_is_refused_before(tmp_path, codec, monkeypatch):
-    monkeypatch.setattr(iceberg_table, "_MAX_UNPACKED", 4 << 20)
+    monkeypatch.setattr(iceberg_io, "_MAX_UNPACKED", 4 << 20)
     content = bomb(codec)
     header = (
         b"Obj\x01" + bytes([2, 20]) + b"avro.codec" + bytes([2 * len(codec)]) + codec.encode() + bytes(17)
@@ -310,7 +308,7 @@ def test_a_manifest_that_is_unpacked_to_too_much_is_refused_before(tmp_path, cod
 
 
 def test_metadata_that_is_unpacked_to_too_much_is_refused_before(tmp_path, monkeypatch):
-    monkeypatch.setattr(iceberg_table, "_MAX_UNPACKED", 4 << 20)
+    monkeypatch.setattr(iceberg_io, "_MAX_UNPACKED", 4 << 20)
     nights = IcebergNights(tmp_path, rows(range(4)))
     (latest,) = Path(nights.root, "metadata").glob("00001-*.metadata.json")
     name = latest.name.replace("00001-", "00002-").replace(".metadata", ".gz.metadata")
