@@ -89,8 +89,16 @@ IfRefused = Callable[[ConfigError, Path | None, tuple[str, ...]], None]
 """called with the error, the file and the overrides if settings are refused"""
 
 
-def job_command(work: Callable[..., Answer], if_refused: IfRefused | None = None) -> Command:
-    """Make a command that loads the settings of a job, calls `work(run, ...)` and prints the answer."""
+def job_command(
+    work: Callable[..., Answer], if_refused: IfRefused | None = None, *, loads_libraries: bool = True
+) -> Command:
+    """Make a command that loads the settings of a job, calls `work(run, ...)` and prints the answer.
+
+    Args:
+        work: the command.
+        if_refused: is called before the command ends, if settings are refused.
+        loads_libraries: whether the command loads PyTorch, faiss or Ray.
+    """
 
     def command(
         config: Config = None,
@@ -105,7 +113,7 @@ def job_command(work: Callable[..., Answer], if_refused: IfRefused | None = None
             try:
                 file = _config_file(config) if config else None
                 job = load_settings(Job, file, arguments)
-                if not print_config:
+                if loads_libraries and not print_config:
                     refuse_few_addresses()
             except ConfigError as error:
                 if if_refused and not print_config:

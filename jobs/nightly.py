@@ -17,6 +17,7 @@ from pipeline.config import written_value
 from pipeline.errors import ConfigError
 from pipeline.log import counted, duration
 from pipeline.settings import Job
+from pipeline.store.records.units import BAD_FILES
 from pipeline.store.releases.manifest import RELEVANCE, RELEVANCE_CHANGE, USER_QUERY_RECALL
 
 Verify = Annotated[
@@ -34,7 +35,8 @@ def _count_refused(error: ConfigError, file: Path | None, overrides: tuple[str, 
     from pipeline.flows.workers.metrics_file import metrics_written_to
 
     path = written_value("release.metrics_file", file, overrides)
-    with contextlib.suppress(ConfigError), metrics_written_to(path if isinstance(path, str) else None):
+    is_path = isinstance(path, str) and "://" not in path  # else it is refused, too
+    with contextlib.suppress(ConfigError), metrics_written_to(path if is_path else None):
         raise error
 
 
@@ -83,7 +85,7 @@ def _describe_rows(counts: dict[str, int], rows: int) -> str:
         f"{counts[name]:,} {name}" for name in ("new", "changed", "deleted") if 0 < counts[name] != rows
     ]
     shown = f" ({', '.join(changes)})" if changes else ""
-    if bad := counts.get("bad_files"):
+    if bad := counts.get(BAD_FILES):
         shown = f"{shown}, {counted(bad, 'file')} that could not be read left out"
     if not counts["quarantined"]:
         return shown

@@ -4,11 +4,13 @@ manta pairs pairs.kind=nli pairs.data=snli.parquet
 python -m jobs.pairs pairs.kind=groups "pairs.data={uri: captions.parquet, columns: {group: image_id}}"
 """
 
+import functools
+
 from jobs.command import Answer, CommandRun, job_command, standalone
 from pipeline.log import counted
 
 
-@job_command
+@functools.partial(job_command, loads_libraries=False)
 def pairs(run: CommandRun) -> Answer:
     """Build training rows from labelled, grouped or running text.
 

@@ -22,7 +22,7 @@ from pipeline.losses.checks import (
 def row_cosines(left: Tensor, right: Tensor) -> Tensor:
     """Return (N,) cosines of row i of left (N, D) with row i of right (N, D).
 
-    The product of the norms is at least 1e-8, as in torch's `cosine_similarity`; a zero vector has cosine 0.
+    The product of the norms counts as at least 1e-8, so that a zero vector has cosine 0.
     """
     left, right = check_aligned("cosines", left=left, right=right)
     norms = torch.linalg.vector_norm(left, dim=1) * torch.linalg.vector_norm(right, dim=1)

@@ -159,7 +159,7 @@ class PartsOnWorkers(SearchedParts):
             asked: (n,) int64, the addresses with which `holds` may be called.
         """
         self.indexes = (read_index(trained.local(context.store), mapped=False),)
-        self._run, self._files, self._parts = context, files, number_parts(parts)
+        self._context, self._files, self._parts = context, files, number_parts(parts)
         self._asked = asked
         self._answers: dict[tuple[str, int, int | None], PartAnswers] = {}
         self._searched_s = 0.0
@@ -226,4 +226,4 @@ class PartsOnWorkers(SearchedParts):
         return self._searched_s
 
     def _map(self, task: Task[NumberedPart, Result]) -> tuple[Result, ...]:
-        return map_in_order(self._run, task, self._parts)
+        return map_in_order(self._context, task, self._parts)

@@ -1,6 +1,7 @@
 """A Ray that this process starts on its machine, until it disconnects."""
 
 import contextlib
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from pipeline.errors import TransientError
 from pipeline.flows.workers.processes import WorkerProcess, abort_on_error, children_of, kill_process
 from pipeline.store.files.disk import translate_disk_errors
 
-_SHARED_MEMORY = Path("/dev/shm")  # where Ray stores objects; macOS has none
+_OBJECT_STORE_BYTES = 256 << 20  # enough, since only records and model settings pass through it
+_SHARED_MEMORY = Path("/dev/shm")  # where Ray stores objects if there is room for them; macOS has none
 _POLL_S = 0.5  # time between two checks of Ray's processes
 _EXIT_S = 5.0  # time that Ray's workers have to exit by themselves
 _EXIT_POLL_S = 0.05  # time between two checks whether they have
@@ -21,7 +23,7 @@ def options() -> dict[str, Any]:
     """Return arguments of ray.init, which writes into them."""
     return {
         "include_dashboard": False,
-        "object_store_memory": 256 << 20,  # enough, since only records and model settings pass through it
+        "object_store_memory": _OBJECT_STORE_BYTES,
         "_system_config": {
             # with Ray's default of 1,000 ms every stage of a short night would wait for new processes
             "idle_worker_killing_time_threshold_ms": 10_000,
@@ -43,7 +45,7 @@ def make_token_folder_private() -> None:
 
 def check_shared_memory() -> None:
     """Raise an error if Ray cannot write to /dev/shm: it would start for half a minute, and not say why."""
-    if _SHARED_MEMORY.is_dir():
+    if _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free >= _OBJECT_STORE_BYTES:
         with translate_disk_errors(str(_SHARED_MEMORY)):
             tempfile.TemporaryFile(dir=_SHARED_MEMORY).close()
 

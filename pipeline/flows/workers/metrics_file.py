@@ -58,7 +58,7 @@ def metrics_written_to(path: str | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    recorded, file = RecordedMetrics(), Path(path).expanduser()
+    recorded, file = RecordedMetrics(), Path(os.path.expanduser(path))  # the name of a user may be unknown
 
     def write(error: BaseException | None) -> None:
         if error is not None and not recorded.has(NIGHTS):  # it failed before it had workers

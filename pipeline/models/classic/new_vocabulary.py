@@ -1,5 +1,6 @@
 """Vocabularies of new encoders, from texts or from a file of word vectors, and the files of their folders."""
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -159,7 +160,7 @@ def word_vector_folder(settings: VocabularySettings) -> Path:
         ModelError: the file is invalid; see `read_vectors`.
     """
     file, setting = str(settings.words), f"train.{settings.kind}.words"
-    if "://" not in file and not Path(file).expanduser().exists():
+    if "://" not in file and not Path(os.path.expanduser(file)).exists():
         raise ConfigError(
             setting,
             "a file of word vectors",

@@ -6,6 +6,7 @@ Imports neither torch nor transformers.
 import hashlib
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +53,7 @@ def locate(path: str) -> Path:
     uri = urlsplit(path) if "://" in path else None
     if uri and uri.scheme != "file":
         return _from_uri(path)
-    folder = Path(unquote(uri.path)) if uri else Path(path).expanduser()
+    folder = Path(unquote(uri.path)) if uri else Path(os.path.expanduser(path))
     if folder.is_dir():
         return folder.resolve()
     if folder.is_file():
@@ -78,7 +79,7 @@ def absolute_path(path: str) -> str:
 
     Returns a URI, or a path that does not exist, unchanged.
     """
-    local = Path(path).expanduser()
+    local = Path(os.path.expanduser(path))
     return str(local.resolve()) if "://" not in path and local.exists() else path
 
 

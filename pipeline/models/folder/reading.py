@@ -27,6 +27,7 @@ _TRUNCATES = (None, True, "longest_first", "only_first")
 _LOADING_WITHOUT_EFFECT = (
     *("attn_implementation", "code_revision", "dtype", "revision", "torch_dtype", "trust_remote_code"),
     *("padding_side", "use_cache", "use_fast"),
+    *("add_pooling_layer", "cache_dir", "device_map", "low_cpu_mem_usage", "use_safetensors"),
 )
 _LOADING_FILES = {
     "model_kwargs": "config.json",
@@ -40,8 +41,9 @@ _LOADING_FILES = {
 _OTHERS = (
     *("transformer_task", "modality_config", "module_output_name", "processing_kwargs"),
     *("max_seq_length", "do_lower_case", "tokenizer_name_or_path", "unpad_inputs", "backend"),
+    "ensure_final_punctuation",  # of this project's own Transformer module
 )
-"""settings that sentence-transformers knows besides"""
+"""settings that are known besides"""
 NO_LIMIT = 1_000_000  # tokens; files of tokenizers without a limit have 1e30
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order of sentence-transformers
 _TASK_PROMPTS = {"sts": "STS", "pairs": "PairClassification", "transfer": "Classification"}
@@ -160,7 +162,7 @@ def _unsupported(folder: Path, settings: Mapping[str, Any]) -> Iterator[tuple[st
             repr(tokenizer),
             "copy the files of that tokenizer into the encoder's folder, and remove the key",
         )
-    for name in settings.keys() - {*_OF_QUERIES_AND_DOCUMENTS, *_LOADING_FILES, *_OTHERS}:
+    for name in sorted(settings.keys() - {*_OF_QUERIES_AND_DOCUMENTS, *_LOADING_FILES, *_OTHERS}):
         if settings[name] is not None:
             yield "settings of a Transformer module", f"{name}: {settings[name]!r}", "remove it"
     yield from _unsupported_modalities(settings)

@@ -1,4 +1,4 @@
-"""Packed (unpadded) forward pass of the families in `layers/families.py`.
+"""Packed (unpadded) forward pass of the families in `spec/families.py`.
 
 Every layer computes (T, d) with the same number of tokens T, so that shapes do not depend on the texts. Only
 a text of more than T tokens is computed alone, with the smallest multiple of T that holds it.

@@ -3,6 +3,7 @@
 torch and transformers are imported only where a model or a tokenizer is loaded.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -210,7 +211,7 @@ def load_model(folder: TranslatorFolder, dtype: Any) -> Any:
 
 def _locate_folder(path: str) -> Path:
     """Return the local folder of a model, with errors that speak of translation models."""
-    if "://" not in path and Path(path).expanduser().is_file():
+    if "://" not in path and Path(os.path.expanduser(path)).is_file():
         raise ModelError(
             path, "the folder of a translation model", "a file", "give the folder that contains it"
         )

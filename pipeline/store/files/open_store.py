@@ -45,7 +45,7 @@ def store_of(file: str) -> tuple[Store, str]:
     Objects may have any keys. Symbolic links on this machine's disk are resolved first: a store refuses links
     that lead out of its root.
     """
-    resolved = file if "://" in file else str(Path(file).expanduser().resolve())
+    resolved = file if "://" in file else str(Path(os.path.expanduser(file)).resolve())
     parent, _, name = resolved.rpartition("/")
     scheme, _, rest = parent.partition("://")
     if not rest or scheme == "file":

@@ -22,7 +22,7 @@ _MARKERS = {
 }
 LOG_FOLDERS = ("_delta_log", "metadata")
 """Names of the folders that hold the logs."""
-_EXTRAS = {"Delta": ("delta", ("deltalake", "pyroaring")), "Iceberg": ("iceberg", ("pyiceberg",))}
+_EXTRAS = {"Delta": ("delta", ("deltalake", "pyroaring")), "Iceberg": ("iceberg", ("pyiceberg", "pyroaring"))}
 """The extra of pyproject.toml and the modules that read a table."""
 
 

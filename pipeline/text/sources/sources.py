@@ -63,7 +63,9 @@ class SourceFile:
     """changes whenever the content changes"""
     format: Format
     modified: str = ""
-    """etag or modification time from the listing; the same as `stamp` unless that is a hash of the content"""
+    """etag or modification time from the listing, with which `stamp` begins unless that is a hash of the
+    content
+    """
     partitions: dict[str, str | None] = field(default_factory=dict, hash=False)
     """values of the key=value directories in the path, by key"""
     content: bytes | None = field(default=None, repr=False, compare=False)
@@ -104,7 +106,8 @@ def list_corpus(corpus: CorpusSettings) -> CorpusFiles:
     """List the files of a corpus, and those below its URI that are left out.
 
     Names that begin with . or _ and files with other suffixes are left out. The stamp is the etag or the
-    modification time in ns; with `corpus.fingerprint: full` it is the sha256 of the content. If the URI is
+    modification time in ns; with `corpus.fingerprint: full` it is the sha256 of the content. Values that rows
+    get from hive directories of the URI itself are part of it. If the URI is
     that of a Delta or Iceberg table, the files are the data files of its snapshot, and the stamp also changes
     with their deleted rows and the names of their columns.
 
@@ -137,7 +140,8 @@ def list_corpus(corpus: CorpusSettings) -> CorpusFiles:
     hash_all = corpus.fingerprint == "full"
     left_out = {} if listing.single else _left_out(by_name, {file.name for file in files})
     files = [_with_content_stamp(file) if hash_all or not file.stamp else file for file in files]
-    if outer := _partitions(base):  # values of rows that the names of files do not tell
+    used = _partitions(base).keys() & {corpus.id, corpus.text, *corpus.keep}
+    if outer := {key: value for key, value in _partitions(base).items() if key in used}:
         files = [replace(file, stamp=f"{file.stamp} {json.dumps(outer, sort_keys=True)}") for file in files]
     return CorpusFiles(files, left_out)
 

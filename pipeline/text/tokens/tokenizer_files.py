@@ -146,11 +146,12 @@ def check_passes_types(folder: Path) -> None:
     """
     file = folder / "tokenizer_config.json"
     config = read_mapping(file)
-    if config.get("model_input_names") is None and config.get("tokenizer_class") in _GENERAL_CLASSES:
+    name = config.get("tokenizer_class") or read_mapping(folder / "config.json").get("tokenizer_class")
+    if config.get("model_input_names") is None and name in _GENERAL_CLASSES:
         raise ModelError(
             str(file),
             "model_input_names beside a template with other token types than 0",
-            f"none, and the class {config['tokenizer_class']}, which does not say either",
+            f"none, and the class {name}, which does not say either",
             "write model_input_names, with or without token_type_ids",
         )
 

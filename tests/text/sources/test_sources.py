@@ -95,14 +95,18 @@ def test_hive_directories_in_the_uri_become_values(tmp_path, uri, name):
         assert [(file.name, file.partitions) for file in files] == [(name, {"lang": "en", "day": "2"})]
 
 
-def test_files_in_another_hive_directory_of_the_uri_are_other_files(tmp_path):
+def test_files_in_another_hive_directory_of_the_uri_are_other_files_if_rows_get_its_value(tmp_path):
     stamps = []
     for day in (1, 2):
-        write_files(tmp_path, f"day={day}/a.parquet")
-        (file,) = list_files(CorpusSettings(uri=str(tmp_path / f"day={day}"), fingerprint="full"))
-        stamps.append((file.name, file.stamp))
-    assert stamps[0][0] == stamps[1][0]
-    assert stamps[0][1] != stamps[1][1]
+        (tmp_path / f"day={day}").mkdir()
+        (tmp_path / f"day={day}" / "a.parquet").write_bytes(b"content")
+        for keep in ((), ("day",)):
+            corpus = CorpusSettings(uri=str(tmp_path / f"day={day}"), fingerprint="full", keep=keep)
+            (file,) = list_files(corpus)
+            stamps.append((file.name, file.stamp))
+    assert stamps[0] == stamps[2]
+    assert stamps[1][0] == stamps[3][0]
+    assert stamps[1][1] != stamps[3][1]
 
 
 def test_the_innermost_of_two_directories_of_a_partition_key_gives_its_value(tmp_path):

@@ -67,7 +67,7 @@ class DocumentsOfRows:
     """The documents of rows by address, looked up in the key table when they are asked for."""
 
     def __init__(self, context: FlowContext, corpus: Corpus) -> None:
-        self._run, self._corpus = context, corpus
+        self._context, self._corpus = context, corpus
         self._documents: dict[int, str] = {}
 
     def look_up(self, addresses: np.ndarray) -> None:
@@ -75,8 +75,8 @@ class DocumentsOfRows:
         unknown = np.unique(addresses)
         unknown = unknown[[address not in self._documents for address in unknown.tolist()]]
         if len(unknown):
-            task = FindRows(self._run.store, "address", arrow_of(unknown))
-            self._documents |= _find(self._run, task, self._corpus.keys)
+            task = FindRows(self._context.store, "address", arrow_of(unknown))
+            self._documents |= _find(self._context, task, self._corpus.keys)
 
     def of(self, addresses: np.ndarray) -> pa.Array:
         """Return the documents of rows (n,) that were looked up."""
