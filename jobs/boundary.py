@@ -121,12 +121,12 @@ def _describe_failure(error: BaseException) -> _Failure:
 
 
 def refuse_few_addresses() -> None:
-    """Raise ConfigError if the process has too few addresses for PyTorch, faiss or Ray."""
+    """Raise ConfigError if the process has too little address space for PyTorch, faiss or Ray."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESSES:
         raise ConfigError(
             "memory of this process",
-            f"at least {_LEAST_ADDRESSES >> 30} GiB of addresses, most of them for libraries",
+            f"at least {_LEAST_ADDRESSES >> 30} GiB of address space, mostly for libraries",
             f"{limit / (1 << 30):.1f} GiB",
             "raise the limit: ulimit -v unlimited",
         )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pipeline.flows.night.release_difference import Difference
     from pipeline.store.releases.release import Releases
 
-# Names in the output for kinds of differing rows whose own names are not clear enough.
+# Clearer labels of some kinds of differences.
 _KIND_LABELS = {"kept": "kept columns"}
 _MAX_CHARACTERS = 60  # characters of a text or a setting that are shown
 

@@ -143,7 +143,7 @@ def dump_for_digest(
 
     Args:
         leave_out: names of settings that do not count.
-        always: names of settings that are also there at their defaults.
+        always: names of settings that are included even at their defaults.
     """
     fields = {name: field for name, field in type(settings).model_fields.items() if name not in leave_out}
     changed = {

@@ -147,5 +147,7 @@ def _values(node: yaml.Node, known: dict[int, int]) -> int:
             for each in (child if isinstance(child, tuple) else (child,))
         )
     if known[id(node)] == 0:
-        raise yaml.YAMLError(f"line {node.start_mark.line + 1}: a value that is part of itself")
+        raise yaml.YAMLError(
+            f"line {node.start_mark.line + 1}: an alias inside of the value of its own anchor"
+        )
     return known[id(node)]

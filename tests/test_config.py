@@ -163,7 +163,7 @@ def test_a_file_without_job_settings_is_named(tmp_path: Path, text: str, words: 
         ),
         ("a: " + 3_000 * "[" + 3_000 * "]", "RecursionError"),
         ("release: {root: 2026-99-99}", "month must be in 1..12"),
-        ("a: &a [*a]", "line 1: a value that is part of itself"),
+        ("a: &a [*a]", "line 1: an alias inside of the value of its own anchor"),
     ],
 )
 def test_a_huge_or_unreadable_file_is_refused(tmp_path: Path, text: str, words: str):

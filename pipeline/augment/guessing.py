@@ -46,7 +46,7 @@ class WordSpan:
 
 @dataclass(frozen=True)
 class MaskedVariant:
-    """A variant before the guesses: the masked words, and the model's input."""
+    """A variant whose masked words are still to be guessed, with the model's input."""
 
     source: int
     """index of its text"""

@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.evaluate.similarity import is_sparse
 from pipeline.log import counted
 
-WITHOUT_VECTOR = "without_vector"  # fact of a score: number of texts without a vector
+WITHOUT_VECTOR = "without_vector"  # key in the facts of a score: number of texts without a vector
 _MAX_NAMED = 10  # missing texts that are named
 
 

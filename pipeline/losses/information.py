@@ -34,7 +34,7 @@ def jensen_shannon(
     Args:
         features: (T, D) features of the tokens of Q sentences, one sentence after another.
         counts: (Q,) number of tokens of each sentence, at least 1.
-        vectors: (K, D) vectors of all sentences; that of sentence i is row offset + i.
+        vectors: (K, D) vectors of all sentences; row `offset + i` belongs to sentence i.
         offset: row of the first sentence's vector.
         excluded: (Q, K) bool, True where another vector is left out because it means the same.
 

@@ -1,5 +1,4 @@
 """Models: encoders (folders, layers, training, inference), translators, masked language models.
 
-Other packages mostly use `folder.folder.open_folder` and `inference.encoder.load_encoder`. The docstring of
-each subpackage names the rest of its interface.
+Other packages mostly use `folder.folder.open_folder` and `inference.encoder.load_encoder`.
 """

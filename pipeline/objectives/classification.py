@@ -19,8 +19,9 @@ class Classification(ClassifiesPairs):
     The default is the classifier of SBERT: one linear layer over (u, v, |u - v|). InferSent's classifier uses
     all four features and has a `hidden` layer of 512, without an activation as in its published program, or
     with tanh if `nonlinear`. `classes` is the number of labels. `bias` gives every layer a bias; some
-    published programs have none. Inference does not use the classifier. `r_drop` adds that two passes must
-    agree; `sequence_classification` reads both texts together; `supervised` trains on such data as triples.
+    published programs have none. Inference does not use the classifier. `r_drop` also requires two
+    passes to agree; `sequence_classification` reads both texts together; `supervised` uses such data as
+    triples.
     """
 
     columns = ("premise", "hypothesis", "label")

@@ -35,11 +35,11 @@ class InBatchContrast(Objective):
         return self.columns[0]
 
     def project(self, vectors: Tensor) -> Tensor:
-        """Apply the layers between vectors and loss to (n, dim) vectors; by default there are none."""
+        """Project (n, dim) vectors before the loss; by default they are left as they are."""
         return vectors
 
     def project_candidates(self, vectors: Tensor) -> Tensor:
-        """Apply the layers between the vectors of candidates and loss; by default those of the queries."""
+        """Project vectors of candidates before the loss; by default as those of queries."""
         return self.project(vectors)
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:

@@ -12,7 +12,7 @@ from pipeline.store.records.units import sum_counts
 
 _AT_CHANCE = 0.02  # relative distance from ln N, the loss of a random choice among N, that counts as equal
 _EQUAL = 0.9999  # cosine from which two views count as equal, because of rounding in half precision
-_COLLAPSED = 0.98  # mean cosine of different texts from which the vectors count as collapsed
+_COLLAPSED = 0.98  # with this mean cosine of different texts or a larger one, vectors count as collapsed
 _MAX_WAITING = 0.2  # proportion of the time spent waiting for batches
 _TAIL = 0.2  # proportion of the lines that is averaged for the end of a training, because single steps vary
 _REPEATS_CONSEQUENCE = {

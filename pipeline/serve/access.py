@@ -32,7 +32,7 @@ _OTHER_SITE = (
     b'{"error":"CrossSite","message":"without a token, this service refuses cross-site requests of '
     b'browsers: open its address directly"}'
 )
-_MAX_BODIES = 8  # bodies of the largest size that are read at the same time
+_MAX_BODIES = 8  # bodies of the largest size that may be read at one time
 _TOO_MANY = "too many large bodies are received at the same time: send them again later"
 _TOO_LARGE = "the body is too large: send fewer queries at a time"
 

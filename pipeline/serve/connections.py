@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _MAX_CONNECTIONS = 4_096
-_SPARE_FILES = 64  # at least: files that are opened while a release is opened
+_SPARE_FILES = 64  # file descriptors left for others: opening a release needs so many
 _REPEATED_S = 60.0  # time in which a fault is logged once
 _SHUTDOWN_S = 5  # time for open requests to end after SIGTERM
 

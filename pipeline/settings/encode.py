@@ -33,8 +33,7 @@ class EncoderSettings(Settings):
     prompt: str | None = None
     """text put before every text of the corpus"""
     query_prompt: str | None = None
-    """text put before every query; null: the folder's query prompt if `prompt` is null too, else the value of
-    `prompt`"""
+    """text put before every query; null: `prompt` if that is set, else the folder's query prompt"""
     max_length: Annotated[int, Field(ge=4)] | None = None
     """largest number of tokens of a text, special tokens included. Longer texts are counted and
     truncated: at the end, or at the start if the folder's tokenizer does so"""

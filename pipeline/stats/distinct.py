@@ -20,7 +20,7 @@ def smallest_distinct(hashes: np.ndarray) -> np.ndarray:
     >>> smallest_distinct(np.array([7, 3, 7], dtype=np.uint64)).tolist()
     [3, 7]
     """
-    if len(hashes) > 8 * KEPT:  # most often a part of them suffices, which is sorted faster
+    if len(hashes) > 8 * KEPT:  # the smallest hashes usually suffice, and are sorted faster
         limit = np.uint64(2**64 // len(hashes) * 4 * KEPT)
         if len(found := np.unique(hashes[hashes < limit])) >= KEPT:
             return found[:KEPT]

@@ -1,4 +1,4 @@
-"""Cut rows into requests that servers accept, and recognize answers that refuse one for good."""
+"""Cut rows into requests that servers accept, and recognize answers that refuse them however often sent."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar

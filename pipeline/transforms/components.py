@@ -90,7 +90,7 @@ class Components(TensorFile):
 def fit_components(
     moments: Moments, count: int = 1, *, centred: bool = True, space_id: str = ""
 ) -> Components:
-    """Fit the removal of the first `count` directions of the vectors that `moments` describes.
+    """Fit, from moments, a transform that removes the first `count` directions of the vectors.
 
     Args:
         moments: moments of the vectors.

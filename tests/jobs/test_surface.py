@@ -296,7 +296,7 @@ def test_a_limit_of_addresses_that_libraries_exceed_is_named(tmp_path: Path, job
     command = f"ulimit -v 800000; exec {sys.executable} -m jobs.{job.format(tmp_path)} --json"
     ended = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert json.loads(ended.stdout)["exit_code"] == ended.returncode == 2
-    assert "at least 4 GiB of addresses, most of them for libraries, found 0.8 GiB" in ended.stderr
+    assert "at least 4 GiB of address space, mostly for libraries, found 0.8 GiB" in ended.stderr
 
 
 def test_a_command_without_these_libraries_runs_with_fewer_addresses(tmp_path: Path):

@@ -175,9 +175,9 @@ def count_rows(corpus: Corpus, live: LiveUnits, previous: PreviousRelease, store
     With corpus.chunk a live row is a chunk, and a document that was quarantined when it was read is one row;
     documents_read = documents (live ones) + such quarantined ones.
 
-    new, changed and deleted rows are found by id, by comparison with the previous release. encoded are live
-    rows that were encoded for this release; other live rows are reused. truncated, tokens and text_tokens
-    (tokens that are not special) are counted in tonight's units, script_... in all units.
+    Rows are `new`, `changed` or `deleted` by comparison with the previous release, by id. Live rows are
+    `encoded` for this release, or `reused`. `truncated`, `tokens` and `text_tokens` (tokens that are not
+    special) are counted in tonight's units, `script_...` in all units.
     """
     previous_paths = {unit.path for unit in previous.release.units} if previous.release else set()
     new_units = [unit for unit in live.units if unit.path not in previous_paths]

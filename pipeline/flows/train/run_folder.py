@@ -182,8 +182,8 @@ class RunFolder:
                 f"train.name {self.name}",
                 "the settings that this training began with",
                 "; ".join(_differing(record.definition, self.definition)) or "another version of the program",
-                "set these as they were (workers, threads, cluster, checkpoint and watch may change), "
-                "or another train.name",
+                "restore these settings (workers, threads, cluster, checkpoint and watch may change), "
+                "or choose another train.name",
             )
 
 

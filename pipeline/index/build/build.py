@@ -124,9 +124,9 @@ KMEANS_ROUNDS = 10  # the default of faiss for coarse quantizers
 
 
 def train_with_graph(index: Any, sample: np.ndarray, seed: int, *, on_gpu: bool) -> None:
-    """Train the transforms, the centroids in the graph, and the codes of an index, with the results of faiss.
+    """Train the transforms, the centroids in the graph, and the codes of an index.
 
-    faiss itself would compare every row with every centroid.
+    The result equals that of faiss, which would compare every row with every centroid.
 
     Args:
         sample: (n, d) float32, raw vectors.

@@ -32,8 +32,8 @@ from pipeline.store.releases.manifest import IndexFiles
 
 _LISTS_SUFFIX = ".ivfdata"  # suffix of the file of lists on disk, to which the index file refers
 # Number of answers beyond k that are searched for, because dead rows are among them. At most 5 % of the rows
-# of a base are dead. If these are spread evenly, more than 8 of the nearest 18 rows are dead in less than one
-# of 10^7 searches for ten answers.
+# of a base are dead. If these are spread evenly, fewer than one of 10^7 searches for ten answers finds more
+# than 8 dead rows among the nearest 18.
 _MIN_SPARE = 8
 # efSearch divided by the number of answers. With less, a search of HNSW may end among the rows of a deleted
 # topic and find no live row.

@@ -223,7 +223,7 @@ class ReleaseFiles:
             )
         with np.errstate(over="ignore"):
             vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-            squares = np.einsum("qd,qd->q", vectors, vectors)  # faiss divides by their roots, in float32, too
+            squares = np.einsum("qd,qd->q", vectors, vectors)  # faiss computes the norms in float32, too
         if len(bad := np.flatnonzero(~np.isfinite(squares) | (squares == 0))):
             raise QueryError(
                 "search",

@@ -52,7 +52,7 @@ def open_release(
 
 
 class VectorOptions(TypedDict, total=False):
-    """Options of a search for vectors; see `OpenRelease.search`."""
+    """Options of a search whose queries are vectors; see `OpenRelease.search`."""
 
     space_id: str | None
 

@@ -1,4 +1,1 @@
-"""Encoders from before Transformers: each with its layers, its training, its inference and its new folders.
-
-Other packages import the function that writes a folder, and `new_vocabulary`.
-"""
+"""Encoders from before Transformers: each with its layers, training, inference and new folders."""

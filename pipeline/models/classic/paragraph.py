@@ -34,7 +34,7 @@ ROWS = "paragraphs"  # key of config.json: number of training rows, each of whic
 NOISE = "noise"  # name of the tensor (vocabulary,) of weights with which negatives are drawn
 FORMAT = 1  # version of the folders; raise it when they are written or read differently
 _POWER = 0.75  # exponent of the words' probabilities by which negatives are drawn (Mikolov et al. 2013)
-_REGISTER = 64  # values; a multiple of what any vector instruction computes at once
+_REGISTER = 64  # values of a block: a multiple of what any vector instruction computes at once
 _TEXTS_PER_PASS = 32  # a pass holds candidates * width values of each text; larger passes are slower on a CPU
 
 

@@ -111,7 +111,7 @@ class PaddedModel(Model):
 def _shortest(config: Any) -> int:
     """Return the least number of tokens that a model computes; shorter texts are padded to it."""
     match config.model_type:
-        case "canine":  # a convolution whose stride is this
+        case "canine":  # the stride of its downsampling convolution
             return int(config.downsampling_rate)
         case "funnel":  # every block but the first halves the tokens after the first one
             return 2 ** (len(config.block_sizes) - 1) + 1

@@ -1,4 +1,1 @@
-"""Parts that inference and training share: attention, pooling and the modules after it, weights.
-
-Other packages import `post_pooling` and `weights`.
-"""
+"""Parts that inference and training share: attention, pooling and the modules after it, weights."""

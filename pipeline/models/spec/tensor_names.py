@@ -8,7 +8,7 @@ from pipeline.models.spec.architecture import Architecture
 
 @dataclass(frozen=True)
 class SublayerNames:
-    """Names in an attention or feed-forward layer, which computes x + output(...inputs(x)...)."""
+    """Names of tensors of an attention or feed-forward layer, which computes x + output(...inputs(x)...)."""
 
     inputs: tuple[str, ...]
     """maps of the input: query, key and value; or the activated map and, if there are gates, the other one.

@@ -58,7 +58,7 @@ def temporary_files() -> str:
     """Return the folder of temporary files, even if nothing can be written there."""
     try:
         return tempfile.gettempdir()
-    except FileNotFoundError:  # it tries to write a file in each of several folders
+    except FileNotFoundError:  # no folder in which gettempdir could write
         return os.environ.get("TMPDIR") or "/tmp"
 
 

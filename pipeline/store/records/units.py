@@ -41,7 +41,7 @@ class UnitRecord(Stored):
     source: str | None = None
     """sha256 of the unit that this one was made from"""
     dropped: tuple[int, ...] = ()
-    """rows of the source without a row in this unit, ascending"""
+    """rows of the source that this unit leaves out, ascending"""
     moments: FileRef | None = None
     quarantine: FileRef | None = None
     sample: FileRef | None = None

@@ -20,7 +20,7 @@ RELEVANCE, RELEVANCE_CHANGE = "relevance", "relevance_change"
 
 
 class PartLayout(Stored):
-    """Numbers of the files that belong to one part of an index, and the end of its units."""
+    """The number of files that one part of an index has, and the ordinal after its last unit."""
 
     files: int
     """number of the part's files among the index's `files`"""

@@ -28,7 +28,7 @@ class TextBucketRecord(Stored):
     """the base or delta; None if there are no new lines"""
     is_base: bool
     sources: FileRef
-    """`_SOURCES`: new rows whose text is in an earlier unit, in partitions by the group of their unit"""
+    """`_SOURCES`: new rows whose text is in an earlier unit, partitioned by the units that will get them"""
 
 
 @dataclass(frozen=True)

@@ -321,8 +321,8 @@ def _parts(records: Sequence[ReadRecord]) -> tuple[ReadPart, ...]:
 # All units are rebuilt if more than this proportion of their rows is dead: dead rows cost space, memory, and
 # time whenever a unit is read.
 _MAX_DEAD = 0.3
-# All units are rebuilt if there are more than _SMALL_UNITS and more than _MAX_UNITS times as many as full
-# units would be: every night adds small units, and each is a file to open.
+# All units are rebuilt if their number exceeds both _SMALL_UNITS and _MAX_UNITS times the number of full
+# units that would be needed: every night adds small units, and each is a file to open.
 _MAX_UNITS = 2
 _SMALL_UNITS = 200
 _SHOWN = 3  # names of files in a warning

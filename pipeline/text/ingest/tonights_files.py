@@ -142,7 +142,7 @@ def inspect_files(
     if before is not None and (result.has_misfits or result.columns.schema != before):
         reusable, unchanged = unchanged, {}
         of_units, result = result, survey()
-        if result.has_misfits and of_units.columns.schema == before:  # files are skipped in either case
+        if result.has_misfits and of_units.columns.schema == before:  # some are skipped anyway
             result = of_units
         if result.columns.schema == before:
             unchanged = reusable

@@ -114,8 +114,8 @@ def open_training_rows(
 ) -> TrainingRows:
     """Open the training files that the settings name. Rows are counted from the files' footers.
 
-    Labels and scores are read and checked now. Text columns that decide which rows are left out are read too
-    if their footers have no null counts.
+    Labels and scores are read and checked now. Text columns that decide which rows are left out are also
+    read if the footers have no null counts.
 
     Args:
         settings: the files and their columns.

@@ -123,7 +123,7 @@ def test_an_explicit_name_with_other_settings_is_refused_and_the_settings_are_na
         ConfigError,
         match=(
             r"train.name run.*train.optimizer.learning_rate is 0.5 and was 0.001; train.seed is 5 and was "
-            r"0; set these as they were"
+            r"0; restore these settings"
         ),
     ):
         other.check()

@@ -99,7 +99,7 @@ def _space_gate(job: Job, release: ReleaseManifest) -> Gate:
 
 
 class DeletedRows(NamedTuple):
-    """Number of rows of the previous release, and of those that are not in the corpus any more."""
+    """Number of rows of the previous release, and how many of them the corpus no longer has."""
 
     before: int
     deleted: int
