@@ -174,7 +174,7 @@ def verification(opened: "Releases", number: int | None, sizes: bool) -> Answer:
 
 
 def _find_faults(opened: "Releases", manifest: "ReleaseManifest", sizes: bool) -> "list[Fault]":
-    from pipeline.index.search.open_apart import check_opens
+    from pipeline.index.search.open_in_child import check_opens
     from pipeline.store.releases.verify import bytes_to_read, content_faults, size_faults
 
     if sizes:

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
+from pipeline.evaluate.exact_ranks import MinedPairs, most_similar
 from pipeline.evaluate.metrics import average_precision, best_f1
-from pipeline.evaluate.ranks import MinedPairs, most_similar
 from pipeline.evaluate.similarity import vectors_of
 from pipeline.evaluate.source import RowOptions, TaskRoles, TaskRows
 

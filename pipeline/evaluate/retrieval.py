@@ -10,8 +10,8 @@ from pydantic import Field
 from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
 from pipeline.evaluate.bootstrap import rows_by_label
+from pipeline.evaluate.exact_ranks import search_targets
 from pipeline.evaluate.metrics import ndcg_at, recall_at, reciprocal_rank
-from pipeline.evaluate.ranks import search_targets
 from pipeline.evaluate.similarity import vectors_of
 from pipeline.evaluate.source import RowOptions, TaskRoles, TaskRows
 

@@ -28,7 +28,7 @@ from pipeline.store.files.open_store import open_store
 from pipeline.store.records.units import Changes, Corpus
 from pipeline.text.ingest.corpus_record import record_path, tables_folder
 from pipeline.text.ingest.ingest import ingest
-from pipeline.text.ingest.tonights_files import ParentCorpus
+from pipeline.text.ingest.tonights_files import PreviousCorpus
 from tests.benchmarks.machine import machine, print_table
 from tests.benchmarks.night import captions
 
@@ -172,7 +172,7 @@ def keys_night(folder: Path, rows: int) -> None:
                 folder / "corpus" / f"{number:02d}.parquet", part, "" if first is None else " changed"
             )
     start = time.perf_counter()
-    corpus = ingest(settings, 32_768, store, ParentCorpus(first, first.next_ordinal) if first else None)
+    corpus = ingest(settings, 32_768, store, PreviousCorpus(first, first.next_ordinal) if first else None)
     ingest_s = time.perf_counter() - start
     record.write_text(record_path(corpus.id))
     assert corpus.changes == (

@@ -34,7 +34,7 @@ from pipeline.models.layers.weights import open_checkpoint
 from pipeline.settings import EncoderSettings, EncodeSettings, FlowSettings, WhitenSettings
 from pipeline.stats.correlation import spearman
 from pipeline.stats.moments import Moments
-from pipeline.train.flow import FlowTrainer, HeldOut
+from pipeline.train.bert_flow import FlowTrainer, HeldOut
 from pipeline.transforms.chain import fit_transform
 from pipeline.transforms.transform import Transform
 from tests.benchmarks.machine import machine, print_table

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.evaluate import ranks
-from pipeline.evaluate.ranks import most_similar
+from pipeline.evaluate import exact_ranks
+from pipeline.evaluate.exact_ranks import most_similar
 from pipeline.settings import EvaluateSettings
 from tests.evaluate.files import Peer, peer_evaluators, random_vectors, save, task_of
 
@@ -41,7 +41,7 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
 def test_mined_pairs_are_the_most_similar_of_all_pairs(
     monkeypatch: pytest.MonkeyPatch, similarity: str, block: int
 ):
-    monkeypatch.setattr(ranks, "BLOCK", block)
+    monkeypatch.setattr(exact_ranks, "BLOCK", block)
     x = np.random.default_rng(2).normal(size=(40, 6)).astype(np.float32)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     norm = {"euclidean": 2, "manhattan": 1}.get(similarity)  # None: cosine

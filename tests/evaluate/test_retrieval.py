@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.evaluate import ranks
-from pipeline.evaluate.ranks import search_targets
+from pipeline.evaluate import exact_ranks
+from pipeline.evaluate.exact_ranks import search_targets
 from pipeline.settings import EvaluateSettings
 from tests.evaluate.files import Peer, looked_up, peer_evaluators, random_vectors, save, task_of
 
@@ -55,7 +55,7 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
 @pytest.mark.parametrize("similarity", ["cosine", "angular", "euclidean", "manhattan", "dot"])
 @pytest.mark.parametrize("block", [1, 100, 1 << 24])
 def test_ranks_match_sorting_every_row(monkeypatch: pytest.MonkeyPatch, similarity: str, block: int):
-    monkeypatch.setattr(ranks, "BLOCK", block)
+    monkeypatch.setattr(exact_ranks, "BLOCK", block)
     rng = np.random.default_rng(0)
     x, groups = rng.normal(size=(30, 5)).astype(np.float32), rng.integers(0, 4, 30)
     members = [np.flatnonzero(groups == group) for group in groups]

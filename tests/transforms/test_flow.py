@@ -12,7 +12,7 @@ from pipeline.errors import DataError
 from pipeline.models.layers.numerics import use_threads
 from pipeline.settings import FlowSettings
 from pipeline.stats.tensors import pack, unpack
-from pipeline.train.flow import FlowTrainer, HeldOut
+from pipeline.train.bert_flow import FlowTrainer, HeldOut
 from pipeline.transforms.flow import Flow
 from pipeline.transforms.transform import TRANSFORMS, load_transform
 

@@ -1,4 +1,4 @@
-"""Whitened vectors have mean 0 and covariance I for any split; oracles: hand computations, numpy,
+"""WhiteningDecision vectors have mean 0 and covariance I for any split; oracles: hand computations, numpy,
 scikit-learn.
 """
 

@@ -27,7 +27,7 @@ from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.units import Corpus, UnitRecord
 from pipeline.text.ingest.corpus_record import corpus_digest, record_path
 from pipeline.text.ingest.ingest import ingest
-from pipeline.text.ingest.tonights_files import ParentCorpus
+from pipeline.text.ingest.tonights_files import PreviousCorpus
 from pipeline.text.sources.sources import list_files
 from pipeline.text.task_map import TaskRunner
 
@@ -238,7 +238,7 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
         )
     with lease(store, series.folder):
         parent = Corpus.load_intact(store, previous.corpus.path) if previous else None
-        continued = ParentCorpus(parent, parent.next_ordinal if parent else 0)
+        continued = PreviousCorpus(parent, parent.next_ordinal if parent else 0)
         corpus = read_corpus(
             lambda on_progress: ingest(
                 job.corpus, job.augment.unit_rows, store, continued, TaskRunner(on_progress=on_progress)

@@ -180,7 +180,7 @@ def _train_flow(
     import torch
 
     from pipeline.models.layers.numerics import use_threads
-    from pipeline.train.flow import FlowTrainer, HeldOut
+    from pipeline.train.bert_flow import FlowTrainer, HeldOut
 
     inputs = x if before is None else before(x)
     order = np.random.default_rng(settings.seed).permutation(len(inputs))

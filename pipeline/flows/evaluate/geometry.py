@@ -43,7 +43,7 @@ from pipeline.store.files.open_store import open_store
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.write_once import load_or_make, store_by_content
 from pipeline.text.ingest.ingest import ingest
-from pipeline.text.ingest.tonights_files import ParentCorpus
+from pipeline.text.ingest.tonights_files import PreviousCorpus
 from pipeline.transforms.transform import Transform, load_transform
 
 if TYPE_CHECKING:
@@ -350,7 +350,7 @@ def _sample_corpus(job: Job, workers: Workers) -> Sample:
         if live.release is not None and live.corpus is not None:
             corpus, source = live.corpus, f"the corpus of release {live.release.release}"
         else:
-            parent, source = ParentCorpus(next_ordinal=releases.next_ordinal()), job.corpus.uri
+            parent, source = PreviousCorpus(next_ordinal=releases.next_ordinal()), job.corpus.uri
             corpus = ingest(corpus_of(job), job.encode.unit_rows, releases.store, parent)
     except DataError as error:
         return Sample(reason=str(error))

@@ -14,12 +14,12 @@ from pipeline.flows.index.build import (
     part_memory,
     shard_count,
 )
-from pipeline.flows.index.delta import Survey, SurveyResult
 from pipeline.flows.index.extend_tasks import ExtendedParts, Extension, GrowPart, JoinTruth, parts_to_grow
 from pipeline.flows.index.finish_tasks import MergeShards
 from pipeline.flows.index.measure_tasks import MeasureGrown, Measurement, SampleQueries, ScanTruth, scan_truth
 from pipeline.flows.index.rebuild_rules import REBUILT
 from pipeline.flows.index.records import BuiltIndex
+from pipeline.flows.index.survey import Survey, SurveyResult
 from pipeline.flows.index.tasks import Build, FillShard
 from pipeline.flows.rows import LiveRows, space_of
 from pipeline.flows.workers.tasks import Pool

@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipeline.errors import DataError
-from pipeline.flows.index.delta import SurveyResult
 from pipeline.flows.index.finish_tasks import joined_truth
 from pipeline.flows.index.records import (
     FilledPart,
@@ -18,6 +17,7 @@ from pipeline.flows.index.records import (
     number_parts,
     store_truth,
 )
+from pipeline.flows.index.survey import SurveyResult
 from pipeline.flows.index.tasks import Build, with_progress
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.store.files.base import Store

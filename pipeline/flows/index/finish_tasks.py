@@ -107,7 +107,7 @@ def finish_parts(
 
     The files do not store the effort: the release's manifest does, and readers set it.
     """
-    from pipeline.flows.index.searched_parts import PartFiles, PartsOnWorkers
+    from pipeline.flows.index.parts_on_workers import PartFiles, PartsOnWorkers
     from pipeline.index.measure.measure import measure
 
     build, store, trained = task.build, context.store, task.trained

@@ -150,7 +150,7 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
         """Measure on one worker; or if there are several parts in this process, while workers search them."""
         if len(self.extended.parts) == 1:
             return context.workers.run(self, pieces, Pool(1))
-        from pipeline.flows.index.searched_parts import PartFiles, PartsOnWorkers
+        from pipeline.flows.index.parts_on_workers import PartFiles, PartsOnWorkers
 
         files = PartFiles(context.store, self.extended.tombstones)
         parts, trained = self.extended.parts, self.extension.trained.index

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.flows.index.delta import SurveyResult
 from pipeline.flows.index.records import BuiltIndex
+from pipeline.flows.index.survey import SurveyResult
 from pipeline.index.build.index_shape import GIB, IndexPlan, codes_of
 from pipeline.index.measure.metrics import IndexMetrics
 from pipeline.settings import Job

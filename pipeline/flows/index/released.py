@@ -88,7 +88,7 @@ def use_index(
     if index.parts == 1 or index.trained is None:  # early versions stored no training, and at most one delta
         task: UseIndex[Result] = UseIndex(context.store, manifest)
         return context.workers.run(task, function, Pool(1))
-    from pipeline.flows.index.searched_parts import PartFiles, PartsOnWorkers
+    from pipeline.flows.index.parts_on_workers import PartFiles, PartsOnWorkers
     from pipeline.index.measure.search_effort import set_effort
 
     files = PartFiles(context.store, manifest.tombstones)

@@ -17,7 +17,7 @@ from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.releases.release import Releases
 from pipeline.store.releases.verify import Fault, bytes_to_read, content_faults, size_faults
 from pipeline.text.ingest.corpus_record import corpus_digest
-from pipeline.text.ingest.tonights_files import ParentCorpus
+from pipeline.text.ingest.tonights_files import PreviousCorpus
 from pipeline.text.sources.sources import SourceFile, list_corpus
 
 
@@ -36,9 +36,9 @@ class PreviousRelease:
         """Return whether the current release has vectors of this space."""
         return self.release is not None and self.release.space_id == space_id
 
-    def parent_corpus(self, job: Job) -> ParentCorpus:
+    def parent_corpus(self, job: Job) -> PreviousCorpus:
         """Return the corpus that tonight's ingestion continues from."""
-        return ParentCorpus(self.corpus, self.next_ordinal, self._rebuild_reason(job))
+        return PreviousCorpus(self.corpus, self.next_ordinal, self._rebuild_reason(job))
 
     def _rebuild_reason(self, job: Job) -> str | None:
         """Return why tonight's release cannot reuse units of the current release; None if it can."""

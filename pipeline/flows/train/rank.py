@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import torch
 
 from pipeline.errors import ConfigError, DataError, ModelError
+from pipeline.flows.train.finish import Outcome, publish
 from pipeline.flows.train.plan import Plan
-from pipeline.flows.train.publish import Outcome, publish
 from pipeline.flows.train.run_folder import CHECKPOINTS, RunFolder
 from pipeline.log import announce
 from pipeline.models.folder.folder import open_folder

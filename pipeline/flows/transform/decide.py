@@ -24,7 +24,7 @@ from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.units import Corpus
 from pipeline.store.records.write_once import store_by_content
-from pipeline.store.releases.manifest import Choice, ReleaseManifest, Whitened
+from pipeline.store.releases.manifest import Choice, ReleaseManifest, WhiteningDecision
 from pipeline.store.rows.arrays import plain_type
 from pipeline.text.normalize import strings_of
 from pipeline.transforms.chain import fit_transform, name_of
@@ -146,7 +146,7 @@ class Decision:
     """file of the transform"""
     curves: tuple[Curve, ...] = ()
     """scores by which k and remove were chosen tonight"""
-    earlier: Whitened | None = None
+    earlier: WhiteningDecision | None = None
     """decision of an earlier night that is kept; None for a decision of tonight"""
     numbers: dict[str, float | int | None] = field(default_factory=dict)
     """measurements that the decision depends on"""
@@ -158,9 +158,9 @@ class Decision:
         """The transform that the index applies, if any."""
         return self.fitted if self.used else None
 
-    def whitened(self) -> Whitened:
+    def whitened(self) -> WhiteningDecision:
         """Return the record for later nights."""
-        return self.earlier or Whitened(
+        return self.earlier or WhiteningDecision(
             fitted=self.ref, fitted_on=self.moments_ref, used=self.used, sentence=self.sentence
         )
 
@@ -215,7 +215,7 @@ def check_dev(settings: WhitenSettings, previous: ReleaseManifest | None = None)
         dev_pairs(settings.dev)
 
 
-def _same_decision(settings: WhitenSettings, previous: ReleaseManifest) -> Whitened | None:
+def _same_decision(settings: WhitenSettings, previous: ReleaseManifest) -> WhiteningDecision | None:
     """Return the previous release's decision, even a failed fit, if it has the same settings; else None."""
     old, tonight = previous.settings.get("whiten", {}), settings.model_dump(mode="json")
     return previous.whitening if _relevant_settings(old) == _relevant_settings(tonight) else None
@@ -291,7 +291,7 @@ class _Decider:
             numbers={**numbers, "max_drift": max_drift},
         )
 
-    def _keep_unfitted(self, earlier: Whitened, release: int) -> Decision | None:
+    def _keep_unfitted(self, earlier: WhiteningDecision, release: int) -> Decision | None:
         """Keep the decision that nothing can be fitted, unless rows were added or vectors drifted.
 
         Returns None if a fit should be tried again.

@@ -29,7 +29,7 @@ from pipeline.transforms.flow import Flow
 from pipeline.transforms.transform import Transform, space_after
 
 if TYPE_CHECKING:
-    from pipeline.train.flow import FlowTrainer, HeldOut
+    from pipeline.train.bert_flow import FlowTrainer, HeldOut
 
 
 PIECE_ROWS = 8_192  # consecutive rows of a unit, read together: 12 MB at d = 384
@@ -232,7 +232,7 @@ class TrainFlow(PlainTask[FlowTraining, FileRef]):
 
     def work(self, training: FlowTraining) -> FileRef:
         from pipeline.models.layers.numerics import use_threads
-        from pipeline.train.flow import Diverged
+        from pipeline.train.bert_flow import Diverged
 
         store = training.source.store
 
@@ -270,7 +270,7 @@ def _train(training: FlowTraining) -> Flow:
 
 def _split_rows(training: FlowTraining) -> "tuple[RowOrder, HeldOut]":
     """Return the rows to train on, and about 1 % of the rows, chosen by hash of id, to evaluate on."""
-    from pipeline.train.flow import HeldOut
+    from pipeline.train.bert_flow import HeldOut
 
     source, units, settings = training.source, training.units, training.settings
     count = _held_out_rows(sum(source.counts(units)))
@@ -281,7 +281,7 @@ def _split_rows(training: FlowTraining) -> "tuple[RowOrder, HeldOut]":
 
 def _resume_or_start(training: FlowTraining, order: RowOrder, held_out: "HeldOut") -> "FlowTrainer":
     """Return the trainer at its last checkpoint, or at its start."""
-    from pipeline.train.flow import FlowTrainer
+    from pipeline.train.bert_flow import FlowTrainer
 
     device = resolve("auto", float(gpu_assigned())).torch()
     trainer = FlowTrainer(held_out.rows.shape[1], training.settings, device)

@@ -99,7 +99,7 @@ class Gate(Stored):
     sentence: str = ""
 
 
-class Whitened(Stored):
+class WhiteningDecision(Stored):
     """The decision about whitening. Later nights keep it until the vectors have drifted."""
 
     fitted: FileRef | None = None
@@ -132,7 +132,7 @@ class ReleaseManifest(Stored):
     space_id: str
     transform_id: str | None = None
     transform: FileRef | None = None
-    whitening: Whitened | None = None
+    whitening: WhiteningDecision | None = None
     moments: FileRef | None = None
     """moments of the live rows"""
     canary: FileRef | None = None

@@ -54,7 +54,7 @@ from pipeline.text.ingest.sorted_rows import (
     row_ranges,
     unit_ranges,
 )
-from pipeline.text.ingest.tonights_files import ParentCorpus, TonightsFiles, inspect_files
+from pipeline.text.ingest.tonights_files import PreviousCorpus, TonightsFiles, inspect_files
 from pipeline.text.ingest.write_units import BucketGroup, GroupRecord, WriteUnits
 from pipeline.text.key_tables.buckets import extend_bucket
 from pipeline.text.key_tables.keys import bucket_count
@@ -332,7 +332,7 @@ def ingest(
     corpus: CorpusSettings,
     unit_rows: int,
     store: Store,
-    parent: ParentCorpus | None = None,
+    parent: PreviousCorpus | None = None,
     runner: TaskRunner = TaskRunner(),
 ) -> Corpus:
     """Write a corpus to `store`: keep the parent's units, mark their dead rows, and write units of new rows.
@@ -353,7 +353,7 @@ def ingest(
         TransientError: a file changed while it was read.
     """
     listed = list_corpus(corpus)
-    digest, parent = corpus_digest(corpus, listed.files), _usable_parent(parent or ParentCorpus(), store)
+    digest, parent = corpus_digest(corpus, listed.files), _usable_parent(parent or PreviousCorpus(), store)
     parent_facts = [parent.corpus and parent.corpus.id, parent.next_ordinal, parent.rebuild_reason or ""]
     corpus_id = digest_of([TABLES_VERSION, digest, *parent_facts, unit_rows])
     record = load_complete_corpus(store, corpus_id)
@@ -404,16 +404,16 @@ def _run(ingestion: Ingestion) -> Corpus:
     return record
 
 
-def _usable_parent(parent: ParentCorpus, store: Store) -> ParentCorpus:
+def _usable_parent(parent: PreviousCorpus, store: Store) -> PreviousCorpus:
     """Return the parent with the reason to rebuild, if any; without its corpus if that cannot be used."""
     corpus = parent.corpus
     if corpus is None:
         return parent
     # Do not reword the reasons: they are part of the corpus's id.
     if corpus.version != TABLES_VERSION:
-        return ParentCorpus(None, parent.next_ordinal, "the corpus before was kept by another version")
+        return PreviousCorpus(None, parent.next_ordinal, "the corpus before was kept by another version")
     if missing := first_missing_file(store, corpus):
-        return ParentCorpus(None, parent.next_ordinal, f"the corpus before lacks {missing}")
+        return PreviousCorpus(None, parent.next_ordinal, f"the corpus before lacks {missing}")
     rows, dead = sum(unit.rows for unit in corpus.units), sum(unit.dead for unit in corpus.units)
     fullest = max((unit.rows for unit in corpus.units), default=1)
     max_units = max(_SMALL_UNITS, _MAX_UNITS * -(-rows // fullest))

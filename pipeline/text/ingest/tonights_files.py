@@ -21,7 +21,7 @@ _CHUNK_BYTES = 256
 
 
 @dataclass(frozen=True)
-class ParentCorpus:
+class PreviousCorpus:
     """The previous night's corpus, which ingestion continues from."""
 
     corpus: Corpus | None = None
@@ -117,7 +117,7 @@ class TonightsFiles:
 
 
 def inspect_files(
-    corpus: CorpusSettings, listed: CorpusFiles, parent: ParentCorpus, store: Store, map_tasks: TaskMap
+    corpus: CorpusSettings, listed: CorpusFiles, parent: PreviousCorpus, store: Store, map_tasks: TaskMap
 ) -> TonightsFiles:
     """Find the files that have to be read, and inspect them.
 

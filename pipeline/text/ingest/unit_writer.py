@@ -31,7 +31,7 @@ def most_units(rows: int, size: int, unit_rows: int) -> int:
     return min(rows, rows // unit_rows + 2 * size // UNIT_BYTES + 2)
 
 
-class _Chunk(NamedTuple):
+class _UnitRows(NamedTuple):
     """Consecutive rows, as many as fit into a unit."""
 
     rows: pa.Table
@@ -87,7 +87,7 @@ class UnitWriter:
             rows: rows of units, with a column `POSITION`.
         """
         chunks = (
-            _Chunk(table, to_write[table[POSITION].to_numpy()])
+            _UnitRows(table, to_write[table[POSITION].to_numpy()])
             for table in rechunk(rows, self.unit_rows, UNIT_BYTES)
         )
         for becomes_unit, group in groupby(chunks, lambda chunk: chunk.becomes_unit):

@@ -120,7 +120,9 @@ def main(start: str, data: Path) -> None:
     print_table("Parts of standardization, last layer, STS-B test", list(rows), ("", "score"))
     rows = components(both.encode(test.texts), test)
     print_table(
-        "Whitened components, first and last layer, STS-B test", list(rows), ("", "score", "variance")
+        "WhiteningDecision components, first and last layer, STS-B test",
+        list(rows),
+        ("", "score", "variance"),
     )
     rows = subwords(load(**table), load(**table, exclude=["subword"]), dev)
     print_table("Sub-words, averages of token embeddings, STS-B dev", list(rows), ("", ""))

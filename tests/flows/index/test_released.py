@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.flows.index import searched_parts
+from pipeline.flows.index import parts_on_workers
 from pipeline.flows.index.measure_tasks import ScanTruth
 from pipeline.flows.index.records import load_truth
 from pipeline.flows.index.released import scan_release, use_index
@@ -62,9 +62,11 @@ def test_each_part_is_searched_by_a_worker_of_its_own(
     chain = released(tmp_path, workers, *overrides)
     assert chain.before is not None
     opened = list[tuple[str, int]]()
-    open_parts = searched_parts.open_parts
+    open_parts = parts_on_workers.open_parts
     monkeypatch.setattr(
-        searched_parts, "open_parts", lambda *given: opened.append(workers.bucket.task) or open_parts(*given)
+        parts_on_workers,
+        "open_parts",
+        lambda *given: opened.append(workers.bucket.task) or open_parts(*given),
     )
     asked = np.array([chain.vectors[address] for address in chain.live()[::17]]) + 0.01
     scores, addresses = use_index(chain.context(Stages()), chain.before, FindNearest(asked))

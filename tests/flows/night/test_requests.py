@@ -58,7 +58,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedB
         monkeypatch.setattr(name, scaled)
     # a child could not open the bucket, which is in this process; here its requests are counted, too
     monkeypatch.setattr(
-        "pipeline.flows.night.gates.as_searcher.run_apart", lambda work, *_: work(lambda _: None)
+        "pipeline.flows.night.gates.as_searcher.run_in_child", lambda work, *_: work(lambda _: None)
     )
     with counted_bucket() as counted:
         yield counted

@@ -15,7 +15,7 @@ from pipeline.store.records.dead import Dead
 from pipeline.store.records.units import Changes, Corpus
 from pipeline.store.releases.change_examples import ChangedRows
 from pipeline.text.ingest.ingest import ingest
-from pipeline.text.ingest.tonights_files import ParentCorpus
+from pipeline.text.ingest.tonights_files import PreviousCorpus
 from pipeline.text.normalize import text_keys
 from pipeline.text.task_map import TaskMap, TaskRunner, map_here
 from tests.text.ingest.tables import key_lines, text_lines
@@ -65,7 +65,7 @@ class Nights:
             self.corpus,
             self.unit_rows,
             self.store,
-            ParentCorpus(self.last, self.next_ordinal, rebuild),
+            PreviousCorpus(self.last, self.next_ordinal, rebuild),
             TaskRunner(self.map_tasks),
         )
         self.last, self.next_ordinal = ingested, max(self.next_ordinal, ingested.next_ordinal)

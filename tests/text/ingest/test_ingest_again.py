@@ -19,7 +19,7 @@ from pipeline.settings import CorpusSettings
 from pipeline.store.files.open_store import open_store
 from pipeline.text.ingest.corpus_record import corpus_digest, record_path
 from pipeline.text.ingest.ingest import ingest
-from pipeline.text.ingest.tonights_files import ParentCorpus
+from pipeline.text.ingest.tonights_files import PreviousCorpus
 from pipeline.text.sources.sources import list_files
 from pipeline.text.task_map import TaskRunner
 from tests.text.ingest.ingesting import random_rows, rows_of, write
@@ -144,12 +144,12 @@ def test_corpus_in_s3_gives_the_same_units_as_on_disk(s3, tmp_path):
 def test_ids_above_int64_in_a_later_file_are_read_as_on_a_first_night(tmp_path, first_id, kind, rows):
     corpus, store = CorpusSettings(uri=str(tmp_path / "in"), max_quarantined=1), open_store(tmp_path / "out")
     (tmp_path / "in").mkdir()
-    previous = ParentCorpus()
+    previous = PreviousCorpus()
     for name, ids in (("a", (first_id, 7)), ("b", (8, 2**63))):
         lines = (json.dumps({"id": row_id, "text": f"text {row_id}"}) + "\n" for row_id in ids)
         (tmp_path / "in" / f"{name}.jsonl").write_text("".join(lines))
         ingested = ingest(corpus, 10, store, previous)
-        previous = ParentCorpus(ingested, ingested.next_ordinal)
+        previous = PreviousCorpus(ingested, ingested.next_ordinal)
     from_scratch = ingest(corpus, 10, open_store(tmp_path / "scratch"))
     assert (ingested.id_type, ingested.rows) == (from_scratch.id_type, from_scratch.rows) == (kind, rows)
     assert ingested.read_files == (2 if kind == "uint64" else 1), "only other types need all files"
@@ -159,12 +159,12 @@ def test_ids_above_int64_in_a_later_file_are_read_as_on_a_first_night(tmp_path, 
 def test_a_kept_column_without_values_gets_the_type_of_a_later_file(tmp_path, bad_files):
     corpus = CorpusSettings(uri=str(tmp_path / "in"), keep=("n",), bad_files=bad_files)
     (tmp_path / "in").mkdir()
-    store, previous = open_store(tmp_path / "out"), ParentCorpus()
+    store, previous = open_store(tmp_path / "out"), PreviousCorpus()
     for name, values in (("a", pa.nulls(2)), ("b", pa.array([7, 8]))):
         ids = [f"{name}{number}" for number in range(2)]
         pq.write_table(pa.table({"id": ids, "text": ids, "n": values}), tmp_path / "in" / f"{name}.parquet")
         ingested = ingest(corpus, 10, store, previous)
-        previous = ParentCorpus(ingested, ingested.next_ordinal)
+        previous = PreviousCorpus(ingested, ingested.next_ordinal)
     expected = {"a0": None, "a1": None, "b0": 7, "b1": 8}
     assert {row["id"]: row["n"] for row in rows_of(store, ingested)} == expected
     table = pa.table({"id": ["c0"], "text": ["c0"], "n": ["a string"]})

@@ -33,14 +33,14 @@ from pipeline.errors import PipelineError
 from pipeline.settings import CorpusSettings
 from pipeline.store.files.open_store import open_store
 from pipeline.text.ingest.ingest import ingest
-from pipeline.text.ingest.tonights_files import ParentCorpus
+from pipeline.text.ingest.tonights_files import PreviousCorpus
 from pipeline.store.records.units import Corpus
 
 uri, out, parent = sys.argv[1:]
 store = open_store(out)
 before = Corpus.load(store, parent) if parent else None
 try:
-    parent = ParentCorpus(before, before.next_ordinal if before else 0)
+    parent = PreviousCorpus(before, before.next_ordinal if before else 0)
     found = ingest(CorpusSettings(uri=uri), 8, store, parent)
 except PipelineError as error:
     print(type(error).__name__, error)

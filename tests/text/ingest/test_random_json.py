@@ -14,7 +14,7 @@ from pipeline.settings import CorpusSettings
 from pipeline.store.files.open_store import open_store
 from pipeline.store.records.units import Changes, Corpus
 from pipeline.text.ingest.ingest import ingest
-from pipeline.text.ingest.tonights_files import ParentCorpus
+from pipeline.text.ingest.tonights_files import PreviousCorpus
 from pipeline.text.normalize import replace_surrogates
 
 keys = st.sampled_from(["a", "b", "", "é", "a.b", "\ud800", "id"])
@@ -79,6 +79,6 @@ def test_values_of_any_shape_are_kept_or_counted(tmp_path_factory, files):
     for file in (folder / "in").iterdir():
         os.utime(file, ns=(1, 1))
     (folder / "in" / "new.jsonl").write_text('{"id": "new", "text": "t"}\n')
-    second = ingest(corpus, 2, store, ParentCorpus(first, first.next_ordinal))
+    second = ingest(corpus, 2, store, PreviousCorpus(first, first.next_ordinal))
     assert not second.rebuild_reason
     assert second.changes == Changes(new=1, unchanged=len(written))

@@ -23,7 +23,7 @@ from pipeline.store.rows.address import to_addresses
 from pipeline.store.rows.arrays import plain_type, plain_values
 from pipeline.targets.values import json_rows
 from pipeline.text.ingest.ingest import ingest
-from pipeline.text.ingest.tonights_files import ParentCorpus
+from pipeline.text.ingest.tonights_files import PreviousCorpus
 from tests.text.ingest.random_values import Drawn, draw, encoded_kinds, kinds, meaning
 
 
@@ -120,7 +120,7 @@ def test_values_of_any_type_are_kept(tmp_path_factory, kept, counts, seed, fault
     written.add("last", 3)
     for file in written.folder.iterdir():
         os.utime(file, ns=(1, 1))
-    second = ingest(corpus_settings, 4, open_store(folder / "out"), ParentCorpus(first, first.next_ordinal))
+    second = ingest(corpus_settings, 4, open_store(folder / "out"), PreviousCorpus(first, first.next_ordinal))
     check(second, written, folder)
     assert not second.rebuild_reason
     assert second.changes == Changes(new=len(written.good) - before, unchanged=before)

@@ -17,7 +17,7 @@ from pipeline.store.records.units import Corpus
 from pipeline.text.formats import parquet
 from pipeline.text.ingest import read_files
 from pipeline.text.ingest.ingest import ingest
-from pipeline.text.ingest.tonights_files import ParentCorpus
+from pipeline.text.ingest.tonights_files import PreviousCorpus
 from pipeline.text.sources import sources
 from pipeline.text.sources.sources import list_files
 from pipeline.text.task_map import TaskMap, TaskRunner, map_here
@@ -149,7 +149,7 @@ def test_rows_that_become_live_again_are_read_from_their_row_groups_alone(
         content[:middle] + bytes(10_000) + content[middle + 10_000 :]
     )  # row groups in the middle are damaged
     os.utime(file, ns=(stamp, stamp))
-    second = ingest(corpus, 400, store, ParentCorpus(first, first.next_ordinal))
+    second = ingest(corpus, 400, store, PreviousCorpus(first, first.next_ordinal))
     live = pq.read_table(store.open(second.units[-1].path)).to_pylist()
     assert [(row["id"], row["text"]) for row in live] == [
         (row_id, f"b text of {row_id}") for row_id in ids["a"]

@@ -11,7 +11,7 @@ import pytest
 from pipeline.errors import DataError
 from pipeline.store.files.open_store import open_store
 from pipeline.text.ingest.ingest import ingest
-from pipeline.text.ingest.tonights_files import ParentCorpus
+from pipeline.text.ingest.tonights_files import PreviousCorpus
 from tests.text.ingest.outcomes import outcome, write_bytes, write_parquet
 
 
@@ -184,6 +184,6 @@ def test_a_skipped_file_is_read_when_the_others_fit_it(corpus, store, tmp_path):
     first = ingest(corpus, 100, store)
     assert (first.rows, first.counts["bad_files"]) == (1, 1)
     write_parquet(corpus, "a.parquet", id=[1, 3], text=["one", "three"])
-    second = ingest(corpus, 100, store, ParentCorpus(first, 1))
+    second = ingest(corpus, 100, store, PreviousCorpus(first, 1))
     assert second.counts == ingest(corpus, 100, open_store(tmp_path / "scratch")).counts
     assert (second.rows, second.id_type) == (3, "int64")

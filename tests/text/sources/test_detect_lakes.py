@@ -46,12 +46,12 @@ from pipeline.settings import CorpusSettings
 from pipeline.store.files.open_store import open_store
 from pipeline.text.ingest.ingest import ingest
 from pipeline.text.task_map import TaskRunner
-from pipeline.text.ingest.tonights_files import ParentCorpus
+from pipeline.text.ingest.tonights_files import PreviousCorpus
 def progress(rows, size):
     if sys.argv[3] == "killed" and rows:
         os.kill(os.getpid(), signal.SIGKILL)
 corpus, store = CorpusSettings(uri=sys.argv[1], keep=("lang",)), open_store(sys.argv[2])
-found = ingest(corpus, 4, store, ParentCorpus(), TaskRunner(on_progress=progress))
+found = ingest(corpus, 4, store, PreviousCorpus(), TaskRunner(on_progress=progress))
 print(found.id, found.rows)
 """
 

@@ -17,10 +17,10 @@ from pipeline.flows.context import FlowContext, map_in_order
 from pipeline.flows.export.changes import RowChanges, UnitUpserts
 from pipeline.flows.rows import is_live
 from pipeline.flows.workers.tasks import PlainTask
-from pipeline.index.search.open_apart import ChildLimits, prepare_apart, run_apart
+from pipeline.index.search.open_in_child import ChildLimits, prepare_child, run_in_child
 from pipeline.index.search.release_files import OpenOptions, ReleaseFiles
 from pipeline.index.search.search import OpenRelease
-from pipeline.index.search.trial import Reading, try_release
+from pipeline.index.search.use_as_searcher import Reading, try_release
 from pipeline.log import counted
 from pipeline.store.files.base import Store
 from pipeline.store.records.dead import DeadRows
@@ -66,7 +66,7 @@ class PrepareTrials(PlainTask[None, None]):
 
     def start(self) -> Callable[[None], None]:
         """Start the child."""
-        prepare_apart([_USE, *([_ENCODER] if self.encoder else [])])
+        prepare_child([_USE, *([_ENCODER] if self.encoder else [])])
         return self.work
 
     def work(self, item: None) -> None:
@@ -90,7 +90,7 @@ class TryCandidate(PlainTask[Trial, tuple[str, ...]]):
         limits = ChildLimits.for_bytes(trial.read)
         try:
             files = [self.store.uri_of(file.path) for file in trial.files]
-            run_apart(partial(_use, self.store, self.manifest, trial), files, limits, _DELETE)
+            run_in_child(partial(_use, self.store, self.manifest, trial), files, limits, _DELETE)
         except (ConfigError, DataError, ModelError) as error:
             return (str(error),)
         return ()

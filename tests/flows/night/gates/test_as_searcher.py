@@ -21,7 +21,7 @@ from pipeline.flows.night.gates.as_searcher import TryCandidate, try_as_searcher
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
-from pipeline.index.search.open_apart import check_opens
+from pipeline.index.search.open_in_child import check_opens
 from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job

@@ -28,7 +28,7 @@ from pipeline.errors import (
     is_out_of_memory,
 )
 from pipeline.index.search.search import open_release
-from pipeline.index.search.trial import Reading, try_release
+from pipeline.index.search.use_as_searcher import Reading, try_release
 from pipeline.keep_alive import keep_alive
 from pipeline.store.files.base import Store
 from pipeline.store.releases.manifest import ReleaseManifest
@@ -76,7 +76,7 @@ def check_opens(releases: Releases, manifest: ReleaseManifest) -> None:
     stores = (releases.store, releases.commits.store)
     work = partial(_open_and_search, stores, manifest.release)
     limits = ChildLimits.for_bytes(read).with_memory(read)
-    run_apart(work, _uris(releases.store, manifest), limits, _MAKE_AGAIN)
+    run_in_child(work, _uris(releases.store, manifest), limits, _MAKE_AGAIN)
 
 
 def _open_and_search(stores: Sequence[Store], number: int, reading: Reading) -> None:
@@ -91,13 +91,13 @@ def _uris(store: Store, manifest: ReleaseManifest) -> list[str]:
     return [store.uri_of(file.path) for file in (*manifest.index.files, *manifest.ids)]
 
 
-def prepare_apart(modules: Sequence[str] = ()) -> None:
+def prepare_child(modules: Sequence[str] = ()) -> None:
     """Start a child for the next work of this process, unless one waits already; it imports the modules."""
     if not _idle:
         _idle.append(_Child(modules))
 
 
-def run_apart(
+def run_in_child(
     work: Callable[[Reading], None], files: Iterable[str], limits: ChildLimits, remedy: str
 ) -> None:
     """Do work in a child, and signal that it is alive until it ends.
@@ -161,7 +161,7 @@ _idle: list[_Child] = []
 def _try_apart(
     work: Callable[[Reading], None], files: Sequence[str], limits: ChildLimits, remedy: str
 ) -> None:
-    """Do work in a child once. Raises as `run_apart`, or _Crash."""
+    """Do work in a child once. Raises as `run_in_child`, or _Crash."""
     child = _idle.pop() if _idle else _Child()
     if not child.process.is_alive():  # somebody ended it while it waited
         child.end()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError, DataError, ModelError, PipelineError, TransientError
-from pipeline.index.search import open_apart
-from pipeline.index.search.open_apart import ChildLimits, prepare_apart, run_apart
-from pipeline.index.search.trial import Reading
+from pipeline.index.search import open_in_child
+from pipeline.index.search.open_in_child import ChildLimits, prepare_child, run_in_child
+from pipeline.index.search.use_as_searcher import Reading
 from pipeline.store.files.open_store import open_store
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.releases.release import Releases
@@ -67,10 +67,10 @@ def never_end(*_: object) -> None:
 def test_a_reader_that_does_not_end_is_killed(publish: Publisher, monkeypatch: pytest.MonkeyPatch):
     manifest = publish(texts(ROWS))
     before = multiprocessing.active_children()
-    monkeypatch.setattr(open_apart, "_open_and_search", never_end)
-    monkeypatch.setattr(open_apart, "_START_S", 0.0)
+    monkeypatch.setattr(open_in_child, "_open_and_search", never_end)
+    monkeypatch.setattr(open_in_child, "_START_S", 0.0)
     with pytest.raises(DataError, match="found files whose reader did not end in 0 s") as caught:
-        open_apart.check_opens(Releases(publish.store), manifest)
+        open_in_child.check_opens(Releases(publish.store), manifest)
     assert caught.value.exit_code == 3
     assert manifest.index.files[0].path in str(caught.value)
     assert set(multiprocessing.active_children()) <= set(before)
@@ -102,7 +102,7 @@ def fail(error: Exception, reading: Reading) -> None:
 )
 def test_whatever_a_reader_raises_is_an_error_of_the_file_that_it_read(error: Exception):
     with pytest.raises((DataError, ModelError)) as caught:
-        run_apart(partial(fail, error), ["root/first"], ChildLimits(60.0), "delete them")
+        run_in_child(partial(fail, error), ["root/first"], ChildLimits(60.0), "delete them")
     assert "root/announced" in str(caught.value)
     assert "root/first" not in str(caught.value)
     assert str(error).removeprefix("/tmp/gone: ") in str(caught.value)
@@ -111,13 +111,13 @@ def test_whatever_a_reader_raises_is_an_error_of_the_file_that_it_read(error: Ex
 def test_an_error_that_names_a_copy_of_a_file_also_names_the_file():
     error = ConfigError("/tmp/gone/config.json", "settings", "none", "restore them")
     with pytest.raises(ConfigError, match=r"^root/announced \(/tmp/gone/config.json\): expected settings"):
-        run_apart(partial(fail, error), [], ChildLimits(60.0), "delete them")
+        run_in_child(partial(fail, error), [], ChildLimits(60.0), "delete them")
 
 
 @pytest.mark.parametrize(("memory", "kind"), [(None, TransientError), (1 << 30, DataError)])
 def test_files_are_not_to_be_deleted_because_memory_is_lacking(memory: int | None, kind: type[PipelineError]):
     with pytest.raises(kind, match=r"root/announced.*found MemoryError") as caught:
-        run_apart(partial(fail, MemoryError()), [], ChildLimits(60.0, memory), "delete them")
+        run_in_child(partial(fail, MemoryError()), [], ChildLimits(60.0, memory), "delete them")
     assert "delete" not in str(caught.value)
 
 
@@ -132,18 +132,18 @@ def kill_itself(reading: Reading) -> None:
 
 def test_one_prepared_child_does_all_work_until_it_fails(tmp_path: Path):
     def process() -> int:
-        run_apart(partial(write_process, tmp_path / "pid"), [], ChildLimits(60.0), "")
+        run_in_child(partial(write_process, tmp_path / "pid"), [], ChildLimits(60.0), "")
         return int((tmp_path / "pid").read_text())
 
-    prepare_apart(["no_such_module"])
+    prepare_child(["no_such_module"])
     children = {child.pid: child for child in multiprocessing.active_children()}
-    prepare_apart()  # another night of the same worker
+    prepare_child()  # another night of the same worker
     assert {child.pid for child in multiprocessing.active_children()} == children.keys()
     first = process()
     assert first == process()
     prepared = children[first]
     with pytest.raises(TransientError, match=r"root/announced.*found exit code -9; make more memory"):
-        run_apart(kill_itself, [], ChildLimits(60.0), "delete them")
+        run_in_child(kill_itself, [], ChildLimits(60.0), "delete them")
     assert not prepared.is_alive()
     second = process()
     assert second != first

@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 from pipeline.errors import DataError
 from pipeline.models.layers.numerics import use_threads
 from pipeline.settings import FlowSettings
-from pipeline.train.flow import Diverged, FlowTrainer, HeldOut
+from pipeline.train.bert_flow import Diverged, FlowTrainer, HeldOut
 from pipeline.transforms.compare import DevPairs
 from pipeline.transforms.flow import Flow
 
