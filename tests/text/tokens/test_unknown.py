@@ -1,5 +1,6 @@
 """A folder whose tokenizer would fail at a text is refused when it is opened."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -84,8 +85,12 @@ def test_a_panic_at_a_text_is_an_error_of_the_model(tmp_path: Path):
 
 
 def test_a_huge_id_is_refused_before_arrays_of_its_size_are_made(tmp_path: Path):
-    folder = folder_of(tmp_path, models.WordPiece({"a": 2**31, "[UNK]": 1}, unk_token="[UNK]"))
-    with pytest.raises(ModelError, match=r"expected ids of tokens below 16,777,216, found 2,147,483,648"):
+    folder = folder_of(tmp_path, models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"]["a"] = 2**27
+    file.write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=r"expected ids of tokens below 16,777,216, found 134,217,728"):
         load_tokenizer(folder, 64)
 
 
