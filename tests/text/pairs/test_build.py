@@ -17,8 +17,9 @@ from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.log import Stages
 from pipeline.settings.training import SourceSettings
 from pipeline.text.key_tables import keys
+from pipeline.text.pairs import build
 from pipeline.text.pairs.build import TEST, TRAIN, build_rows, open_build
-from pipeline.text.pairs.builder import BUILDERS, build
+from pipeline.text.pairs.builder import BUILDERS
 from pipeline.text.rows.training_rows import open_training_rows
 from tests.conftest import ROOT
 from tests.text.pairs.building import DATA, Rows, read_test_set, running_text, settings_of, write_data
