@@ -159,8 +159,9 @@ def unchanged_outcome(
 def _with_rejected(
     counts: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the counts of a release with the rows and files that are rejected since its corpus was read."""
-    names = [name for name in {**before, **now} if name.startswith("quarantined") or name == BAD_FILES]
+    """Return the counts of a release with what was rejected of rows and files since its corpus was read."""
+    others = (BAD_FILES, "kept_values_dropped")
+    names = [name for name in {**before, **now} if name.startswith("quarantined") or name in others]
     rows = {"total": now["rows"] - before.get("rows", now["rows"])}
     changes = rows | {name: now.get(name, 0) - before.get(name, 0) for name in sorted(names)}
     return dict(counts) | {

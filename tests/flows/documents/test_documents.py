@@ -60,8 +60,10 @@ JOBS = ("plan", "preflight", "encode", "whiten", "index", "evaluate", "search-te
 
 def runs_on_ray(command: str) -> bool:
     """Return whether a command needs Ray or the result of a training; on_ray/test_documents.py runs these."""
-    return command not in BARE and (
-        command.startswith(("manta train", "manta augment")) or "trainings/" in command
+    return (
+        command not in BARE
+        and "--describe" not in command
+        and (command.startswith(("manta train", "manta augment")) or "trainings/" in command)
     )
 
 

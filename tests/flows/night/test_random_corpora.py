@@ -457,7 +457,7 @@ def run_nights(folder: Path, words: Path, child: LocalWorkers, corpus: Any, nigh
             corpus.rewrite_equally() if night == 1 else corpus.change()
         try:
             with connect(ClusterSettings(), Stages(), local=child):
-                status = nightly(job, Stages()).status
+                outcome = nightly(job, Stages())
         except (ConfigError, DataError) as error:
             event(f"refused: {error.expected[:20]}")
             if not corpus.may_be_refused():
@@ -466,6 +466,7 @@ def run_nights(folder: Path, words: Path, child: LocalWorkers, corpus: Any, nigh
                 return
             corpus.restore(published)
             continue
+        status, counts = outcome.status, outcome.facts["counts"]
         assert status in ("published", "unchanged")
         published = dict(corpus.files)
         release = open_release(root, verify=True)
@@ -477,8 +478,8 @@ def run_nights(folder: Path, words: Path, child: LocalWorkers, corpus: Any, nigh
             if pa.types.is_timestamp(kind):
                 pa.scalar(0, kind).as_py()  # raises if Python does not know the zone
         rows = scalars(found, corpus.names)
-        corpus.check(rows, releases.get(release.number).counts)
-        corpus.check(scalars(exported(root, releases), corpus.names), releases.get(release.number).counts)
+        corpus.check(rows, counts)
+        corpus.check(scalars(exported(root, releases), corpus.names), counts)
         check_filters(release, rows, corpus)
 
 
