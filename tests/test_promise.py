@@ -13,7 +13,7 @@ SECTION = TEXT[TEXT.index("## What is promised") : TEXT.index("## What is shippe
 LINES = re.split(r"^\d\. ", SECTION, flags=re.MULTILINE)[1:]
 PROMISED = (
     "Corpus content is untrusted: it runs no code, no markup, no terminal command, and takes bounded memory.",
-    "Model folders are untrusted for code: nothing in them is executed, nothing is asked.",
+    "Model folders are untrusted for code: nothing in them is executed, and there is no prompt to allow it.",
     "Whoever may write the release root, the commits root or the cache is trusted: "
     "sha256 finds damage, not malice; paths never leave the root.",
     "Whoever reaches a Ray cluster with its token is trusted with everything on it; without a token, nobody.",

@@ -124,6 +124,7 @@ def test_a_closed_pipe_is_not_reported_as_a_defect(tmp_path: Path):
 def test_an_interrupt_while_modules_are_imported_is_quiet(module: str):
     program = f"""
 import builtins, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 plain = builtins.__import__
 def interrupted(name, *rest):
     if name == {module!r}:
