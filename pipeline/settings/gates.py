@@ -1,4 +1,4 @@
-"""Settings of the gates that a corpus and a candidate must pass."""
+"""Settings of the gates that a corpus and a candidate must pass; each section has a module of its name."""
 
 from typing import Annotated, Literal, Self
 

@@ -1,4 +1,4 @@
-"""Settings of the root that holds the releases of a corpus."""
+"""Settings of the root that holds the releases of a corpus; each section has a module of its name."""
 
 from pipeline.config import Settings
 from pipeline.settings.corpus import Uri

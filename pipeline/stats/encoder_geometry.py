@@ -103,7 +103,7 @@ class GeometryReport(Settings):
     mev: Mev
     """definition of the explained variance of words; see `explained_variance`"""
     gold_edits: Metric | None
-    """correlation of the gold scores with edit distance, to compare with that of the cosines"""
+    """correlation of the gold scores with edit distance, to compare with the correlation of the cosines"""
     series: tuple[NamedSpace, ...]
     """sentence spaces, one per candidate"""
     depths: tuple[NamedLayers, ...]

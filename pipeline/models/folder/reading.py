@@ -41,7 +41,7 @@ _LOADING_FILES = {
 _OTHERS = (
     *("transformer_task", "modality_config", "module_output_name", "processing_kwargs"),
     *("max_seq_length", "do_lower_case", "tokenizer_name_or_path", "unpad_inputs", "backend"),
-    "ensure_final_punctuation",  # of this project's own Transformer module
+    "ensure_final_punctuation",  # this project's own Transformer module has it
 )
 """settings that are known besides"""
 NO_LIMIT = 1_000_000  # tokens; files of tokenizers without a limit have 1e30

@@ -363,7 +363,7 @@ def pooling_config(pooling: Sequence[str], width: int, include_prompt: bool) -> 
     """Return the config.json of the pooling.
 
     It has a flag for each pooling, which servers and every version of sentence-transformers read. If a
-    pooling has no flag, or their order is not that of the flags, it has a list of poolings instead.
+    pooling has no flag, or their order differs from the flags', it has a list of poolings instead.
     """
     config: dict[str, Any] = {"word_embedding_dimension": width, "include_prompt": include_prompt}
     if list(pooling) == [name for name in ST_FLAGS.values() if name in pooling]:

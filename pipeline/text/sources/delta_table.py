@@ -1,5 +1,7 @@
 """List the live data files of a Delta table, with the library deltalake.
 
+Apart from `detect_lakes`, which recognizes tables without their libraries.
+
 The library does not say which deletion vectors data files have, and reads vectors itself with a value in
 memory for every row. So a log that may name vectors is read here, too.
 """

@@ -60,7 +60,7 @@ _CLASSES = {
     "roberta": "RobertaTokenizer",
 }
 """class by model_type, if no file names one"""
-_GENERAL_CLASSES = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")  # of no family
+_GENERAL_CLASSES = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")  # for any family
 
 
 def read_mapping(file: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tests.text.ingest.lake_tables import added, commit, delete_by_vector, frame
 from tests.text.ingest.table_nights import DeltaNights
 
 VECTORS = {"delta.enableDeletionVectors": "true"}
-ROWS = 200  # of each data file
+ROWS = 200  # rows per data file
 MAGIC = struct.pack("<i", 1_681_511_377)
 
 

@@ -140,7 +140,7 @@ def measure_relevance(
 
     Raises:
         DataError: the file cannot be used, or none of its ids is in the corpus.
-        SpaceMismatch: the job's encoder is not that of the release.
+        SpaceMismatch: the job's encoder is not the release's.
     """
     settings = context.job.gates.relevance
     if settings.queries is None:

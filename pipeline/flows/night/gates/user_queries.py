@@ -52,7 +52,7 @@ def user_query_gates(context: FlowContext, manifest: ReleaseManifest) -> dict[st
     """Return recall@10 of `gates.queries` as a gate that always passes; empty if it is not set.
 
     Raises:
-        SpaceMismatch: the job's encoder is not that of the release.
+        SpaceMismatch: the job's encoder is not the release's.
     """
     job = context.job
     texts = read_user_queries(job.gates)

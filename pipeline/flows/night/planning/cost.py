@@ -1,5 +1,7 @@
 """Predict the cost of a first night on a cluster, stage by stage, from measured rates.
 
+Apart from its only user, `night_plan`, because it computes with numbers alone and reads no files.
+
 A stage has work that its workers share, work that one process does while the others wait, and bytes that the
 nodes transfer. Their times are added, as if nothing overlapped.
 
