@@ -21,56 +21,54 @@ T = TypeVar("T")
 _DEADLINE_S = 120.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 
-# Error codes and class names of botocore, and parts of messages of pyarrow, aiohttp and s3fs, in lower case.
-_TRANSIENT_PHRASES = (
-    "slowdown",
-    "slow_down",
-    "reduce your request rate",
-    "throttl",
-    "requestlimitexceeded",
-    "requesttimeout",
-    "request timeout",
-    "timed out",
-    "timeout",
-    "toomanyrequests",
-    "too many requests",
-    "bandwidthlimitexceeded",
-    "transactioninprogress",
-    "conditionalrequestconflict",
-    "operationaborted",
-    "internalerror",
-    "internal_failure",
-    "internal error",
-    "serviceunavailable",
-    "service unavailable",
-    "service_unavailable",
-    "bad gateway",
-    "connection reset",
-    "connection aborted",
-    "connection was closed",
-    "connection closed",
-    "could not connect",
-    "cannot connect",
-    "network_connection",
-    "broken pipe",
-    "incompleteread",
-    "incompletebody",
-    "server disconnected",
-    "serverdisconnected",
-    "payload is not completed",
-    "contentlengtherror",
-    "clientpayloaderror",
-    "httpclienterror",
-    "responsestreamingerror",
-    "responseparsererror",
-    "contentsha256mismatch",
-    "checksumerror",
-    "temporarily unavailable",
-    "curlcode",
-    "connectionclosederror",
-    "endpointconnectionerror",
-)
-_TRANSIENT_STATUS_WORD = re.compile(r"\b50[234]\b")  # a number by itself, not digits in the name of a file
+# Codes of answers that ask for another attempt, whatever their HTTP status; botocore retries most of these.
+_TRANSIENT_CODES = {
+    "BandwidthLimitExceeded",
+    "ConditionalRequestConflict",
+    "IncompleteBody",
+    "InternalError",
+    "OperationAborted",
+    "PriorRequestNotComplete",
+    "ProvisionedThroughputExceededException",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "RequestThrottledException",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "ServiceUnavailable",
+    "SlowDown",
+    "ThrottledException",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+    "TooManyRequestsException",
+    "TransactionInProgressException",
+    "XAmzContentSHA256Mismatch",
+}
+_TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
+# Classes of client libraries, as library.Class: connections, time limits, and bodies that arrived incomplete.
+_TRANSIENT_TYPES = {
+    "aiohttp.ClientConnectionError",
+    "aiohttp.ClientPayloadError",
+    "azure.IncompleteReadError",
+    "azure.ServiceRequestError",
+    "azure.ServiceResponseError",
+    "botocore.ChecksumError",
+    "botocore.ConnectionError",
+    "botocore.FlexibleChecksumError",
+    "botocore.HTTPClientError",
+    "botocore.IncompleteReadError",
+    "botocore.ResponseParserError",
+    "gcsfs.ChecksumError",
+    "google.TransportError",
+    "httpx.NetworkError",
+    "httpx.ProxyError",
+    "httpx.RemoteProtocolError",
+    "httpx.TimeoutException",
+    "requests.ChunkedEncodingError",
+    "requests.ConnectionError",
+    "requests.Timeout",
+}
 _TRANSIENT_ERRNOS = {
     errno.EAGAIN,
     errno.EBUSY,
@@ -83,8 +81,15 @@ _TRANSIENT_ERRNOS = {
     errno.ENETUNREACH,
     errno.ESTALE,
 }
-# Only errors of these libraries are recognized by phrases; s3fs raises built-in errors.
-_LIBRARIES = ("botocore", "aiobotocore", "aiohttp", "pyarrow", "builtins")
+# Errors of Arrow, and errors of the system without a number, have neither a code nor a class of their own.
+_TRANSIENT_PHRASES = re.compile(
+    r"slow.?down|reduce your request rate|throttl|too.?many.?requests|time.?out|timed out"
+    r"|internal.?(error|failure)|service.?unavailable|temporarily unavailable|bad gateway"
+    r"|network_connection|curlcode|broken pipe|connection (reset|aborted|closed|was closed)"
+    r"|(could not|cannot) connect|server disconnected"
+    r"|\b50[234]\b",  # a number by itself, not digits in the name of a file
+    re.IGNORECASE,
+)
 _NEVER_TRANSIENT = (
     FileNotFoundError,
     FileExistsError,
@@ -92,7 +97,6 @@ _NEVER_TRANSIENT = (
     IsADirectoryError,
     NotADirectoryError,
 )
-_TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 
 _CREDENTIALS = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the machine's role and its permissions"
 # Error code, or class of an error -> (expected, remedy) for errors that only the user can resolve.
@@ -117,30 +121,44 @@ _REFUSALS = {
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a retry may succeed: throttling, timeouts, lost connections, server errors."""
+    """Return whether a retry may succeed: throttling, timeouts, lost connections, server errors.
+
+    The first of these that an error has decides: the answer of a store, a class, an error number, words.
+    """
     if isinstance(error, _NEVER_TRANSIENT):
         return False
-    code, status = s3_error(error)
-    if (
-        status in _TRANSIENT_STATUSES
-        or isinstance(error, (ConnectionError, TimeoutError))
-        or (isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS)
-    ):
+    code, status = answer_of(error)
+    if code or status:
+        return code in _TRANSIENT_CODES or status in _TRANSIENT_STATUSES
+    if isinstance(error, (ConnectionError, TimeoutError)) or _TRANSIENT_TYPES & _classes_of(error):
         return True
-    if type(error).__module__.split(".")[0] not in _LIBRARIES:
-        return False
-    text = f"{type(error).__name__} {code} {error}".lower()
-    return any(phrase in text for phrase in _TRANSIENT_PHRASES) or bool(_TRANSIENT_STATUS_WORD.search(text))
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _TRANSIENT_ERRNOS
+    has_words_only = type(error) is OSError or type(error).__module__.startswith("pyarrow")
+    return has_words_only and bool(_TRANSIENT_PHRASES.search(str(error)))
 
 
-def s3_error(error: BaseException) -> tuple[str, int]:
-    """Return the S3 error code and the HTTP status of an error; ("", 0) if no response caused it."""
-    for candidate in (error, error.__cause__):
-        response = getattr(candidate, "response", None)
+def answer_of(error: BaseException) -> tuple[str, int]:
+    """Return the error code and the HTTP status of the answer that caused an error; ("", 0) if none did."""
+    for answered in (error, error.__cause__):  # s3fs raises errors of Python, and botocore's is their cause
+        response = getattr(answered, "response", None)
         if isinstance(response, dict) and "Error" in response:
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             return str(response["Error"].get("Code", "")), int(status)
+    response = getattr(error, "response", None)
+    owners = {"status_code": (error, response), "status": (error,), "code": (error,)}
+    for name, holders in owners.items():  # azure, requests and httpx; aiohttp; gcsfs
+        for holder in holders:
+            status = getattr(holder, name, None)
+            if isinstance(status, int) and 400 <= status < 600:
+                code = getattr(error, "error_code", None) or ""
+                return str(getattr(code, "value", code)), status
     return "", 0
+
+
+def _classes_of(error: BaseException) -> set[str]:
+    """Return the classes of an error as library.Class, without importing the libraries."""
+    return {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
 
 
 def retrying(call: Callable[[], T], where: str) -> T:
@@ -203,7 +221,7 @@ def positive_number(variable: str, default: float) -> float:
 
 def _refusal(error: Exception, where: str) -> ConfigError | None:
     """Return the error for a refusal that the user can resolve; None for any other error."""
-    code = s3_error(error)[0] or type(error).__name__
+    code = answer_of(error)[0] or type(error).__name__
     if code not in _REFUSALS:
         return None
     expected, remedy = _REFUSALS[code]

@@ -29,7 +29,7 @@ from pipeline.keep_alive import keep_alive
 from pipeline.store.files.base import Entry, in_threads
 from pipeline.store.files.range_reader import RangeReader
 from pipeline.store.files.remote import ObjectStore, entries_of
-from pipeline.store.files.retry import positive_number, retrying, s3_error
+from pipeline.store.files.retry import answer_of, positive_number, retrying
 
 Answer = TypeVar("Answer")
 
@@ -66,11 +66,9 @@ def _connect(endpoint: str | None, timeout: float) -> Any:
         "connect_timeout": _CONNECT_S,
         "read_timeout": timeout,
     }
-    file_system = s3fs.S3FileSystem(
+    return s3fs.S3FileSystem(
         endpoint_url=endpoint, config_kwargs=config, use_listings_cache=False, skip_instance_cache=True
     )
-    file_system.retries = 1
-    return file_system
 
 
 def run_call(
@@ -103,11 +101,23 @@ async def call_api(file_system: Any, arguments: dict[str, Any]) -> dict[str, Any
         + len(arguments.get("Body", b"")) / _SLOWEST_UPLOAD
     )
     parameters = {name: value for name, value in arguments.items() if name != "verb"}
-    response = file_system._call_s3(arguments["verb"], **parameters)
+    response = _respond(file_system, arguments["verb"], parameters)
     call = asyncio.ensure_future(asyncio.wait_for(response, limit))
     while not (await asyncio.wait([call], timeout=_KEEP_ALIVE_S))[0]:
         keep_alive()  # this process waits and does not hang: an upload that is too slow ends at the limit
     return dict(call.result())
+
+
+async def _respond(file_system: Any, verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the response of botocore's client, with the errors of s3fs (FileNotFoundError and so on)."""
+    from s3fs.errors import translate_boto_error
+
+    await file_system.set_session()
+    s3 = await file_system.get_s3(parameters["Bucket"])
+    try:
+        return dict(await getattr(s3, verb)(**parameters))
+    except s3.exceptions.ClientError as error:
+        raise translate_boto_error(error) from error
 
 
 async def read_object(file_system: Any, arguments: dict[str, Any]) -> bytes:
@@ -248,7 +258,7 @@ class S3Store(ObjectStore):
             else:
                 self._upload_in_parts(path, content, writer_id, condition)
         except OSError as error:
-            code, status = s3_error(error)
+            code, status = answer_of(error)
             if once and (code == "NotImplemented" or status == 501):
                 return self._store(path, content, once=False)
             if not once or not (isinstance(error, FileExistsError) or status == 412):
@@ -322,7 +332,7 @@ class S3Store(ObjectStore):
         try:
             return retrying(lambda: run_call(read_object, arguments), self.uri_of(path))
         except OSError as error:
-            if s3_error(error)[1] != 412:
+            if answer_of(error)[1] != 412:
                 raise
             raise TransientError(
                 self.uri_of(path),

@@ -1,10 +1,50 @@
-"""Throttling is tried again, in the words of every client library; a missing file is not."""
+"""Throttling is tried again, by the code or class of each client library; a missing file is not."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import azure.core.exceptions
 import botocore.exceptions
+import botocore.parsers
+import gcsfs.retry
+import google.auth.exceptions
+import httpx
+import huggingface_hub.errors
+import pyarrow as pa
 import pytest
+import requests
 
 from pipeline.errors import TransientError
-from pipeline.store.files.retry import is_transient, retrying
+from pipeline.store.files.retry import answer_of, is_transient, retrying
+
+
+def s3_answer(code: str, status: int) -> Exception:
+    response: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return botocore.exceptions.ClientError(response, "PutObject")
+
+
+def azure_answer(status: int, code: str = "") -> Exception:
+    error = azure.core.exceptions.HttpResponseError("an answer")
+    error.status_code = status
+    error.error_code = code  # type: ignore[attr-defined]
+    return error
+
+
+def aiohttp_answer(status: int) -> Exception:
+    request: Any = SimpleNamespace(real_url="http://x")
+    return aiohttp.ClientResponseError(request, (), status=status)
+
+
+def hub_answer(status: int) -> Exception:
+    response = httpx.Response(status, request=httpx.Request("GET", "http://x"))
+    return huggingface_hub.errors.HfHubHTTPError("an answer", response=response)
+
+
+def translated(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
 
 SLOW = botocore.exceptions.ClientError(
     {"Error": {"Code": "SlowDown", "Message": "Please reduce your request rate."}}, "PutObject"
@@ -22,7 +62,32 @@ DENIED = botocore.exceptions.ClientError({"Error": {"Code": "AccessDenied", "Mes
         botocore.exceptions.EndpointConnectionError(endpoint_url="http://x"),
         OSError(16, "Please reduce your request rate."),
         OSError("An error occurred (503) when calling the PutObject operation"),
+        s3_answer("SlowDown", 400),
+        s3_answer("", 503),
+        translated(OSError(22, "a body that ended early"), s3_answer("IncompleteBody", 400)),
+        azure_answer(503, "ServerBusy"),
+        azure_answer(500, "OperationTimedOut"),
+        gcsfs.retry.HttpError({"code": 429, "message": "rateLimitExceeded"}),
+        aiohttp_answer(502),
+        hub_answer(504),
+        botocore.exceptions.ReadTimeoutError(endpoint_url="http://x"),
+        botocore.exceptions.ConnectionClosedError(endpoint_url="http://x"),
+        botocore.exceptions.IncompleteReadError(actual_bytes=1, expected_bytes=2),
+        botocore.parsers.ResponseParserError("half a page"),
+        aiohttp.ServerDisconnectedError(),
+        translated(aiohttp.ClientPayloadError("a body that ended early"), aiohttp_answer(400)),
+        azure.core.exceptions.ServiceRequestError("no connection"),
+        azure.core.exceptions.ServiceResponseError("no answer"),
+        azure.core.exceptions.IncompleteReadError("half a body"),
+        gcsfs.retry.ChecksumError(),
+        google.auth.exceptions.TransportError("no connection"),
+        requests.exceptions.ProxyError(),  # gcsfs raises it for the status 502
+        requests.exceptions.ReadTimeout(),
+        httpx.ConnectError("no connection"),
+        httpx.ReadTimeout("no answer"),
+        pa.ArrowException("AWS Error NETWORK_CONNECTION during GetObject operation"),
     ],
+    ids=repr,
 )
 def test_temporary_errors_are_transient(error: Exception):
     assert is_transient(error)
@@ -37,10 +102,30 @@ def test_temporary_errors_are_transient(error: Exception):
         KeyError("x"),
         OSError(28, "No space left on device"),
         OSError(28, "No space left on device", "units/vectors/8a503f.parquet"),
+        OSError(28, "No space left on device", "timeout.parquet"),
+        OSError(28, "No space left on device", "503"),
+        s3_answer("InvalidRequest", 400),
+        translated(OSError(5, "timeout is no parameter of this call"), s3_answer("InvalidArgument", 400)),
+        azure_answer(403, "AuthorizationFailure"),
+        gcsfs.retry.HttpError({"code": 401, "message": "a timeout in the words of a refusal"}),
+        aiohttp_answer(404),
+        hub_answer(401),
+        ValueError("timeout must be positive"),
+        RuntimeError("cannot connect two graphs"),
     ],
+    ids=repr,
 )
 def test_permanent_errors_are_final(error: Exception):
     assert not is_transient(error)
+
+
+def test_the_code_and_the_status_of_an_answer_are_those_of_its_library():
+    assert answer_of(s3_answer("SlowDown", 503)) == ("SlowDown", 503)
+    assert answer_of(translated(OSError(16, "words"), s3_answer("SlowDown", 503))) == ("SlowDown", 503)
+    assert answer_of(azure_answer(503, "ServerBusy")) == ("ServerBusy", 503)
+    assert answer_of(gcsfs.retry.HttpError({"code": 429})) == ("", 429)
+    assert answer_of(aiohttp_answer(502)) == answer_of(hub_answer(502)) == ("", 502)
+    assert answer_of(TimeoutError()) == answer_of(SystemExit(2)) == ("", 0)
 
 
 def test_a_failing_call_is_repeated_until_it_succeeds():
