@@ -75,7 +75,7 @@ def _without_command(
 
 
 def _next_step() -> str:
-    """Return the command that follows the commands that were run in this directory."""
+    """Return the command to run next in this directory."""
     if Path("night.yaml").exists():
         return "manta nightly --config night.yaml"
     if Path(_QUICKSTART_ROOT, "commits").exists():

@@ -123,7 +123,7 @@ def _cell(score: "ScoreEstimate", sign: str = "") -> str:
 
 
 def _notes(page: "EvaluationReport") -> str:
-    """Return the lines below the tables: their footnote, missing tasks, and warnings."""
+    """Return the lines below the tables: the footnote, missing tasks and warnings."""
     lines = [
         *(f"missing: {task} ({reason})" for task, reason in page.missing),
         *(f"warning: {warning}" for warning in page.warnings),

@@ -32,7 +32,7 @@ _WRITTEN_SETTINGS = (
     "release.root",
     "cluster.address",
 )
-_MANY_CUT = 0.2  # proportion of texts that are too long, from which on documents are cut into chunks
+_MANY_CUT = 0.2  # cut documents into chunks if at least this proportion of them is too long
 _MAX_COLUMNS = 30  # names of columns in the comment
 _HEADER = """# Written by `manta init`, which read {rows:,} rows of {files} with the columns {columns}.
 #

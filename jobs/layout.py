@@ -12,7 +12,7 @@ _NUMBER = re.compile(r"-?[\d,]+(\.\d+)? ?(%|m?s|[kMGT]?B?)")  # with its unit: 4
 
 
 def output_width() -> int | None:
-    """Return the width of standard output: COLUMNS if it is set, else that of the terminal.
+    """Return the width of standard output: COLUMNS if it is set, else the terminal's width.
 
     None for a pipe or a file, whose lines may have any length.
     """

@@ -16,7 +16,7 @@ class Query(NamedTuple):
     """A query with its number."""
 
     number: int
-    """number of the query, from 1; for a file, of its line or row"""
+    """number of the query, from 1; for a file, the number of its line or row"""
     text: str
 
 

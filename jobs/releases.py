@@ -65,7 +65,10 @@ class ReleasesRun:
         return shlex.join(["manta", "releases", name, self.root, *commits])
 
     def open(self) -> "Releases":
-        """Open the releases below the root. Raises DataError for a folder of roots that is none itself."""
+        """Open the releases below the root.
+
+        Raises DataError if the folder is not a root but contains roots.
+        """
         from pipeline.store.releases.release import Releases, no_release, roots_below
 
         opened = Releases.open(self.root, self.commits_root)
@@ -153,8 +156,8 @@ def diff(
     """Compare two releases: rows, settings, gates, recall, drift, and answers to fixed queries.
 
     Rows are compared by id, from the tables that releases keep. A row counts as changed if its text or a kept
-    column differs. The fixed queries are longer ones of the texts that every night encodes to see
-    whether its encoder has changed.
+    column differs. The fixed queries are the longer of the texts that every night encodes to check whether
+    the encoder has changed.
     """
     from jobs.releases_diff import compare
 

@@ -36,8 +36,8 @@ def train(
 
     Reads train.data (Parquet), starts from the encoder of the job, and trains it for train.objective on
     train.workers workers of the cluster. One folder below train.root receives checkpoints, metrics, and in
-    the end the encoder, which `manta encode encoder.path=<that folder>/encoder` can use unless it reads pairs
-    of texts. The same command continues a training that was stopped, also with another number of
+    the end the encoder, which `manta encode encoder.path=<that folder>/encoder` can use unless this encoder
+    reads pairs of texts. The same command continues a training that was stopped, also with another number of
     workers, and does not repeat a finished one. With train.seeds, there is one training for each seed, and
     the answer has the median and the best of their scores.
     """

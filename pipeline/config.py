@@ -111,7 +111,7 @@ _VARIABLES = {
     **dict.fromkeys(_OBJECT_STORES[4:], "AZURE_STORAGE_CONNECTION_STRING and so on"),
     "hf": "HF_TOKEN",
 }
-"""variables with the credentials of a URI, by its scheme"""
+"""environment variables that hold credentials, by scheme of the URI"""
 _MAX_SHOWN = 200  # characters of an invalid value in an error message
 _CORRECT = "correct the value; --print-config shows all settings"
 _COMMENT_WIDTH = 150  # columns of a comment in YAML
@@ -183,7 +183,7 @@ def load_settings(kind: type[S], file: str | Path | None = None, overrides: tupl
 
 
 def written_value(key: str, file: Path | None, overrides: tuple[str, ...]) -> Any:
-    """Return a setting as the YAML file or an override writes it, although other settings may be invalid.
+    """Return a setting as written in the YAML file or an override, even if other settings are invalid.
 
     Returns:
         The value, which is not checked; None if it is not set, or cannot be read.
@@ -226,7 +226,7 @@ def _validated(kind: type[S], tree: Mapping[str, Any], source: _Source) -> S:
 
 
 def credentials_of(uri: str) -> str:
-    """Say where the credentials of a URI come from: variables of the environment, or else a role."""
+    """Say where the credentials of a URI come from: environment variables, or else a role."""
     scheme = uri.partition("://")[0].rpartition("=")[2].lower()
     variables = f" ({_VARIABLES[scheme]})" if scheme in _VARIABLES else ""
     role = " or from the machine's role" if scheme in _OBJECT_STORES else ""
@@ -240,7 +240,8 @@ def refuse_credentials(uri: str, variables: str = "") -> None:
 
     Args:
         uri: the URI.
-        variables: variables of the environment that have them; if empty, those of the scheme.
+        variables: environment variables that hold the credentials; if empty, the variables of the URI's
+        scheme.
     """
     before, separator, rest = uri.partition("://")
     scheme = before.rpartition("=")[2].lower()

@@ -48,7 +48,10 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str, *, most: int =
 
 
 class PipelineError(Exception):
-    """Any error that a person can act on. `exit_code` is that of sysexits.h if it has a fitting one."""
+    """Base of all errors that a person can act on.
+
+    `exit_code` follows sysexits.h where one of its codes fits.
+    """
 
     exit_code: ClassVar[int] = 70
 

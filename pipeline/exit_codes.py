@@ -1,6 +1,6 @@
-"""The exit code of a command that an error ends, also of errors by which a machine lacks a resource.
+"""Exit codes of commands that end with an error, and remedies for a machine that lacks a resource.
 
-The job boundary ends a command by them, and a night's metrics count it.
+The job boundary ends a command with this code, and the metrics of nights count it.
 """
 
 import errno
@@ -14,7 +14,7 @@ _INTERRUPTED = 130  # as of a shell: 128 and the number of SIGINT
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return the exit code of a command that this error ends: its own if it has one, 70 for a defect."""
+    """Return the exit code of a command that ends with this error: `error.exit_code`, or 70 for a defect."""
     code = getattr(error, "exit_code", None)
     if isinstance(code, int):
         return code
@@ -44,7 +44,7 @@ def describe_shortage(error: BaseException) -> str | None:
 
 
 def _address_limit() -> str:
-    """Return a remark on the limit of this process's addresses, if it has one."""
+    """Return a remark on this process's limit of address space, if it has one."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return ""

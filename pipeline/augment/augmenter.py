@@ -1,4 +1,4 @@
-"""Augmenters, the stages of those that use models, and the random draws of both."""
+"""Base classes of augmenters and of the stages that use models, and their random draws."""
 
 import hashlib
 from abc import abstractmethod

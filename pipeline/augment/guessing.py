@@ -51,7 +51,7 @@ class MaskedVariant:
     source: int
     """index of its text"""
     number: int
-    """number of the variant among those of the text, from 0"""
+    """number of the variant among the variants of its text, from 0"""
     words: list[WordSpan]
     """the masked words, in the order of the text"""
     masked_text: "MaskedText"
@@ -210,7 +210,7 @@ class LoadedGuesser:
 
 
 def _word_spans(text: str, encoding: Any) -> list[WordSpan]:
-    """Return the words of a text that can be masked: words with tokens that no earlier word has."""
+    """Return the words of a text that can be masked: words whose tokens belong to no earlier word."""
     offsets, special = encoding.offsets, encoding.special_tokens_mask
     spans, token = [], 0
     for match in _WORD.finditer(text):

@@ -1,6 +1,7 @@
 """Find the nearest words of a word by exact cosines of word vectors.
 
-Neighbours are computed when a word is first looked up, and cached in the worker.
+Nearest words are computed when a word is first looked up, and cached in the worker. One of the two sources of
+synonyms.
 """
 
 import json
@@ -12,8 +13,8 @@ import numpy as np
 from pipeline.models.folder.locate import locate
 from pipeline.models.folder.word_vectors import TABLE
 
-# Neighbours are computed for this many successive words of the file at a time: published files are sorted by
-# frequency, so the next words will probably be looked up soon.
+# successive words of the file that are looked up together: published files are sorted by frequency, so the
+# next words will probably be needed soon
 _WORDS_AT_ONCE = 32
 _ROWS_AT_ONCE = 8_192  # rows of the table in one matrix product: 10 MB with 300 dimensions
 
@@ -23,7 +24,7 @@ class NearestWords:
     """A function from a case-folded word to its nearest words by cosine, nearest first.
 
     Equally near words are in the order of the file. If words differ in case only, the first one is used.
-    Words without a letter are never neighbours. Cosines are computed for fixed blocks of words, so that their
+    Words without a letter are never returned. Cosines are computed for fixed blocks of words, so that their
     bits do not depend on the words that were looked up before.
     """
 
@@ -71,14 +72,14 @@ class NearestWords:
         return self._neighbours[index]
 
     def _find_neighbours(self, start: int) -> None:
-        """Compute the neighbours of the block of words that begins at `start`."""
+        """Compute the nearest words of the block of words that begins at `start`."""
         block = slice(start, min(start + _WORDS_AT_ONCE, len(self.words)))
         units = self.vectors[block] * self._inverse_norms[block, None]
         products = np.concatenate([units @ rows.T for rows in self._table_blocks()], axis=1)
         cosines = products * self._inverse_norms
         cosines[:, ~self._is_candidate] = -np.inf
         for index, row in enumerate(cosines, start):
-            row[self._index[self._folded[index]]] = -np.inf  # a word is not its own neighbour
+            row[self._index[self._folded[index]]] = -np.inf  # a word is not a synonym of itself
             has_vector = self._inverse_norms[index] > 0
             near = np.flatnonzero(row >= self.least_cosine) if has_vector else np.zeros(0, np.int64)
             nearest = near[np.argsort(-row[near], kind="stable")[: self.count]]

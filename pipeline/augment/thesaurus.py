@@ -1,4 +1,4 @@
-"""Read a user's thesaurus from a Parquet file or from lines of text."""
+"""Read a user's thesaurus, one of the two sources of synonyms, from a Parquet file or from lines of text."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Choose the words of a text that an edit changes, and take a word apart from its punctuation and case."""
+"""Choose the words of a text that an edit changes, and separate a word from its punctuation and case."""
 
 import functools
 import re

@@ -83,7 +83,7 @@ class VariantHistogram:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Smallest interval with all bins that have variants, and the bounds if they are within the edges."""
+        """Smallest interval that contains all occupied bins, and the bounds if these are within the edges."""
         occupied = np.flatnonzero(np.add(self.kept, self.rejected)).tolist() or [0]
         ends = [self.edges[occupied[0]], self.edges[occupied[-1] + 1]]
         within = [bound for bound in self.bounds or () if self.edges[0] <= bound <= self.edges[-1]]

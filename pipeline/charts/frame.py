@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"(\u2212?\d+)\.?(\d*)( %)?")  # integer part, decimals, un
 
 @dataclass(frozen=True)
 class ChartFrame:
-    """Map from values to pixels of a chart."""
+    """Maps values to pixels of a chart."""
 
     x: tuple[float, float]
     """range of the x axis"""
@@ -91,7 +91,7 @@ def shorten(text: str, max_length: int) -> str:
 
 
 def svg(label: str, *parts: str, width: int = WIDTH, height: int = HEIGHT) -> Markup:
-    """Combine the parts of a chart into an svg element; later parts are drawn over earlier ones."""
+    """Combine the shapes of a chart into an svg element; later shapes are drawn over earlier ones."""
     return Markup(
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
     )
@@ -135,9 +135,11 @@ def _axis_factor(values: Sequence[float]) -> tuple[float, str]:
 
 
 def tick_labels(values: Sequence[float], label: Callable[[float], str] = compact) -> list[str]:
-    """Label the ticks of one axis: all with the same number of decimals, enough to distinguish neighbours."""
+    """Label the ticks of one axis, all with the same number of decimals, enough to distinguish adjacent
+    ticks.
+    """
     labels = [label(value) for value in values]
-    if len(set(labels)) < len(labels):  # neighbours differ in later digits only
+    if len(set(labels)) < len(labels):  # adjacent ticks differ in later digits only
         scale, unit = (100, " %") if labels[0].endswith("%") else (1, "")
         labels = [minus(f"{scale * value:.6g}{unit}") for value in values]
     matches = [_NUMBER.fullmatch(text) for text in labels]
@@ -196,7 +198,7 @@ def bar(css_class: str, x: float, width: float, y: tuple[float, float], title: s
 
 
 def cosine_areas(histograms: Sequence[tuple[str, Histogram]], headroom: float, items: str) -> Markup:
-    """Draw histograms of the cosines of random pairs of `items`, with a line at each mean.
+    """Draw a histogram of cosines of random pairs of `items` for each space, with a line at its mean.
 
     Args:
         histograms: pairs of a CSS class and a histogram; at least one.

@@ -1,4 +1,4 @@
-"""Draw rows as points on a plane, coloured by a column."""
+"""Draw rows as points on a plane, coloured by a column. Charts know nothing of the page that shows them."""
 
 import math
 from collections import Counter
@@ -54,7 +54,7 @@ def _bounds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def group_numbers(values: Sequence[Any]) -> tuple[list[int], list[str]]:
-    """Number values for colours: numbers by ranges with equally many rows, others by frequency.
+    """Assign colour numbers to values: numbers by ranges with equally many rows, strings by frequency.
 
     The most frequent values have colours of their own, and the rest share the last.
 
@@ -76,7 +76,7 @@ def group_numbers(values: Sequence[Any]) -> tuple[list[int], list[str]]:
 
 
 def _ranges(values: np.ndarray) -> tuple[list[int], list[str]]:
-    """Number the ranges of values (n,); those that are not finite are a group of their own."""
+    """Number the ranges of values (n,); values that are not finite are a group of their own."""
     is_finite = np.isfinite(values)
     finite = values[is_finite]
     bounds = np.unique(np.quantile(finite, np.linspace(0, 1, _RANGES + 1)))

@@ -184,7 +184,7 @@ def _faint_line(frame: ChartFrame, points: Points, number: int) -> str:
 
 
 def _line(frame: ChartFrame, points: Points, number: int) -> str:
-    """Draw a line, or the points of a line of one or two, which would look like a course between them."""
+    """Draw a line, or dots if it has only one or two points, because a line would suggest a trend."""
     if len(points) > 2:
         return line(frame, points, colour(number))
     return "".join(_dot(frame, point, f"point {colour(number)}", 3.5) for point in points)

@@ -14,7 +14,7 @@ from pipeline.evaluate.vocabulary import has_vector, missing_facts, missing_text
 from pipeline.stats.geometry import unit_rows
 
 GIVEN, EXPECTED = ("a", "b", "c"), "d"
-_MIN_WORDS = 5  # with four, the expected word would be the only candidate
+_MIN_WORDS = 5  # with only four words, the expected word would be the only candidate
 _BLOCK = 1 << 24  # similarities at once: 128 MB
 _DECIMALS = 12  # similarities are rounded, so that equal vectors are a tie
 

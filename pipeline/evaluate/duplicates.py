@@ -17,7 +17,7 @@ from pipeline.evaluate.metrics import average_precision, best_f1
 from pipeline.evaluate.similarity import vectors_of
 from pipeline.evaluate.source import RowOptions, TaskRoles, TaskRows
 
-THRESHOLDS = (0.7, 0.8, 0.9, 0.95, 0.99)  # cosines or angular similarities from which pairs are counted
+THRESHOLDS = (0.7, 0.8, 0.9, 0.95, 0.99)  # pairs are counted from these similarities on
 PAIRS_SHOWN = 20  # number of most similar pairs in the result
 EXCERPT_CHARACTERS = 200  # characters of each text of such a pair
 MAX_GOLD_PAIRS = 20_000_000  # 160 MB

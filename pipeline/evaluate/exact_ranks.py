@@ -68,7 +68,7 @@ def similarity_blocks(
 
 def _nearest(similarities: np.ndarray, self_index: int) -> np.ndarray:
     """Return the indices of the largest similarities (t,) in descending order, without the query itself."""
-    count = min(NEAREST + 1, len(similarities))  # one more, in case the query itself is among them
+    count = min(NEAREST + 1, len(similarities))  # one more, in case the query itself is among the nearest
     found = np.argpartition(-similarities, count - 1)[:count]
     found = found[np.lexsort((found, -similarities[found]))]
     return found[found != self_index][:NEAREST]
@@ -104,7 +104,8 @@ class MinedPairs:
 def most_similar(
     kind: Similarity, x: np.ndarray, neighbours: int, pairs: int, thresholds: Sequence[float] = ()
 ) -> MinedPairs:
-    """Find the most similar pairs of a row of x (n, d) and one of its `neighbours` nearest rows.
+    """Find the most similar pairs of rows of x (n, d), among pairs of a row and one of its `neighbours`
+    nearest rows.
 
     Args:
         kind: similarity measure.

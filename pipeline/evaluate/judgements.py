@@ -104,7 +104,7 @@ def _group_by_query(file: str, queries: list[str], ids: list[str]) -> JudgedQuer
 
 
 def _read_table(file: str) -> pa.Table:
-    """Read the file as its ending says."""
+    """Read the file in the format that its ending names."""
     name = file.lower()
     if not (is_parquet(file) or name.endswith((*_JSON_SUFFIXES, *_CSV_SUFFIXES))):
         raise ConfigError(
@@ -172,7 +172,7 @@ def _json_value(value: object, name: str, where: str) -> str | float | None:
     if isinstance(value, str) and name != "score":
         return replace_surrogates(value)
     if name == "score" and isinstance(value, int | float) and type(value) is not bool:
-        with contextlib.suppress(OverflowError):  # 10^400, which is refused below
+        with contextlib.suppress(OverflowError):  # a number such as 10^400, which is refused below
             return float(value)
     if value is None:
         return value

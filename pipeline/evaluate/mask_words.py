@@ -28,7 +28,7 @@ class TextWords(Settings):
 
 
 class MaskWords(Stored):
-    """Reading by words with one encoder."""
+    """One encoder, read by words."""
 
     space_id: str
     """the encoder's space"""
@@ -43,7 +43,7 @@ class MaskWords(Stored):
 
 
 class NamedMaskWords(Settings):
-    """Reading by words with the encoder of candidates of that name."""
+    """The encoder of the candidates of this name, read by words."""
 
     name: str
     words: MaskWords

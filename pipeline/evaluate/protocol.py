@@ -22,7 +22,7 @@ PUBLISHED_SPLITS = {
     "TREC": (TRAIN, TEST),
     "MRPC": (TRAIN, TEST),
 }
-MIN_TEXTS_PER_CLASS = 3  # so that every training part of a nested cross-validation has one
+MIN_TEXTS_PER_CLASS = 3  # so that every training part of a nested cross-validation has a text of each class
 
 
 @dataclass(frozen=True)

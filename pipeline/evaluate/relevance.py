@@ -18,13 +18,13 @@ from pipeline.evaluate.metrics import ndcg_at
 from pipeline.evaluate.sts import correlation
 from pipeline.stats.correlation import spearman
 
-ANSWERS = 10  # whose ranks count
+ANSWERS = 10  # answers whose ranks count
 RESAMPLES, SEED = 1_000, 1_111
 
 
 @dataclass(frozen=True)
 class RelevanceScores:
-    """A score of each query, or of each pair; equal rows of two releases can be compared."""
+    """Scores of all queries, or of all pairs; rows with equal keys can be compared between releases."""
 
     keys: tuple[tuple[str, ...], ...]
     """query and relevant ids of each row, or the two sentences and their score"""

@@ -49,7 +49,7 @@ def row_similarities(kind: Similarity, left: np.ndarray, right: np.ndarray) -> n
 
     The cosine with a zero vector is 0. Angular similarity is 1 - arccos(cosine) / pi (Cer et al. 2018,
     Universal Sentence Encoder), Euclidean and Manhattan similarity are minus the distance, dot is the inner
-    product. Of sparse rows only the cosine can be computed.
+    product. For sparse rows only the cosine is supported.
 
     >>> left, right = np.array([[3.0, 4.0]]), np.array([[4.0, 3.0]])
     >>> [row_similarities(kind, left, right).round(4).item() for kind in ("cosine", "dot", "manhattan")]

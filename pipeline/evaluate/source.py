@@ -145,7 +145,7 @@ class TaskFile:
         return {"sha256": self.sha256, "columns": dict(self.columns), "split": self.split}
 
     def beside(self, path: str) -> "TaskFile":
-        """Return another file of the same store and columns; DataError if it lacks one of them."""
+        """Return another file of the same store, with the same columns; DataError if it lacks one of them."""
         content, where = _content(self.store, path), self.store.uri_of(path)
         names = _table(content, where).column_names
         if absent := [column for _, column in self.columns if column not in names]:

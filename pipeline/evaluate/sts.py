@@ -54,9 +54,9 @@ class StsPairs:
 class StsTask(EvaluationTask):
     """Correlation of similarities with human scores.
 
-    Roles: sentence1, sentence2, score, and optionally subset. Options: see StsOptions. Pairs of words with
-    ratings are such pairs, too. A text without a vector, such as a word that is missing from the vocabulary,
-    has cosine 0 with every other; the correlation over the remaining pairs is given beside the score.
+    Roles: sentence1, sentence2, score, and optionally subset. Options: see StsOptions. A pair of words with a
+    rating is also such a pair. A text without a vector, such as a word that is missing from the vocabulary,
+    has cosine 0 with every other text; the correlation over the remaining pairs is reported, too.
     """
 
     kind: ClassVar[str] = "sts"

@@ -96,7 +96,7 @@ class EvaluationTask(ABC):
 
     @property
     def digest(self) -> str:
-        """sha256 (hex) of everything but the vectors that changes the score.
+        """sha256 (hex) of everything that changes the score, except the vectors.
 
         The name is included, because the stored result contains it, and because transfer tasks look up the
         published splits of their data set by it.
@@ -107,7 +107,7 @@ class EvaluationTask(ABC):
                 "name": self.name,
                 **self.file.content(),
                 **{name: getattr(self.settings, name) for name in self.score_settings},
-                **self.options.model_dump(exclude={"split"}),  # the file's content has it
+                **self.options.model_dump(exclude={"split"}),  # the digest of the file's content covers it
             }
         )
 

@@ -37,7 +37,7 @@ class SearchStep(Settings):
 
     @property
     def best(self) -> TemplateScore:
-        """The template of the highest score; the first of equal ones."""
+        """The template with the highest score; the first of several with equal scores."""
         return max(self.scores, key=lambda each: each.score)
 
 
@@ -46,8 +46,8 @@ def search_greedily(
 ) -> tuple[SearchStep, ...]:
     """Choose the words between text and mask first, then the words around the text.
 
-    The relations are tried with the first wrapper, the wrappers with the best relation, and the further
-    templates, given and generated, as they are.
+    All relations are tried with the first wrapper, then all wrappers with the best relation. Given and
+    generated templates are tried as they are.
 
     Returns:
         The steps that have templates, in order.
@@ -84,7 +84,7 @@ def read_definitions(settings: GeneratorSettings) -> list[Definition]:
 
 
 def best_of(steps: Sequence[SearchStep]) -> TemplateScore:
-    """Return the template of the highest score of all steps; the first of equal ones."""
+    """Return the template with the highest score of all steps; the first of several with equal scores."""
     return max((step.best for step in steps), key=lambda each: each.score)
 
 

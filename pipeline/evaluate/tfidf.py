@@ -1,4 +1,4 @@
-"""TF-IDF: sparse vectors of word counts, the baseline without training of an evaluation."""
+"""TF-IDF: sparse vectors of word counts, a baseline for evaluations that needs no training."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class TfIdf:
 
     @property
     def space_id(self) -> str:
-        """Digest of the words and their idf: vectors of equal ids are comparable."""
+        """Digest of the words and their idf: vectors are comparable if these ids are equal."""
         words = self.counter.get_feature_names_out().tolist()
         return digest_of({"tfidf": words, "idf": self.idf.tolist(), "normalizer": NORMALIZER_VERSION})
 

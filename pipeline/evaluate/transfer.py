@@ -26,13 +26,14 @@ from pipeline.evaluate.source import TaskRoles
 
 
 class TransferOptions(Settings):
-    """Options of tasks of kind "transfer"; solver, folds and seed are those of `evaluate`."""
+    """Options of tasks of kind "transfer"; solver, folds and seed come from the settings `evaluate`."""
 
     curve_seeds: Annotated[int, Field(ge=0)] = 0
-    """measure a learning curve: the accuracy after training on few texts, drawn with so many seeds (ten are
-    usual), as a mean for each number of texts; 0: no learning curve"""
+    """measure a learning curve: the mean accuracy after training on few texts, drawn with this many seeds
+    (ten are usual); 0: no learning curve
+    """
     curve_first: Annotated[int, Field(ge=1)] = 1_000
-    """number of training texts at which the learning curve begins; the next ones are twice as large each"""
+    """number of training texts at which the learning curve begins; each next point has twice as many"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class TransferTask(EvaluationTask):
 
     Roles: text, label; or sentence1, sentence2, label, with the features |u - v| and u * v; optionally split
     (cv, or train, dev, test). The value is accuracy: the mean over the outer folds of a nested
-    cross-validation, or that of the test part. Features are not standardized.
+    cross-validation, or the accuracy on the test part. Features are not standardized.
     """
 
     kind: ClassVar[str] = "transfer"
@@ -212,7 +213,7 @@ def pair_features(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def f1(predicted: np.ndarray, positive: np.ndarray) -> float:
-    """Compute F1 of the positive class, in [0, 1]; both arguments (n,) bool."""
+    """Compute F1 of the positive class, in [0, 1]. Both arguments are (n,) bool."""
     return 2 * int((predicted & positive).sum()) / max(int(predicted.sum()) + int(positive.sum()), 1)
 
 

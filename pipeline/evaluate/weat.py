@@ -117,7 +117,7 @@ class WeatTask(EvaluationTask):
 
 
 def associations(words: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute s(w, A, B), the mean cosine with A minus that with B: (n,) for words (n, d)."""
+    """Compute s(w, A, B), the mean cosine with A minus the mean cosine with B: (n,) for words (n, d)."""
     cosines_a, cosines_b = (unit_rows(words) @ unit_rows(attributes).T for attributes in (a, b))
     return np.asarray(cosines_a.mean(axis=1) - cosines_b.mean(axis=1))
 
@@ -132,9 +132,10 @@ def effect_size(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def permutation_p_value(first: np.ndarray, second: np.ndarray, permutations: int, seed: int) -> float:
-    """Proportion of divisions of X and Y into sets of these sizes with at least the observed difference.
+    """Proportion of divisions of X and Y into sets of the same sizes whose difference is at least the
+    observed one.
 
-    All divisions are counted if there are at most `permutations`; else `permutations` random ones and the
+    If there are at most `permutations` divisions, all are counted; else `permutations` random ones and the
     observed one.
     """
     from scipy.stats import permutation_test  # takes a second to import

@@ -32,7 +32,7 @@ class FlowContext:
 
 
 class ItemNeeds(NamedTuple):
-    """Resources that an item takes beside a CPU. Where they are scarce, fewer workers run at a time."""
+    """Resources that an item needs besides a CPU. If they are scarce, fewer workers run at a time."""
 
     memory: float = 0.0
     """bytes"""
@@ -47,9 +47,10 @@ def map_kept_units(
     pool: Pool,
     bar: RunningStage,
 ) -> Iterator[tuple[int, Result]]:
-    """Apply a task, which keeps its results, to units as `map_units` does.
+    """Apply a task that stores its results to units, as `map_units` does.
 
-    If the night is stopped, the last line of the stage says how many units are finished: others start again.
+    If the night is stopped, the last line of the stage says how many units are finished; the others start
+    again.
     """
     finished = set[int]()
     try:

@@ -36,7 +36,8 @@ class EncoderCutter(Cutter):
 
 
 def corpus_of(job: Job, encoder: EncoderSettings | None = None) -> CorpusSettings:
-    """Return the job's corpus settings; with corpus.chunk, add the cutter that fits the job's encoder.
+    """Return the job's corpus settings. With corpus.chunk, they include the cutter that fits the job's
+    encoder.
 
     Args:
         encoder: settings of the job's encoder with a path that workers can read; None: the job's own.
@@ -61,7 +62,7 @@ def corpus_of(job: Job, encoder: EncoderSettings | None = None) -> CorpusSetting
 
 
 def describe_live(corpus: Corpus) -> str:
-    """Describe the number of live rows; of chunks, also the number of their documents."""
+    """Describe the number of live rows, and if they are chunks also the number of documents."""
     if not corpus.is_chunked:
         return counted(corpus.rows, "live row")
     return f"{counted(corpus.rows, 'live chunk')} of {counted(corpus.counts['good'], 'document')}"

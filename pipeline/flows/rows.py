@@ -26,7 +26,7 @@ _SAMPLES_READ = 64  # stored samples of units read together: 110 MB at d = 384
 
 
 def row_addresses(unit: VectorUnit) -> np.ndarray:
-    """Return the addresses (n,) int64 of the unit's vectors, including dead rows."""
+    """Return the addresses (n,) int64 of all vectors of the unit, including vectors of dead rows."""
     # rows are numbered as in the corpus unit, so rows without a vector leave gaps
     dropped = np.asarray(unit.dropped, dtype=np.int64)
     rows = np.delete(np.arange(unit.rows + len(dropped), dtype=np.int64), dropped)
@@ -134,7 +134,7 @@ class LiveRows:
         return np.concatenate(addresses), np.concatenate(vectors)
 
     def _from_sample(self, draw: "_Draw") -> tuple[np.ndarray, np.ndarray] | None:
-        """Take the rows from the unit's stored sample. Returns None if it does not determine them."""
+        """Take the rows from the unit's stored sample; None if the sample has too few."""
         from pipeline.index.build.sample import SAMPLE_SIZES, choose_from_sample
 
         reference = draw.unit.sample
@@ -194,7 +194,7 @@ def _count_live(unit: VectorUnit, dead: DeadRows) -> int:
 
 
 class _Draw(NamedTuple):
-    """Rows to sample from one unit: `wanted` of its `candidates`, a mask (n,) over its vectors."""
+    """Rows to sample from one unit: `wanted` rows among `candidates`, a mask (n,) over the unit's vectors."""
 
     unit: VectorUnit
     wanted: int

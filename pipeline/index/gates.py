@@ -159,7 +159,7 @@ def _at_most_tokens(value: float, limit: float, problem: str, details: Sequence[
     """Return a gate on a proportion of the tokens; its sentence names the remedy if it fails.
 
     Args:
-        problem: predicate of the sentence whose subject are these tokens.
+        problem: the predicate of a sentence with these tokens as its subject.
         details: remarks that follow the problem in parentheses; empty ones are left out.
     """
     remarks = "; ".join(filter(None, details))
@@ -174,7 +174,7 @@ def _failed_canary_gate(count: int, min_cosine: float) -> Gate:
     """Return a failed gate: an encoder that gives NaN for a canary text would do so for some queries."""
     texts = "1 canary text" if count == 1 else f"{count} canary texts"
     return Gate(
-        value=-1.0,  # the lowest cosine, because a NaN vector has none
+        value=-1.0,  # stands for the lowest cosine, because a NaN vector has no cosine
         threshold=min_cosine,
         passed=False,
         sentence=f"the encoder gives NaN or infinity for {texts}; check encode.dtype and the model's files",

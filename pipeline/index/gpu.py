@@ -1,6 +1,6 @@
 """Compare every query with every vector, on the CPU or on GPUs.
 
-faiss-gpu does it on GPUs; all other indexes, and all files, are the same as with faiss-cpu. A GPU adds up
+faiss-gpu compares on GPUs; all other indexes, and all files, are the same as with faiss-cpu. A GPU adds up
 products in another order, so scores differ in their last bits: centroids are not the same bytes, and of two
 neighbours with almost the same score another one may come first. Answers are the same apart from such ties.
 """

@@ -2,7 +2,8 @@
 
 faiss neither merges such indexes nor removes rows from them. An IndexRefine numbers its rows from 0 in the
 order in which they were added: the inverted lists hold these numbers, the second codes are in their order,
-and an id map around it gives their addresses. So both operations have to keep the three consistent.
+and an id map around it gives their addresses. So merging and removing have to keep lists, codes and id map
+consistent.
 """
 
 from typing import Any
@@ -12,8 +13,8 @@ import numpy as np
 from pipeline.errors import ConfigError
 from pipeline.index.library import faiss
 
-# Rows that are scored again for each answer. Of the ten nearest of 40,000 captions, RaBitQ has 0.991 among
-# its 40 best, 0.998 among its 80 best, and all among its 160 best.
+# Rows that are scored again for each answer. RaBitQ finds 0.991 of the ten nearest of 40,000 captions among
+# its 40 best rows, 0.998 among its 80 best, and all among its 160 best.
 CANDIDATES_PER_ANSWER = 8
 
 

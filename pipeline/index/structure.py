@@ -13,7 +13,7 @@ from pipeline.index.library import faiss
 from pipeline.index.refine import id_map_of, index_refine_of, refine, without_transforms_and_ids
 from pipeline.settings.index_kinds import KIND_NAMES, REFINED_BYTES, IndexLayout
 
-_CPP_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")  # in the errors of faiss, followed by the reason
+_CPP_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")  # what precedes the reason in errors of faiss
 _OPQ_CODEWORDS = 256  # faiss: OPQ trains a product quantizer of 8 bits, whatever the codes after it
 _BLOCK_ROWS = 1 << 16  # addresses that are yielded at once
 
@@ -97,7 +97,9 @@ def _check_trainable(factory: str, index: Any, ann: Any) -> None:
     problems = [problem for transform in transforms_of(index) if (problem := _impossible(transform))]
     if isinstance(ann, faiss.IndexIVF) and not ann.nlist:
         problems.append("no inverted lists")
-    if any(int(links) < 2 for links in re.findall(r"HNSW(\d+)", factory)):  # faiss reads memory of no level
+    if any(
+        int(links) < 2 for links in re.findall(r"HNSW(\d+)", factory)
+    ):  # else faiss reads outside of its memory
         problems.append("a graph with fewer than 2 links for each row")
     if problems:
         remedy = "correct the string, for instance PCA64,IVF1024,Flat"
@@ -301,5 +303,7 @@ def _trained_codes(ann: Any) -> Iterator[Any]:
 
 
 def _type_name(index: Any) -> str:
-    """Return the class name, but IndexFlat for IndexFlatIP: that is how faiss reads a stored IndexFlat."""
+    """Return the class name, but IndexFlat for IndexFlatIP, because faiss reads a stored IndexFlatIP as
+    IndexFlat.
+    """
     return "IndexFlat" if isinstance(index, faiss.IndexFlat) else type(index).__name__

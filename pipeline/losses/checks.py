@@ -11,7 +11,8 @@ from pipeline.errors import ConfigError, DataError, Defect, ModelError
 def check_representations(loss: str, **named: Tensor) -> tuple[Tensor, ...]:
     """Check vectors, and convert them to at least float32.
 
-    Half precision would round logits too coarsely: in bfloat16, those above 16 to multiples of 1/8.
+    Half precision would round logits too coarsely: in bfloat16, logits above 16 are rounded to multiples of
+    1/8.
 
     Args:
         loss: name of the loss, for the error message.
@@ -36,7 +37,7 @@ def check_representations(loss: str, **named: Tensor) -> tuple[Tensor, ...]:
 
 
 def check_aligned(loss: str, **named: Tensor) -> tuple[Tensor, ...]:
-    """Check vectors as `check_representations` does, and that all tensors have equally many rows."""
+    """Check vectors as `check_representations` does, and that all tensors have the same number of rows."""
     tensors = check_representations(loss, **named)
     require_rows(loss, len(tensors[0]), **named)
     return tensors
@@ -71,7 +72,7 @@ def require_rows(loss: str, count: int, **named: Tensor) -> None:
 
 
 def require_shape(loss: str, name: str, x: Tensor, *shape: int) -> None:
-    """Raise Defect unless x has the given shape."""
+    """Raise Defect unless x has this shape."""
     if x.shape != shape:
         raise shape_error(loss, f"{name} of shape {shape}", x)
 

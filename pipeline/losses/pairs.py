@@ -82,7 +82,8 @@ def score_regression(predictions: Tensor, scores: Tensor) -> Tensor:
 def triplet(anchors: Tensor, positives: Tensor, negatives: Tensor, *, margin: float = 1.0) -> Tensor:
     """Mean of max(|a - p| - |a - n| + margin, 0), Euclidean, not squared.
 
-    Source: SBERT, Reimers & Gurevych 2019, section 3. For the other rows as further negatives use `info_nce`.
+    Source: SBERT, Reimers & Gurevych 2019, section 3. To use the other rows as further negatives, use
+    `info_nce`.
 
     Args:
         anchors: (N, D).
@@ -115,8 +116,8 @@ def contrastive_tension(
 ) -> Tensor:
     """Binary cross-entropy of predicting that two encoders read the same text (Carlsson et al. 2021).
 
-    The logit of a pair is the raw inner product of its two vectors (eq. 1 to 3 there). For cosines and many
-    candidates of each row use `info_nce`.
+    The logit of a pair is the raw inner product of its two vectors (eq. 1 to 3 of the paper). For cosines and
+    many candidates of each row use `info_nce`.
 
     Args:
         first: (N, D) vectors of one encoder.

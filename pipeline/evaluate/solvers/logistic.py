@@ -94,13 +94,13 @@ def _objective(
 
 
 def _logistic_loss(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the losses for two classes and their derivatives by the logits, both (n, 1, F, S)."""
+    """Compute the losses for two classes, and their gradients in the logits, both (n, 1, F, S)."""
     target = y[:, None, None, None]
     return np.logaddexp(0.0, logits) - target * logits, expit(logits) - target
 
 
 def _softmax_loss(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the losses (n, 1, F, S) and their derivatives by the logits (n, K, F, S).
+    """Compute the losses (n, 1, F, S), and their gradients in the logits (n, K, F, S).
 
     Overwrites the logits. Classes are the second dimension, so that sums over them add contiguous memory.
     """

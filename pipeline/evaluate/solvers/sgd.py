@@ -44,7 +44,10 @@ class Sgd:
         return LinearClassifiers(weights[..., :-1], weights[..., -1])
 
     def _train(self, batches: "_Batches", decay: Tensor) -> Tensor:
-        """Train all classifiers: (F, S, K, d + 1) weights after the best round of each, the bias last."""
+        """Train all classifiers.
+
+        Returns the weights after each one's best round, (F, S, K, d + 1), the bias last.
+        """
         weights = self._initial_weights(
             (len(batches.held_out), len(decay), batches.targets.shape[1], batches.rows.shape[1])
         )

@@ -39,7 +39,10 @@ _EDITS_PER_VECTOR = 20  # this many edits of words cost as much as one vector
 
 @dataclass(frozen=True)
 class VariantPlan:
-    """The models and folders for a job's variants, and the steps that run them; the same for every corpus."""
+    """The models and folders for a job's variants, and the steps that run the models.
+
+    It does not depend on the corpus.
+    """
 
     job: Job
     augmenters: tuple[NamedAugmenter, ...]
@@ -188,7 +191,7 @@ class VariantPlan:
 
 
 def _cluster_for(cluster: ClusterSettings, models: Sequence[ModelSettings]) -> ClusterSettings:
-    """Adapt the cluster's settings to workers that hold these models.
+    """Adapt the cluster's settings to workers that have these models loaded.
 
     If models set their own CPUs, GPUs or workers, the largest of these values replaces the cluster's.
     """

@@ -122,7 +122,7 @@ def _collect(result: Augmentation, augmenters: Sequence[NamedAugmenter], sample_
 
 
 def _units_with(reason: str, units: Sequence[UnitRecord]) -> list[UnitRecord]:
-    """Return the few units with the most variants that were rejected for that reason."""
+    """Return the few units with the most variants rejected for this reason."""
 
     def count(unit: UnitRecord) -> int:
         return _count_by_reason(unit.counts)[reason]

@@ -28,7 +28,8 @@ from pipeline.store.rows.arrays import one_chunk
 from pipeline.store.rows.schema import KEY, original_name, stored_name
 
 _ROWS_AT_ONCE = 2_048  # rows whose variants are judged together, so that the encoder's buffers are full
-# columns of every corpus unit, besides corpus.keep; the last one holds the text before normalization
+# columns of every corpus unit, besides the columns of corpus.keep; the last one holds the text before
+# normalization
 _INGESTED_COLUMNS = ("id", "text", "text_key", "file", "row", stored_name("text"))
 _VARIANT_TYPES = (pa.string(), pa.string(), pa.string(), pa.float32())  # types of `VariantColumns`
 

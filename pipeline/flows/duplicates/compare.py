@@ -42,17 +42,20 @@ class ComparedRows(NamedTuple):
     addresses: np.ndarray
     """(n,) int64 of all compared rows, ascending"""
     pairs: Pairs
-    """addresses of the pairs whose cosine is at least the threshold, but for its rounding"""
+    """addresses of the pairs whose cosine, apart from rounding, is at least the threshold"""
     cosines: np.ndarray
     """(p,) float32, of the pairs"""
     groups: DuplicateGroups
-    """numbers of rows, as positions in `addresses`"""
+    """rows of each group, as indices into `addresses`"""
     to_first: np.ndarray
     """(m,) float32, cosine of each row of `groups` with the first row of its group"""
 
 
 def compare(search: DuplicateSearch, parts: Parts, candidates: Pairs) -> ComparedRows:
-    """Compare candidate pairs by raw vectors, which are read once, into a file, through the transform."""
+    """Compare candidate pairs by transformed vectors.
+
+    Raw vectors are read once, and copied into a temporary file.
+    """
     addresses = np.union1d(candidates.left, candidates.right)
     units = UnitVectors(search.store, search.manifest.units, verify=False)  # verified while searching
     dim = to_space_of(parts.base, np.zeros((1, parts.d), dtype=np.float32)).shape[1]
@@ -71,7 +74,7 @@ def compare(search: DuplicateSearch, parts: Parts, candidates: Pairs) -> Compare
 
 
 def _rows_by_unit(addresses: np.ndarray) -> Iterator[slice]:
-    """Yield the positions of each unit's addresses, which ascend."""
+    """Yield the indices of each unit's addresses, which are sorted."""
     ordinals, starts = np.unique(ordinal_of(addresses), return_index=True)
     for start, end in zip(starts, [*starts[1:], len(addresses)], strict=True) if len(ordinals) else ():
         yield slice(int(start), int(end))

@@ -20,7 +20,7 @@ from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import load_or_make, store_by_content, store_table_by_content
 
-_GROUPS, _ROWS = 20, 5  # groups that are shown, and rows of each
+_GROUPS, _ROWS = 20, 5  # groups that are shown, and rows of each group
 _PAIRS = 20  # pairs that are shown
 _EDGES = (0.8, 0.9, 0.95, 0.96, 0.97, 0.98, 0.99, 0.999, 1.0001)  # cosines between which pairs are counted
 

@@ -24,7 +24,7 @@ _BATCH_ROWS = 8_192  # read and tokenized together
 
 
 def without_counts(encoder: EncoderSettings) -> EncoderSettings:
-    """Return the settings of the same encoder without those that need counts."""
+    """Return the settings of the same encoder, without filters that need counts."""
     return encoder.model_copy(update={"exclude": (), "sif": None, "frequencies": None})
 
 

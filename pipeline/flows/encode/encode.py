@@ -34,9 +34,9 @@ from pipeline.text.tokens.coverage import ScriptCoverage, token_counts, token_wa
 class EncodeBlocks:
     """Encode a text column of a Ray Dataset, for `Dataset.map_batches`.
 
-    Rows without text (null, or nothing but white space) get a null vector, as do rows whose text is not valid
-    UTF-8 or cannot be encoded, and those whose vector would be zero or not finite. The latter are counted in
-    a line on standard error for each batch. Batches of a few thousand rows fill the encoder's buffers well;
+    Rows without text (null, or only white space) get a null vector. So do rows whose text is not valid UTF-8
+    or cannot be encoded, and rows whose vector would be zero or not finite: a line on standard error counts
+    these for each batch. Batches of a few thousand rows fill the encoder's buffers well;
     batch_format="pyarrow" saves a conversion.
 
     Args:
@@ -123,7 +123,7 @@ class EncodeBlocks:
 
     @staticmethod
     def _report(failures: dict[int, str], rows: int) -> None:
-        """Say how many rows with text have no vector, and name the first."""
+        """Report how many rows have a text but no vector, and name the first."""
         if failures:
             first = min(failures)
             announce(
@@ -224,7 +224,7 @@ def check_any_vector(records: Sequence[UnitRecord], encoder: EncoderSettings, te
 
 
 def _can_copy(previous: ReleaseManifest, job: Job, space_id: str) -> bool:
-    """Return whether vectors of the release are of the same space and stored type as those of the job."""
+    """Return whether the release's vectors have the space and the stored type of the job."""
     return (
         previous.space_id == space_id
         and previous.settings.get("encode", {}).get("vectors") == job.encode.vectors
@@ -261,10 +261,10 @@ def load_records(
     """Load the records of the units that are encoded already, by the sha256 of their corpus unit.
 
     A record is left out if one of its files is missing or has another size in the listing of its folder. If
-    this is its sample, the record comes without it.
+    only its sample is, the record is returned without a sample.
 
     Args:
-        previous: the previous release. If it has a table of its units, their records are made from it.
+        previous: the previous release. If it has a table of its units, the records are made from that table.
     """
     space_id = open_folder(job.encoder).space_id
     paths = [record_path(space_id, unit, job.encode, job.corpus.id) for unit in corpus.units]
@@ -293,7 +293,7 @@ def load_records(
 
 
 def _released_records(previous: ReleaseManifest | None, space_id: str) -> dict[str, UnitRecord | None]:
-    """Return the records of a release's units of vectors in a space, by their paths, if it has them."""
+    """Return the records of a release's units of vectors by path; {} if they are of another space."""
     if previous is None or previous.space_id != space_id:
         return {}
     return {unit.record: record for unit in previous.units if (record := unit.vectors_record())}

@@ -85,7 +85,7 @@ class IsolatedEncoder:
         yield from itertools.starmap(self._load_rows, itertools.pairwise(starts))
 
     def _encode_all(self, count: int, on_rows: Callable[[int], None]) -> None:
-        """Encode all texts into files of chunks, with a new child each time that one ends."""
+        """Encode all texts into files of chunks, with a new child whenever one ends."""
         pending = deque((start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
         deaths: Counter[int] = Counter()  # by row: child processes that died while they encoded it alone
         while pending:
@@ -116,7 +116,7 @@ class IsolatedEncoder:
         The child ends by itself when the encoder has raised for more than `max_errors` texts.
 
         Returns:
-            The end of the child, as the rejection of a text with which it was alone.
+            How the child ended, as a rejection: it applies if the child had a single text.
         """
         job = {
             "encoder": self.encoder.model_dump(),
@@ -217,7 +217,7 @@ def _rows_of(file: Path) -> tuple[int, int]:
 
 
 def _max_rejected(count: int) -> int:
-    """Return how many of a unit's `count` texts may be rejected before the encoder counts as defective."""
+    """Return how many of `count` texts may be rejected before the encoder, and not the texts, is at fault."""
     return max(_MAX_REJECTED, count // 100)
 
 

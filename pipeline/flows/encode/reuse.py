@@ -1,6 +1,7 @@
 """Copy the vectors of texts that were encoded on an earlier night.
 
-The vector of a text depends only on the encoder and the text, not on its id or on other texts.
+That is possible because a text's vector depends only on the encoder and the text, not on its id or other
+texts.
 """
 
 from collections import Counter, deque
@@ -29,7 +30,7 @@ _TEXTS_PER_S = {"cpu": 300.0, "cuda": 30_000.0}
 
 @dataclass(frozen=True, eq=False)
 class KnownVectors:
-    """Vectors of some rows of a unit, which need not be encoded."""
+    """Vectors that are already known for some rows of a unit."""
 
     rows: np.ndarray
     """(n,) int64, ascending"""
@@ -67,10 +68,10 @@ class _Copy(NamedTuple):
 def find_known(
     store: Store, unit: CorpusUnit, sources: Sequence[VectorUnit], space_id: str, device: str
 ) -> KnownVectors | None:
-    """Read the vectors that the unit can copy from units of an earlier release; None if there are none.
+    """Read the vectors that the unit can copy from units of an earlier release; None if it can copy none.
 
     Args:
-        sources: units of vectors in the space `space_id`. Rows that none of them has are left out.
+        sources: units of vectors in the space `space_id`; rows that are in none of them are left out.
         device: kind of the encoder's device. A unit is not opened if it has so few of the rows that encoding
             them takes less time than reading the unit (`is_copying_faster`).
     """

@@ -1,4 +1,4 @@
-"""Store a sample of each large unit of vectors when it is encoded, or later for units of earlier versions."""
+"""Store a sample of each large unit of vectors when it is encoded; for units of earlier versions, later."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def with_samples(
 ) -> dict[str, UnitRecord]:
     """Return the records of units of one space, each large unit with its sample.
 
-    Units of earlier versions have none: it is taken from the previous release, or made once.
+    For a unit of an earlier version the sample is taken from the previous release, or made once.
 
     Args:
         records: records of one space, under keys of any kind.

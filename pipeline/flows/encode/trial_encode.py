@@ -26,9 +26,10 @@ _BATCH_ROWS = 65_536  # read together
 _READERS = 8  # units that a worker reads together
 _GROUP_UNITS = 64  # corpus units that a worker samples at once, unless there are fewer
 MAX_SAMPLED_UNITS = 256
-"""Largest number of corpus units that texts are sampled from; full ones have eight million rows."""
+"""Largest number of corpus units that texts are sampled from; with full units these are eight million rows.
+"""
 _NO_TEXTS = corpus_schema(pa.string()).empty_table().select(["text", "text_key"])
-_ROWS_PER_TEXT = 4  # rows kept for each text to return, since equal texts are returned once
+_ROWS_PER_TEXT = 4  # rows kept per text of the sample, because equal texts are returned only once
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def encode_texts(context: FlowContext, texts: tuple[str, ...], *, query: bool = 
 def sample_texts(
     workers: Workers, settings: ClusterSettings, sample: "SampleTexts", units: Sequence[CorpusUnit]
 ) -> tuple[str, ...]:
-    """Sample different texts of the live rows of corpus units, by content key, on the index workers.
+    """Sample distinct texts of live rows by content key, on the index workers.
 
     They come from at most MAX_SAMPLED_UNITS units, evenly spaced by rows.
 

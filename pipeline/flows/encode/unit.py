@@ -157,7 +157,7 @@ class EncodeUnit:
 
 @dataclass(frozen=True)
 class _UnitEncoding:
-    """The encoding of one unit, which adds its timings to `stats`."""
+    """Encodes one unit, and adds its timings to `stats`."""
 
     task: EncodeUnit
     encoder: "Encoder"
@@ -179,7 +179,7 @@ class _UnitEncoding:
                     self._report_halving(before)
                     before = self.encoder.max_tokens
                     result = self._encode_in_process(file)
-            except pa.ArrowException:  # the corpus unit is damaged; some of these are MODEL_FAILURES too
+            except pa.ArrowException:  # the corpus unit is damaged; some are MODEL_FAILURES, too
                 raise
             except MODEL_FAILURES as error:
                 self.stats.warnings += (
@@ -340,6 +340,6 @@ def record_path(space_id: str, unit: UnitRecord, settings: EncodeSettings, id_na
     The path does not depend on the numerics: after a change of encode.threads nothing is encoded again.
     """
     dtype_suffix = "" if settings.vectors == "float32" else f"-{settings.vectors}"
-    # units of vectors call the id column by the user's name
+    # the file has the id column under the user's name
     id_suffix = "" if id_name == "id" else f"-{digest_of(id_name)[:8]}"
     return f"units/vectors/{space_id[:16]}/{unit.sha256[:24]}{dtype_suffix}{id_suffix}.json"

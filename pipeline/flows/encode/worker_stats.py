@@ -30,7 +30,7 @@ class WorkerStats:
         """Return the proportions of the encoding time in which workers waited for tokenizer and store.
 
         Returns:
-            The proportions by what was waited for; empty if nothing was encoded.
+            The proportions of "tokenizer" and "store"; empty if nothing was encoded.
         """
         total_s = self.forward_s + self.waiting_s + self.store_s
         return {"tokenizer": self.waiting_s / total_s, "store": self.store_s / total_s} if total_s else {}

@@ -60,7 +60,7 @@ class ResolvedCandidate:
     prompt: str = ""
     """prompt before every text"""
     by_task: Mapping[str, "ResolvedCandidate"] = field(default_factory=dict)
-    """the encoder with the folder's prompt for a kind of task, by that kind"""
+    """the encoder with the folder's prompt for a kind of task, by kind"""
     of_queries: "ResolvedCandidate | None" = None
     """the encoder with the prompt of queries; None: queries have the usual prompt"""
 
@@ -70,14 +70,16 @@ class ResolvedCandidate:
 
     @property
     def prompted(self) -> dict[str, "ResolvedCandidate"]:
-        """The encoder with each prompt that differs from the usual one, by the texts that get it."""
+        """The encoder with each prompt that differs from the usual one, keyed by the texts that get this
+        prompt.
+        """
         queries = {} if self.of_queries is None else {"queries of retrieval": self.of_queries}
         by_task = {kind: self.for_task(kind) for kind in self.by_task}
         return queries | {f"texts of {kind}": each for kind, each in by_task.items() if each is not self}
 
     @property
     def prompts(self) -> dict[str, str]:
-        """All prompts, by the texts that get them."""
+        """All prompts, keyed by the texts that get them."""
         return {"texts": self.prompt} | {texts: each.prompt for texts, each in self.prompted.items()}
 
     @property
@@ -94,7 +96,7 @@ class ResolvedCandidate:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Settings that differ from those of the encoder's folder."""
+        """Settings that override the settings of the encoder's folder."""
         return self.encoder.model_dump(mode="json", exclude_defaults=True, exclude={"path"})
 
     def facts(self) -> dict[str, Any]:

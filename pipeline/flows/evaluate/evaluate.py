@@ -145,7 +145,7 @@ class Evaluation:
 
 
 def compares_candidates(job: Job, *, analyses: bool = False) -> bool:
-    """Return whether candidates are evaluated: on tasks, or by an analysis that the command line asks for.
+    """Return whether there are tasks or analyses (of the command line) by which to compare candidates.
 
     Raises:
         ConfigError: there are candidates, but neither tasks nor an analysis to evaluate them by.
@@ -239,7 +239,7 @@ def _evaluation_id(
     """Return a digest of everything that the results depend on.
 
     Args:
-        reports: the report on vectors, None if it was not wanted; then those that were.
+        reports: the report on vectors, or None without --geometry; then the other requested reports.
     """
     identity = [
         [[*each.id, each.name, *each.prompted_spaces] for each in candidates],

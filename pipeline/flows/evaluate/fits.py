@@ -1,4 +1,6 @@
-"""Transforms that are fitted for each task of an evaluation: on its own sentences, or on those of a file."""
+"""Transforms that are fitted for each task of an evaluation: on the task's own sentences, or on a file of
+texts.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -99,7 +101,7 @@ class TaskFit:
 
 @dataclass(frozen=True)
 class PlannedFits:
-    """The fits of an evaluation."""
+    """The fits of an evaluation, and their sentences."""
 
     by_task: dict[tuple[tuple[str, str | None], str], TaskFit]
     """the fit of a candidate, by its id, for a task, by its name"""

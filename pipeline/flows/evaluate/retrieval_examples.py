@@ -19,7 +19,8 @@ _MAX_CHARACTERS = 200  # shown of a text
 def retrieval_examples(
     measured: Sequence[MeasuredTask], names: Sequence[str], store: Store
 ) -> tuple[RetrievalExample, ...]:
-    """Compare what each candidate retrieves with what the first one does. Returns the first few examples.
+    """Compare what each candidate retrieves with what the first candidate retrieves. Returns the first few
+    examples.
 
     Args:
         measured: tasks with each candidate's result, in the order of `names`.

@@ -168,7 +168,7 @@ def encode_sentences(
     """Encode the new sentences, longest first, and record the speed.
 
     Returns:
-        The `earlier` vectors and those of the new sentences.
+        All vectors: `earlier` and the new ones.
     """
     job, store = context.job, context.store
     # float32, because so few vectors need not be small
@@ -234,7 +234,7 @@ def _cuts(lengths: np.ndarray, max_sentences: int, workers: int) -> list[int]:
         workers: number of workers.
 
     Returns:
-        0, then the end of each unit.
+        Boundaries of the units: 0, then the end of each.
     """
     count = max(1, min(_UNITS_PER_WORKER * workers, len(lengths) // _MIN_UNIT_SENTENCES))
     work = np.cumsum(lengths + _CHARACTERS_PER_TEXT)

@@ -43,7 +43,7 @@ _SPELLINGS = ("subword", "case", "punctuation")  # filters that depend on the sp
 
 @dataclass(frozen=True, eq=False)
 class MeasureTokenBias(PlainTask[EncoderSettings, EncoderTokenBias]):
-    """Measure the tables of an encoder, whose pooling is table. Stored results are reused."""
+    """Measure the tables of an encoder, read with the pooling `table`. Stored results are reused."""
 
     store: Store
     pairs: ScoredPairs
@@ -131,7 +131,7 @@ class _Measurement:
             )
 
     def _filters(self) -> Iterator[tuple[str, np.ndarray | None]]:
-        """Yield what an average leaves out, and a mask of the other tokens, (vocabulary,); None for all."""
+        """Yield the name of each filter, and the mask (vocabulary,) of the tokens it keeps; None: all."""
         frequent = np.ones(len(self.counts), bool)
         frequent[[*self.tokenizer.prefix, *self.tokenizer.suffix]] = False
         ranked = np.argsort(np.where(frequent, -self.counts, 1), kind="stable")[: self.encoder.frequent]

@@ -1,4 +1,6 @@
-"""The work of an evaluation: sentences to encode, and candidates to score, without those of earlier runs."""
+"""The work of an evaluation: sentences to encode, and candidates to score, except what earlier runs have
+done.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -135,7 +137,7 @@ class EvaluationWork:
         )
 
     def _run_items(self, items: Sequence[Scoring], workers: Workers) -> Iterator[tuple[int, ResampledResult]]:
-        """Score on the workers, or in this process if that takes less time than to start a worker."""
+        """Score on the workers, or in this process if that is faster than starting a worker."""
         task = ScoreTask(self.store)
         rows = sum(self.sizes[item.task.name] * (1 + item.resamples) for item in items)
         if all(item.task.quick and item.fit is None for item in items) and rows <= _QUICK_ROWS:
@@ -167,7 +169,7 @@ def _key(item: Scoring) -> Key:
 
 
 def _variants(candidates: Sequence[ResolvedCandidate]) -> Iterator[ResolvedCandidate]:
-    """Yield the candidates' encoders with prompts for queries and for kinds of tasks."""
+    """Yield the candidates' encoders with their prompts for queries and for kinds of tasks."""
     for each in candidates:
         yield from each.prompted.values()
 

@@ -1,4 +1,4 @@
-"""Rows by which a release differs from the releases that a target may hold rows of.
+"""Rows that differ between a release and the releases from which a target may hold rows.
 
 Upserts are found by address, since a row whose text or kept columns change gets another address. Deletes are
 found by id, in the key tables.
@@ -40,15 +40,15 @@ class RowChanges:
     store: Store
     """store of all releases"""
     before: tuple[ReleaseManifest, ...]
-    """releases that rows of the table may be of; each row is of one of them, or missing"""
+    """releases from which the table's rows may come; each row comes from one of them, or is missing"""
     is_partial: bool
-    """whether rows of the releases `before` may be missing in the table"""
+    """whether the table may lack rows of the releases in `before`"""
     after: ReleaseManifest
     """the release"""
 
     @cached_property
     def units(self) -> list[UnitUpserts]:
-        """The units of `after` with rows that the table may not hold as they are."""
+        """The units of `after` with rows that the table may lack or hold in another version."""
         dead = DeadRows(self.store, self.after.dead)
         earlier = [_Rows(self.store, manifest) for manifest in self.before]
         changed = []
@@ -95,7 +95,7 @@ class RowChanges:
             yield _ids_with_vectors(rows, dropped)
 
     def deletes(self, first: int) -> Iterator[pa.Array]:
-        """Yield the ids of rows of `before` that `after` does not have, for each bucket of the key tables.
+        """Yield, for each bucket of the key tables, the ids of rows of `before` that `after` does not have.
 
         Args:
             first: number of buckets to leave out.

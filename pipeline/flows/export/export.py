@@ -25,7 +25,7 @@ from pipeline.targets.target import EMPTY, UNKNOWN, HeldRelease, Position, Targe
 from pipeline.text.key_tables.partitions import partition_of
 from pipeline.text.normalize import blake2b_digests
 
-_PART_IDS = 1 << 18  # average number of ids in a part
+_PART_IDS = 1 << 18  # average number of ids per file
 _MOST_PARTS = 256  # each is an open file while ids are written
 
 
@@ -34,7 +34,7 @@ def surplus_ids(
 ) -> Iterator[pa.Array]:
     """Yield the ids of `held` that are not in `wanted`.
 
-    Both are first written to files, in parts by the hash of an id; then the parts are compared one by one.
+    Both are first divided into files by the hash of the id; then the files are compared one by one.
 
     Args:
         held: the ids of a table.
@@ -52,7 +52,7 @@ def surplus_ids(
 
 
 def _write_parts(ids: Iterable[pa.Array], parts: int, folder: Path) -> list[Path]:
-    """Write ids by part. Returns the files; one without ids does not exist."""
+    """Divide ids into files by hash. Returns the paths; a file without ids does not exist."""
     folder.mkdir()
     files = [folder / str(number) for number in range(parts)]
     writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
@@ -90,7 +90,7 @@ class Exported:
     status: str
     release: int
     before: tuple[int, ...]
-    """numbers of the releases that rows of the target were of; 0 stands for no rows"""
+    """numbers of the releases from which the target's rows came; 0 stands for no rows"""
     written: int
     """number of rows that this run inserted or replaced"""
     deleted: int
@@ -190,7 +190,8 @@ class _Export:
             )
 
     def has_pruned(self, held: tuple[HeldRelease, ...]) -> bool:
-        """Return whether a release that the target holds was pruned. Reports it, because all rows follow.
+        """Return whether a release that the target holds was pruned. Announces it, because all rows are then
+        written.
 
         Raises:
             DataError: the root never had one of the releases.
@@ -219,7 +220,7 @@ class _Export:
         return Exported("done", self.wanted.number, numbers, written, deleted, self._manifest.rows)
 
     def _start(self, stored: Position | None) -> Position:
-        """Store the position of the beginning; return the stored one if the same export continues.
+        """Store the first position, or return the stored position if the same export continues.
 
         If no step is finished, the target is created again: the export may have been killed while it replaced
         rows.
@@ -286,7 +287,10 @@ class _Export:
             return bar.stage.done
 
     def _delete_surplus(self, changes: RowChanges) -> int:
-        """Delete the rows that the release, all rows of which are written, lacks. Returns their number."""
+        """Delete the target's rows that the release lacks, once all rows of the release are written.
+
+        Returns their number.
+        """
         if self._target.count() == self._manifest.rows:
             return 0
         with self._stages("delete") as bar, self._releases.store.scratch() as scratch:

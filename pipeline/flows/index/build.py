@@ -52,7 +52,7 @@ class IndexInput:
     dim: int
     """dimension of the stored vectors"""
     previous_queries: FileRef | None = None
-    """queries of the previous release, if this index replaces that of a release"""
+    """queries of the previous release, if this index replaces a release's index"""
 
     @property
     def indexed_dim(self) -> int:
@@ -109,7 +109,7 @@ def _measured_plan(
 
 
 def is_small_training(plan: IndexPlan) -> bool:
-    """Return whether one CPU trains the index, whose result then equals that of any other machine."""
+    """Return whether one CPU trains the index, so that the result is the same on every machine."""
     return plan.train_rows * max(1, plan.nlist) * plan.dim <= _SMALL_TRAINING
 
 
@@ -148,7 +148,7 @@ def part_memory(build: Build) -> float:
 def fill_memory(task: FillShard, shards: Sequence[Shard]) -> float:
     """Return the bytes of memory that the largest of the shards takes while it is filled.
 
-    They are twice its bytes, since faiss copies an array that is full to one of double size.
+    That is twice its size, since faiss copies a full array to one of double size.
     """
     row_bytes = task.build.settings.part_gib * GIB / max(1, task.build.plan.part_rows)
     rows = max(sum(unit.rows for unit in shard.units) for shard in shards)
@@ -160,7 +160,7 @@ def live_units(
 ) -> tuple[tuple[VectorUnit, ...], int]:
     """Return the units that have live rows, by ordinal, and the number of these rows.
 
-    In this order, addresses ascend in the index and in the table of ids.
+    Ordered by ordinal, so that addresses ascend in the index and in the table of ids.
     """
     ordered = tuple(sorted(units, key=lambda unit: unit.ordinal))
     counts = tuple(unit.rows for unit in ordered)
@@ -250,15 +250,15 @@ def divide_into_parts(units: Sequence[VectorUnit], parts: int, shards: int) -> t
 
 
 def divide_units(units: Sequence[VectorUnit], groups: int) -> list[tuple[VectorUnit, ...]]:
-    """Divide units into at most `groups` groups of consecutive units with about equal rows, none empty."""
+    """Divide units into at most `groups` nonempty groups of consecutive units with about equal rows."""
     ends = np.cumsum([unit.rows for unit in units])
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, groups) / groups, side="left") + 1
     runs = np.split(np.arange(len(units)), np.unique(np.minimum(cuts, len(units))))
     return [tuple(units[number] for number in run) for run in runs if len(run)]
 
 
-# Largest number of units that the sample is taken from. Each of so many gives 200 of the PILOT_ROWS; to read
-# them, its stored sample (1.6 MB for 384 dimensions) is loaded, not the unit.
+# Largest number of units that the sample is taken from. Each then gives 200 of the PILOT_ROWS, which are read
+# from its stored sample (1.6 MB for 384 dimensions), not from the unit.
 _MAX_UNITS = 1_000
 
 
@@ -269,7 +269,7 @@ class _PilotSample(Stored):
 
 
 class _MeasuredKind(Stored):
-    """File with the measurement of one kind, which a later run loads."""
+    """The file with the measurement of one kind, for later runs."""
 
     found: CodeRecall
 

@@ -1,4 +1,7 @@
-"""Extend last night's index, in place or by a delta and tombstones; rebuild it if a rule demands that."""
+"""Extend last night's index, in place or by a delta and tombstones; rebuild it if a rule demands it.
+
+A module of its own beside `build`, because only nights extend.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -30,7 +33,7 @@ from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import load_or_make_racing
 from pipeline.store.releases.manifest import Choice, IndexPart, ReleaseManifest
 
-# New rows are added to a part up to this many times the rows of a full one.
+# New rows are added to a part until it has this many times the rows of a full part.
 _MAX_PART_GROWTH = 1.25
 
 BuiltWithChoices = tuple[BuiltIndex, tuple[Choice, ...]]
@@ -138,7 +141,9 @@ class _Extender:
         return record.built, (extended, *checks, record.truth)
 
     def _incomplete_file(self) -> str | None:
-        """Describe a file of the previous release that is missing or has another size; None if none is."""
+        """Describe a file of the previous release that is missing or has another size; None if all are
+        complete.
+        """
         previous, index, store = self.previous, self.previous.index, self.context.store
         training_files = index.trained, index.queries, index.truth
         if None in training_files or "fingerprint" not in index.settings:
@@ -232,10 +237,11 @@ class _Extender:
     def _fill_parts(
         self, extension: Extension, units: tuple[VectorUnit, ...], rows: int
     ) -> tuple[tuple[IndexPart, ...], FileRef]:
-        """Fill units into parts of their own.
+        """Fill units into new parts.
 
         Returns:
-            The parts, none without units, and the file of the queries' exact neighbours among these rows.
+            The parts (none if there are no units), and the file of the queries' exact neighbours among these
+            rows.
         """
         context, build, previous_index = self.context, extension.build, self.previous.index
         # Shards differ with their number, so each number has a directory of its own.
@@ -292,6 +298,6 @@ class _Extender:
 
 
 def _rebuild_if(*choices: Choice | None) -> None:
-    """Raise _Rebuild with those of the decisions that are to rebuild the index, if there are any."""
+    """Raise _Rebuild with the decisions that demand a rebuild, if there are any."""
     if rebuilding := [choice for choice in choices if choice and choice.chosen == REBUILT]:
         raise _Rebuild(*rebuilding)

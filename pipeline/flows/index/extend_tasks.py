@@ -1,4 +1,6 @@
-"""Tasks that extend an index: change parts of last night's index, and join the neighbours in new parts."""
+"""Tasks that extend an index: change parts of last night's index, and merge the exact neighbours of new
+parts.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,7 +65,7 @@ class PartToGrow(NumberedPart):
 
 
 def parts_to_grow(parts: Sequence[IndexPart], *, last_takes_new_rows: bool) -> list[PartToGrow]:
-    """Return the parts of an index; rows are added to the last one, if to any."""
+    """Return the parts of an index. Only the last one may take new rows."""
     return [
         PartToGrow(**dict(each), takes_new_rows=last_takes_new_rows and each.number == len(parts) - 1)
         for each in number_parts(parts)
@@ -167,7 +169,10 @@ class GrowPart(PlainTask[PartToGrow, GrownPart]):
             return GrownPart(part=part, added=added)
 
     def _ids_with(self, new: tuple[VectorUnit, ...], item: PartToGrow, scratch: Path) -> tuple[FileRef, ...]:
-        """Return the part's files of ids with one more for new units; many files become one."""
+        """Return the part's files of ids, with another one for new units.
+
+        If they are many, they are merged into one.
+        """
         from pipeline.index.files.ids import iter_live_ids, write_ids
 
         ids = item.part.ids
@@ -184,7 +189,7 @@ class GrowPart(PlainTask[PartToGrow, GrownPart]):
 
 @dataclass(frozen=True)
 class JoinTruth(PlainTask[tuple[FilledPart, ...], FileRef]):
-    """Join the queries' exact neighbours in the shards of several parts."""
+    """Merge the queries' exact neighbours of the shards of several parts."""
 
     extension: Extension
 

@@ -173,7 +173,7 @@ def local_shards(store: Store, shards: Sequence[ShardRecord]) -> list["FilledSha
 
 
 def joined_truth(store: Store, shards: Sequence[ShardRecord], queries: "Queries") -> "Neighbours":
-    """Return the queries' exact neighbours in all shards."""
+    """Return the queries' exact neighbours among the rows of all shards."""
     from pipeline.index.measure.truth import ExactTopK, Neighbours
 
     exact = ExactTopK(queries)

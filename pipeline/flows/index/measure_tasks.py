@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Values that one task compares with the queries, 256 MiB of float32, and most tasks: the neighbours of a
 # thousand queries that each of them stores take 1.5 MB.
 _SCAN_VALUES, _MAX_SCANS = 1 << 26, 512
-_NEIGHBOURS = 100  # exact neighbours that each query needs: the greatest k at which recall is reported
+_NEIGHBOURS = 100  # exact neighbours that each query needs: the largest k of the reported recalls
 
 
 class Measurement(Stored):
@@ -38,7 +38,7 @@ class Measurement(Stored):
 
     built: BuiltIndex | None = None
     short_queries: int = 0
-    """number of queries with fewer exact neighbours than needed, after last night's were updated"""
+    """number of queries with too few exact neighbours, after last night's neighbours were updated"""
     unusable: str = ""
     """reason why last night's files cannot be used"""
 
@@ -104,7 +104,7 @@ def scan_truth(
         dim: dimension of the vectors.
 
     Returns:
-        The result for each group of units.
+        One result per group of units.
     """
     values, gpus = dim * sum(unit.rows for unit in units), context.job.cluster.index_gpus
     groups = divide_units(units, min(_MAX_SCANS, -(-values // _SCAN_VALUES)))
@@ -235,7 +235,8 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
         last, added = load_truth(store, previous.index.truth), load_truth(store, extended.added)
         gone = DeadRows(store, extension.survey.gone).contains(last.addresses)
         stays = ~gone & (ordinal_of(last.addresses) < first_added)
-        # A query that is a live row is not its own neighbour, so it has one possible neighbour less.
+        # A query that is a live row does not count as its own neighbour, so it has one possible neighbour
+        # less.
         last_source = LiveRows(store, source.space_id, source.id_name, previous.dead)
         was_live = last_source.holds(units_by_ordinal(previous), queries.addresses)
         is_added = source.holds(extension.units_from(first_added), queries.addresses)
@@ -247,7 +248,7 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
         return truth, int((~complete).sum())
 
     def _merge(self, pieces: tuple[FileRef, ...], queries: "Queries") -> "Neighbours":
-        """Return the exact neighbours among all rows, from those among groups of rows."""
+        """Merge the exact neighbours among groups of rows into the exact neighbours among all rows."""
         from pipeline.index.measure.truth import ExactTopK
 
         exact, store = ExactTopK(queries), self.extension.build.store

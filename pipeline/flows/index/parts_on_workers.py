@@ -33,7 +33,7 @@ _AHEAD = 3
 
 
 class PartAnswers(NamedTuple):
-    """Answers of one part at one search effort, and the seconds of the search on one thread."""
+    """Answers of one part at one search effort, and the seconds that the search took on one thread."""
 
     scores: np.ndarray
     addresses: np.ndarray
@@ -50,7 +50,7 @@ class PartFacts(NamedTuple):
     duplicates: int
     """number of addresses that occur more than once"""
     held: np.ndarray
-    """addresses among those that were asked for that are in the part, dead rows included"""
+    """the addresses that were looked up and are in the part, dead rows included"""
     fingerprint: str
     """sha256 of its training"""
 
@@ -218,7 +218,7 @@ class PartsOnWorkers(SearchedParts):
         return {facts.fingerprint for facts in self._facts}
 
     def query_ms(self, vectors: np.ndarray) -> np.ndarray:
-        """Time each of the queries (n, d) on its own, in one part after the other, in milliseconds (n,)."""
+        """Time each of the queries (n, d) alone, in one part after the other, in milliseconds (n,)."""
         return np.sum(self._map(TimePart(self._files, vectors, get_effort(self))), axis=0)
 
     def clock(self) -> float:

@@ -27,21 +27,22 @@ NEAR_DEAD = "search effort"
 MAX_DELTA = 0.10
 # Limit of the tombstones as a proportion of the live rows. Every query scores them and discards them.
 MAX_TOMBSTONES = 0.05
-# Limit of the imbalance, relative to that after training. At one nprobe, more rows are scanned as well.
+# Limit of the imbalance, relative to the imbalance after training. At equal nprobe, a query then scans more
+# rows, too.
 MAX_IMBALANCE_GROWTH = 1.25
 # Limit of the loss of recall@10 near dead rows. It is wide, since queries without close neighbours are hard
 # for any index.
 MAX_RECALL_LOSS_NEAR_DEAD = 0.1
 # Limit of the loss of recall@10 since training: three standard errors of a measurement with 500 queries.
 MAX_RECALL_LOSS = 0.01
-# Limit of the growth or shrinkage of the rows since training. The number of lists should follow their square
-# root, and is then off by 1.4.
+# Limit of the growth or shrinkage of the rows since training. The number of lists should follow the square
+# root of the rows, and is then off by a factor of 1.4.
 MAX_GROWTH = 2.0
 # Least proportion of last night's rows that remain. If fewer do, removing rows is more work than adding them.
 MIN_KEPT = 0.5
 # Limit of the proportion of queries whose rows are dead. With more, queries do not represent the live rows.
 MAX_DEAD_QUERIES = 0.10
-# Settings that do not change the index, or, as memory_gib, only through the plan, which is compared.
+# Settings that do not change the index, or change only its plan, which is compared (memory_gib).
 _IGNORED_SETTINGS = {"shards", "rewrite_gib", "memory_gib", "part_gib"}
 
 
@@ -229,7 +230,7 @@ def _metrics_after_training(index: IndexFiles) -> _TrainedMetrics:
 
 
 def near_dead(measured: IndexMetrics, wanted: float) -> Choice | None:
-    """Record how the index answers queries near dead rows; None if there are too few such queries.
+    """Describe how well the index answers queries near dead rows; None if there are too few such queries.
 
     Args:
         wanted: recall@10 that the search effort is chosen for.
@@ -258,7 +259,7 @@ def near_dead_warnings(choices: Sequence[Choice]) -> list[str]:
 
 
 def unusable_files(reason: str | None) -> Choice | None:
-    """Rebuild because last night's files are damaged or do not match tonight's rows, if so."""
+    """Rebuild if last night's files are damaged or do not match tonight's rows."""
     if reason is None:
         return None
     return _rebuilt(f"built from scratch: last night's index cannot be extended: {reason}")

@@ -40,8 +40,9 @@ class ShardRecord(Stored):
     index: FileRef
     """its file"""
     truth: FileRef
-    """exact neighbours of the queries among its rows, and a few of its rows that are searched for after the
-    merge, to check it"""
+    """exact neighbours of the queries among its rows, and the probes: a few of its rows that are searched for
+    after the merge
+    """
     ids: FileRef
     """table of the ids of its rows, by address"""
     rows: int
@@ -87,7 +88,7 @@ class ExampleQuery(Stored):
 
 
 class BuiltIndex(Stored):
-    """A built or extended index with its measurements; it has the fields of `IndexFiles`, and more."""
+    """A built or extended index with its measurements. Its fields include the fields of `IndexFiles`."""
 
     kind: str
     factory: str
@@ -105,7 +106,9 @@ class BuiltIndex(Stored):
     plan: IndexPlan
     trained: FileRef
     trained_on: dict[str, float | int | None]
-    """rows, imbalance, recall_at_10 and recall_near_dead after the training, to compare later nights with"""
+    """rows, imbalance, recall_at_10 and recall_near_dead after the training, with which later nights are
+    compared
+    """
     queries: FileRef
     truth: FileRef
     base_ordinals: int

@@ -28,7 +28,7 @@ _NO_ROWS = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class StoredTruth:
-    """Queries in a file, and their exact neighbours in other files, one for each part of the rows."""
+    """Queries in a file, and their exact neighbours in other files, one for each group of rows."""
 
     store: Store
     queries: FileRef

@@ -45,7 +45,7 @@ PACKAGES = (
     "fsspec",
     "s3fs",
 )
-# counts of the corpus that the release repeats
+# counts that are copied from the corpus to the release
 _CORPUS_COUNTS = (
     "control_characters",
     "surrogates_replaced",
@@ -94,7 +94,7 @@ class LiveUnits:
     def numerics(self) -> dict[str, int]:
         """Count live rows by the numerics of their vectors.
 
-        Dead rows are subtracted from the rows that were encoded for their unit, not from copied ones.
+        Dead rows are subtracted from the vectors that were encoded for their unit, not from copied vectors.
         """
         counts: Counter[str] = Counter()
         for unit in self.units:
@@ -172,8 +172,8 @@ def make_manifest(context: FlowContext, previous: PreviousRelease, parts: Candid
 def count_rows(corpus: Corpus, live: LiveUnits, previous: PreviousRelease, store: Store) -> dict[str, int]:
     """Count the rows of the night: total = live rows + quarantined rows.
 
-    With corpus.chunk a live row is a chunk, and a document that was quarantined when it was read is one row;
-    documents_read = documents (live ones) + such quarantined ones.
+    With corpus.chunk a live row is a chunk, but a document that was quarantined when it was read counts as
+    one row; documents_read = documents (live) + quarantined documents.
 
     Rows are `new`, `changed` or `deleted` by comparison with the previous release, by id. Live rows are
     `encoded` for this release, or `reused`. `truncated`, `tokens` and `text_tokens` (tokens that are not

@@ -79,7 +79,7 @@ def judge_candidate(
     with context.stages("gates"):
         summary = (load_summary(store, previous.release) or Summary.of(previous)) if previous else None
         readable = try_as_searcher(context, None if repairs else previous, manifest)
-        if not readable.passed:  # other gates would fail at the same files
+        if not readable.passed:  # other gates would fail because of the same files
             gates = corpus.gates | {READABLE: readable}
             return _with_gates(candidate, gates), ReleaseComparison(previous, summary, ())
         candidate = check_language(context, previous, candidate)
@@ -91,7 +91,7 @@ def judge_candidate(
             previous_canaries = load_canary_vectors(previous, store)
             if previous_canaries is not None:
                 canary_cosine = lowest_cosine(previous_canaries, canaries)
-        rows = RowMetrics(  # without bad vectors, with which an index is never filled
+        rows = RowMetrics(  # bad vectors are not counted, because an index is never filled with them
             manifest.row_counts,
             duplicate_ids=corpus.repeated_ids,
             token_coverage=ScriptCoverage.of(manifest.counts),

@@ -131,7 +131,9 @@ def _cut_proportion(texts: Sequence[str]) -> float | None:
 
 
 def _doubt_ids(values: Values, id_column: str) -> str | None:
-    """Return a sentence if the ids seem to be row numbers, or if a column is named like better ones."""
+    """Return a sentence if the ids seem to be row numbers, or if a column whose name suggests an id was not
+    chosen.
+    """
     column = values[id_column]
     first = column[0] if column else None
     if type(first) is int and first in (0, 1) and column == list(range(first, first + len(column))):
@@ -148,7 +150,7 @@ def _doubt_ids(values: Values, id_column: str) -> str | None:
 
 
 def _doubt_splits(files: Sequence[SourceFile]) -> str | None:
-    """Return a sentence if the files are those of several splits of a data set."""
+    """Return a sentence if the files seem to be several splits of one data set."""
     words = {word for file in files for word in re.split(r"[^a-z]+", file.name.lower())}
     found = sorted(words & _SPLITS)
     if len(found) < 2:
@@ -212,7 +214,9 @@ def _read_parquet(file: SourceFile) -> list[dict[str, Any]]:
 
 
 def _python_values(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a column, None for those that Python lacks: far times, text that is not UTF-8."""
+    """Return the values of a column; None for values that Python cannot represent: far times, text that is
+    not UTF-8.
+    """
     try:
         return list(column.to_pylist())
     except (ValueError, OverflowError, pa.ArrowException):
@@ -243,7 +247,9 @@ def _read_json(file: SourceFile, rejected: Counter[str]) -> list[dict[str, Any]]
 
 
 def _guess_text(corpus: CorpusSettings, values: Values, id_column: str | None) -> str:
-    """Return the column with the longest texts, of most rows, preferably one that is named as a text."""
+    """Return the column with the longest texts in most rows; a name that suggests a text counts in its
+    favour.
+    """
     weights = {
         name: _mean_length(column) * _text_weight(name) * sum(value is not None for value in column)
         for name, column in values.items()
@@ -320,7 +326,7 @@ def _count_unusable_ids(column: Sequence[Any]) -> int:
 
 
 def _all_of(column: Sequence[Any], types: tuple[type, ...]) -> bool:
-    """Return whether there are values, and all are of these types."""
+    """Return whether the column has values, all of these types."""
     values = [value for value in column if value is not None]
     return bool(values) and all(isinstance(value, types) for value in values)
 

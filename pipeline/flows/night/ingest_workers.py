@@ -14,7 +14,7 @@ from pipeline.text.sources.listing import local_path
 from pipeline.text.sources.sources import list_files
 from pipeline.text.task_map import IngestTask, TaskMap, map_here
 
-# Bytes of changed files. One process reads as many in about the time that Ray takes to start.
+# Bytes of changed files that one process reads in about the time that Ray takes to start.
 SMALL_INPUT = 1 << 30
 
 
@@ -24,8 +24,8 @@ def ingest_workers(
 ) -> Iterator[TaskMap]:
     """Yield the function that runs the tasks of tonight's ingestion.
 
-    The tasks run in this process, or if many bytes of the input changed, on workers that are connected for
-    the duration of the block.
+    The tasks run in this process. If many bytes of the input changed, they run on workers that are connected
+    for the duration of the block.
     """
     is_remote = local_path(job.corpus.uri) is None
     # workers of another cluster do not see the files of this machine

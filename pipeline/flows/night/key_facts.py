@@ -15,7 +15,7 @@ from pipeline.store.records.units import Corpus, TableBucket
 from pipeline.text.key_tables.buckets import read_key_bucket
 from pipeline.text.key_tables.keys import text_hashes
 
-_BUCKETS_PER_ITEM = 16  # a worker starts in about the time that it reads as many
+_BUCKETS_PER_ITEM = 16  # one process reads this many in about the time that a worker takes to start
 
 DISTINCT_TEXTS = "distinct_texts"
 """key of the number of distinct texts among the counts of a release"""

@@ -1,4 +1,4 @@
-"""Log a night as a run of MLflow: settings, metrics and the report."""
+"""Log a night as a run of MLflow, an optional dependency: settings, metrics and the report."""
 
 import contextlib
 import importlib.util
@@ -34,7 +34,10 @@ class MLflowNight:
     _values: dict[str, float] = field(default_factory=dict)
 
     def record(self, series: MetricSeries, value: float, labels: Mapping[str, str]) -> None:
-        """Keep the value of a gauge. Counters of the driver are less than those of the whole night."""
+        """Keep the value of a gauge.
+
+        Counters are left out, because the driver's do not include the workers'.
+        """
         if series.kind == "Gauge":
             self._values["/".join((series.name, *labels.values()))] = value
 

@@ -1,4 +1,4 @@
-"""The workers of a night: local ones as long as its work may be small, else those of a Ray cluster."""
+"""The workers of a night: local workers as long as its work may be small, else workers of a Ray cluster."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,7 +23,7 @@ from pipeline.store.files.base import Store
 from pipeline.store.records.units import Corpus
 from pipeline.text.task_map import TaskMap
 
-# Local workers extend an index of at most so many rows; for more, the time to start Ray pays off.
+# Local workers extend an index of at most this many rows; for more, starting Ray pays off.
 _SMALL_INDEX_ROWS = 500_000
 _TRIED_TEXT = "A sentence."
 
@@ -71,7 +71,10 @@ class NightWorkers:
         return FlowContext(self.job, self.store, workers, self.stages)
 
     def _try_encoder(self) -> None:
-        """Encode a text on one worker. Without local workers a cluster is connected, and stays so."""
+        """Encode a text on one worker.
+
+        Without local workers this connects a cluster, which stays connected.
+        """
         connected = connect(self.job.cluster, self.stages.under("encoder"), verbose=self.verbose)
         workers = self.local or self.connections.enter_context(connected)
         workers.check(self.job.cluster)

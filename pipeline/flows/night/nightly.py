@@ -1,4 +1,4 @@
-"""Run a night: read, encode, transform, index, check the gates, publish. Unchanged parts are reused."""
+"""Run a night: read, encode, transform, index, check the gates, publish. Unchanged work is reused."""
 
 from pipeline.flows.context import FlowContext
 from pipeline.flows.corpus import harvest_corpus, open_releases

@@ -80,7 +80,7 @@ def load_previous(releases: Releases) -> PreviousRelease:
         return PreviousRelease(release, None, f"{where} is gone", next_ordinal)
     try:
         return PreviousRelease(release, Corpus.from_json(content, where), None, next_ordinal)
-    except DataError:  # its sha256 is right, so it is not damaged: another version wrote it
+    except DataError:  # its sha256 is right, so it is not damaged; it was written by another version
         return PreviousRelease(release, None, f"{where} was written by another version", next_ordinal)
 
 
@@ -154,7 +154,7 @@ def changed_files(files: Iterable[SourceFile], corpus: Corpus | None) -> list[So
     return [file for file in files if (file.name, file.size, file.stamp) not in known]
 
 
-# Settings on which the published files do not depend, by section; all others of these sections count.
+# Settings on which the published files do not depend, by section; all other settings of these sections count.
 NOT_PUBLISHED: dict[str, frozenset[str]] = {
     "corpus": frozenset(CorpusSettings.model_fields) - {"id"},  # compared by the digest of the corpus
     "encoder": frozenset(  # compared by the space
@@ -163,7 +163,7 @@ NOT_PUBLISHED: dict[str, frozenset[str]] = {
             *("normalize", "dim", "exclude", "frequent", "frequencies", "sif"),
         )
     ),
-    "encode": frozenset(  # change the bits of vectors, or the units, which are not computed again for that
+    "encode": frozenset(  # change only bits of vectors, or units: nothing is computed again for that
         ("unit_rows", "max_tokens", "window_rows", "dtype", "compile", "threads", "device")
     ),
     "whiten": frozenset(("write_vectors", "flow")),  # an index never contains a flow
@@ -186,5 +186,5 @@ def _release_settings(job: Job) -> dict[str, object]:
 def _stored_release_settings(release: ReleaseManifest) -> dict[str, object]:
     try:
         return _release_settings(Job.model_validate(release.settings))
-    except ValueError:  # written by a version with other settings; not the same release
+    except ValueError:  # written by a version with other settings, so not the same release
         return {}

@@ -55,7 +55,8 @@ class NightOutcome:
 def publish_or_refuse(
     context: FlowContext, releases: Releases, candidate: Candidate, comparison: ReleaseComparison
 ) -> NightOutcome:
-    """Publish the candidate if its gates passed, the root is not held and no other night was faster.
+    """Publish the candidate if its gates passed, the root is not held and no other night has published
+    meanwhile.
 
     Raises:
         GatesRefused: with the folder in which the candidate is kept for inspection.
@@ -159,7 +160,9 @@ def unchanged_outcome(
 def _with_rejected(
     counts: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the counts of a release with what was rejected of rows and files since its corpus was read."""
+    """Return the counts of a release, updated by the rows and files that were rejected since its corpus was
+    read.
+    """
     others = (BAD_FILES, "kept_values_dropped")
     names = [name for name in {**before, **now} if name.startswith("quarantined") or name in others]
     rows = {"total": now["rows"] - before.get("rows", now["rows"])}
@@ -196,7 +199,7 @@ def _unmeasured_gates(job: Job, release: ReleaseManifest) -> Iterator[str]:
 
 
 def _held_outcome(held: RootHeld, releases: Releases, folder: str) -> NightOutcome:
-    """Say that the candidate is kept in `folder` because the root is held, and describe the night."""
+    """Announce that the candidate is kept in `folder` because the root is held, and describe the night."""
     announce(f"{held}; the candidate is kept at {folder}")
     facts = {
         "held_since": held.since,

@@ -15,10 +15,11 @@ from pipeline.store.releases.manifest import ReleaseManifest
 def measure_drift(store: Store, before: ReleaseManifest, after: ReleaseManifest) -> Drift | None:
     """Return the drift of the vectors; None if it is unknown.
 
-    It is unknown if the spaces differ, moments are missing, rows are too few, or earlier ones are equal.
+    It is unknown if the spaces differ, moments are missing, there are too few rows, or all earlier vectors
+    are equal.
 
-    The covariance of no more rows than dimensions is singular: a single changed row, in a direction without
-    variance before, would then be a huge spread.
+    If there are no more rows than dimensions, their covariance is singular: a single changed row, in a
+    direction without variance before, would then count as a huge spread.
     """
     if before.moments is None or after.moments is None or before.space_id != after.space_id:
         return None

@@ -103,7 +103,7 @@ def _gate_values(manifest: ReleaseManifest) -> dict[str, float | None]:
 def _compare_answers(
     before: OpenRelease, after: OpenRelease, store: Store, queries: Sequence[str]
 ) -> Iterator[ComparedAnswers]:
-    """Compare the answers to longer canary texts, whose vectors both releases have, and to the queries."""
+    """Compare the answers to longer canary texts, whose vectors both releases store, and to `queries`."""
     earlier, later = (load_canary_vectors(release.manifest, store) for release in (before, after))
     if earlier is not None and later is not None and len(earlier) == len(later) == len(CANARIES):
         # encoders of word vectors give some canary texts the zero vector

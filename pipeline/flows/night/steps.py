@@ -1,4 +1,4 @@
-"""Parts of a night: its checks, its ingestion, and its index."""
+"""Steps of a night: its checks, its ingestion, and its index."""
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.judgements import read_judgements
@@ -27,7 +27,7 @@ from pipeline.text.sources.sources import list_corpus
 from pipeline.text.task_map import TaskMap, TaskRunner, map_here
 from pipeline.transforms.chain import check_transform
 
-_ENOUGH_ROWS = 10_000_000  # more than any kind of index needs for its training
+_ENOUGH_ROWS = 10_000_000  # more rows than any kind of index needs for its training
 
 
 def ingest_corpus(
@@ -103,9 +103,9 @@ def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease
         list_corpus(
             job.corpus.model_copy(update={"fingerprint": "fast"})
         )  # raises if there is nothing to read
-    check_store(releases.commits.store, creates_once=True)  # without it two nights could both publish
+    check_store(releases.commits.store, creates_once=True)  # without it else two nights could both publish
     check_index_and_transform(job, previous.release)
-    row_cutter(corpus_of(job))  # raises for chunks that the prompt leaves no room for
+    row_cutter(corpus_of(job))  # raises if the prompt leaves no room for chunks
     read_user_queries(job.gates)  # raises for an unreadable file
     if job.gates.relevance.queries is not None:
         read_judgements(job.gates.relevance.queries)  # as above

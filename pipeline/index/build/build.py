@@ -31,7 +31,7 @@ from pipeline.index.structure import (
 from pipeline.store.rows.address import describe
 from pipeline.transforms.transform import Affine
 
-# With more lists than this for each row of a block, the graph is faster than dividing the centroids.
+# With more lists per row of a block than this, the graph is faster than dividing the centroids.
 _LISTS_PER_ROW = 32
 
 
@@ -64,7 +64,7 @@ class RowAdder:
             self.finish()
 
     def finish(self) -> None:
-        """Add the rows that wait."""
+        """Add the remaining rows."""
         if not self._waiting:
             return
         addresses, vectors = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))
@@ -95,10 +95,10 @@ class RowAdder:
 
 
 def reserve_rows(index: Any, rows: int) -> None:
-    """Reserve memory for `rows` more rows in the arrays that have an entry for every row.
+    """Reserve memory for `rows` more rows in the arrays with an entry per row.
 
-    faiss copies an array that is full to one of double size, so that without this a flat or HNSW index would
-    take up to three times its size while it grows. Inverted lists grow one by one and are left as they are.
+    Otherwise faiss copies a full array to one of double size, and a flat or HNSW index takes up to three
+    times its size while it grows. Inverted lists grow one by one, and nothing is reserved for them.
     """
     ann, refined = unwrap(index), index_refine_of(index)
     has_graph = hasattr(ann, "hnsw")
@@ -107,7 +107,8 @@ def reserve_rows(index: Any, rows: int) -> None:
         if isinstance(codes, faiss.IndexFlatCodes) and codes.codes.is_owned:
             _reserve(codes.codes, rows * codes.code_size)
     if has_graph:
-        # A row has two places per link in the lowest layer, and less than two in all others on average.
+        # A row has two entries per link in the lowest layer, and on average fewer than two in all other
+        # layers.
         _reserve(ann.hnsw.neighbors, rows * (ann.hnsw.nb_neighbors(0) + 2))
     if (ids := id_map_of(index)) is not None:
         _reserve(ids.id_map, rows)
@@ -126,7 +127,7 @@ KMEANS_ROUNDS = 10  # the default of faiss for coarse quantizers
 def train_with_graph(index: Any, sample: np.ndarray, seed: int, *, on_gpu: bool) -> None:
     """Train the transforms, the centroids in the graph, and the codes of an index.
 
-    The result equals that of faiss, which would compare every row with every centroid.
+    The result is the same as faiss's own, which compares every row with every centroid.
 
     Args:
         sample: (n, d) float32, raw vectors.
@@ -189,7 +190,7 @@ def train(
     Args:
         sample: (n, d) float32, raw vectors.
         on_gpu: run k-means of lists and of product quantizers on GPUs, see `pipeline.index.gpu`. The index
-            has other last bits, and is one for the CPU all the same.
+        differs in its last bits, and is still an index for the CPU.
 
     Raises:
         DataError: the sample has NaN, infinity, zero vectors or the wrong dimension.
@@ -222,7 +223,8 @@ def fill(
 
     Args:
         rows: number of rows in all batches, if it is known: memory for them is reserved.
-        on_gpu: find the lists of rows on GPUs. A row between two lists may come into the other one.
+        on_gpu: find the lists of rows on GPUs. A row about equally near to two lists may be added to another
+        one than on a CPU.
 
     Raises:
         DataError: vectors have NaN, infinity or another dimension, or are zero.
@@ -240,7 +242,7 @@ def fill(
         probe_rows = np.linspace(0, len(addresses) - 1, min(_MAX_PROBES, len(addresses))).astype(int)
         probes += [(int(addresses[row]), vectors[row].copy()) for row in np.unique(probe_rows)]
         while len(probes) >= 2 * _MAX_PROBES:
-            probes = probes[::2]  # every other one, so that they remain spread over all rows
+            probes = probes[::2]  # keep every other probe, so that they remain spread over all rows
         added += len(addresses)
     adder.finish()
     return FillResult(
@@ -309,7 +311,7 @@ def read_index(path: Path, *, mapped: bool = True, on_disk: bool = False) -> Any
 def _assemble(plan: IndexPlan, transform: Affine | None) -> Any:
     """Make PreTransform(whitening, normalization, the rotation of the factory string, index).
 
-    Every component is handed over to C++, which frees it once. If Python freed it too, the process would
+    Every component is handed over to C++, which frees it once. If Python also freed it, the process would
     crash at the next garbage collection.
     """
     ann = make_ann(plan.factory, plan.dim)
@@ -382,7 +384,7 @@ def _training_settings(index: Any, seed: int, *, on_gpu: bool) -> Iterator[None]
         yield
     finally:
         for rotation in rotations:
-            rotation.pq = None  # it belongs to `quantizers`, which Python frees
+            rotation.pq = None  # Python frees it as an element of `quantizers`
         for quantizer in quantizers:
             quantizer.assign_index = None
         if isinstance(ann, faiss.IndexIVF):

@@ -1,6 +1,6 @@
-"""Train the centroids of many inverted lists, and find the nearest one of many rows.
+"""Train the centroids of many inverted lists, and find the nearest centroid of each of many rows.
 
-An index with so many lists has a graph of their centroids, in which a search finds those nearest to a query.
+An index with many lists has a graph of their centroids, in which a search finds the lists nearest to a query.
 For thousands of rows at a time it is faster to divide the centroids into groups and to compare rows with
 centroids by matrix products, group by group.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.index.gpu import flat_index
 from pipeline.index.library import faiss, map_in_threads
 
-BLOCK_ROWS = 32_768  # rows whose nearest centroids are found at once: with fewer, products are slower
+BLOCK_ROWS = 32_768  # rows whose nearest centroids are found together: smaller products are slower
 GROUPS_PER_ROW = 8  # nearest groups, all of whose centroids are compared with a row
 _GROUP_ROUNDS, _GROUP_SAMPLE = 4, 64  # k-means that divides centroids: rounds, and centroids for each group
 # Rounds of k-means over all centroids, after those within groups of rows. With eight, recall@10 is within
@@ -155,9 +155,10 @@ def _refine(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
 
 
 def sum_by_group(vectors: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
-    """Add up the vectors (n, d) float32 of each of `count` groups. Returns (count, d) float32.
+    """Add up the vectors (n, d) float32 by group. Returns (count, d) float32.
 
-    A product with a sparse matrix gives the bits of `np.add.at`, for 20,000 vectors in a seventh of its time.
+    A product with a sparse matrix gives the same bits as `np.add.at`, in a seventh of the time for 20,000
+    vectors.
     """
     from scipy.sparse import csr_matrix  # most commands do not need it
 
@@ -173,7 +174,7 @@ def _k_means(vectors: np.ndarray, count: int, flat: Any, rounds: _Rounds) -> np.
     """
     settings = faiss.ClusteringParameters()
     settings.niter, settings.seed, settings.spherical = rounds.number, rounds.seed, True
-    # By default, faiss warns of fewer than 39 vectors for each centroid, and leaves out those beyond 256.
+    # By default, faiss warns of fewer than 39 vectors per centroid, and uses at most 256 per centroid.
     settings.min_points_per_centroid, settings.max_points_per_centroid = 1, rounds.sample
     clustering = faiss.Clustering(vectors.shape[1], count, settings)
     clustering.train(np.ascontiguousarray(vectors), flat)
@@ -187,6 +188,6 @@ def _nearest(means: Any, vectors: np.ndarray) -> np.ndarray:
 
 
 def _positions_by_number(groups: np.ndarray, count: int) -> list[np.ndarray]:
-    """Return the positions, ascending, at which each number below `count` occurs in `groups` (n,)."""
+    """Return for each number below `count` the ascending indices at which it occurs in `groups` (n,)."""
     order = np.argsort(groups, kind="stable")
     return np.split(order, np.cumsum(np.bincount(groups, minlength=count))[:-1])

@@ -27,7 +27,7 @@ ROWS_PER_LIST = 39  # faiss: with fewer training rows for one centroid, k-means 
 # in a millisecond or two, so an approximate index would gain nothing.
 MAX_FLAT_VALUES = 2**22
 _ID_BYTES = 8  # per row
-_HASH_MAP_BYTES = 40  # per row, in memory only: one node and one bucket of the map from id to position
+_HASH_MAP_BYTES = 40  # per row, in memory only: one node and one bucket of the map from id to row number
 
 
 class IndexPlan(Settings):
@@ -103,8 +103,8 @@ def plan_variant(rows: int, dim: int, settings: IndexSettings, variant: KindVari
 def plan_extension(rows: int, dim: int, settings: IndexSettings, kind: str, factory: str) -> IndexPlan:
     """Plan an index that extends one of the given kind and factory string.
 
-    If `auto` compresses vectors, the kind that it chose when the index was built is kept. If that is not
-    possible, the recalls of the kinds' entries are used.
+    If `auto` compresses vectors, it keeps the kind that it chose when the index was built. If that kind is
+    not possible, it chooses by the recalls that the kinds' entries name.
     """
     planner = _Planner(_valid_rows(rows), dim, settings)
     if settings.kind == "auto" and planner.plan_uncompressed() is None:
@@ -202,7 +202,7 @@ class _Planner:
         return chosen, f"the kind that needs least memory of those that are exact enough, {needed:.2f} GiB"
 
     def _in_memory(self) -> "_Planner":
-        """Return a planner that does not put lists on disk, which makes every search slower."""
+        """Return a planner that keeps lists in memory: lists on disk make every search slower."""
         return replace(self, settings=self.settings.model_copy(update={"on_disk": "never"}))
 
     def plan_kind(self, variant: KindVariant, why: str) -> IndexPlan:

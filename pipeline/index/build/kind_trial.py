@@ -25,11 +25,11 @@ from pipeline.transforms.transform import Affine
 
 PILOT_ROWS = 200_000
 # Recall is measured among a sixteenth of the rows, a quarter and all. The recall among more rows is
-# extrapolated from these three values.
+# extrapolated from these three measurements.
 _DIVISORS = (16, 4, 1)
 _QUERIES = 500
-# Fewer than the whole index has. With more lists, residuals are smaller and codes more exact, so the pilot's
-# recall is not too high.
+# Fewer lists than the whole index has. With more lists, residuals are smaller and codes more exact, so the
+# pilot does not overestimate recall.
 _LISTS, _TRAIN_ROWS = 256, 50_000
 
 

@@ -30,7 +30,7 @@ from pipeline.index.structure import (
 from pipeline.store.files.base import sha256_of
 from pipeline.store.rows.address import describe, ordinal_of, row_of
 
-_SCORE_ROUNDING = 1e-4  # scores differ by rounding if one search has few rows and another many
+_SCORE_ROUNDING = 1e-4  # scores of searches among few rows and among many differ by rounding
 _MIN_FOUND = 0.95  # proportion of a shard's probes that the merged index must find
 _PROBED_LISTS = 16  # nprobe of the search for probes
 
@@ -127,7 +127,10 @@ def count_duplicates(blocks: Iterable[np.ndarray]) -> tuple[int, int | None]:
 
 
 class _Bitmap:
-    """A set of addresses, one bit each. Every unit has equally many bits, which grow with its row numbers."""
+    """A set of addresses, one bit each.
+
+    All units have the same number of bits, which grows with the row numbers.
+    """
 
     def __init__(self) -> None:
         self._unit_bytes = 1 << 12
@@ -257,10 +260,10 @@ def _check_probes(index: Any, shard: FilledShard) -> None:
     """Check that a search for each probe of a shard finds the probe, or another row with the same score.
 
     Addresses are not compared, because many texts are equal and coarse codes may rank other rows first. If
-    vectors are stored uncompressed, the best score must be the probe's with itself: 1, or less if transforms
-    of a factory string shorten the vectors. With codes, it must be at least the best score
-    in the shard alone: the merged index has the same codes and more, unless it has a different codebook. A
-    refined index scores only a few candidates by its second codes, so it is searched for probes alone.
+    vectors are stored uncompressed, the best score must be the score of the probe with itself: 1, or less if
+    transforms of a factory string shorten the vectors. With codes, it must be at least the best score in the
+    shard alone: the merged index has the same codes and more, unless it has a different codebook. A refined
+    index scores only a few candidates by its second codes, so it is searched for probes alone.
     """
     if not len(shard.probe_addresses):
         return
@@ -287,7 +290,9 @@ def _best_scores(index: Any, shard: FilledShard) -> np.ndarray:
 
 
 def _best_scores_among_probes(index: Any, shard: FilledShard) -> np.ndarray:
-    """Return the best scores (2 p,) of each probe among the probes, by second codes and by those in lists."""
+    """Return the best scores (2 p,) of each probe among the probes: by second codes, then by the codes in the
+    lists.
+    """
     vectors, id_map = shard.probe_vectors, id_map_of(index)
     assert id_map is not None
     selector, nprobe = faiss.IDSelectorBatch(shard.probe_addresses), min(_PROBED_LISTS, nlist_of(index))

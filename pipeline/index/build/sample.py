@@ -58,7 +58,7 @@ def hash_order(ids: Sequence[bytes], salt: str) -> np.ndarray:
 
 
 def rows_to_store(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """Return the numbers (ascending int64) of the rows of a unit that its sample has, by SAMPLE_SIZES."""
+    """Return the numbers (ascending int64) of the rows to store as a unit's sample, as SAMPLE_SIZES says."""
     encoded_ids = id_bytes(ids)
     chosen = [hash_order(encoded_ids, salt)[:size] for salt, size in SAMPLE_SIZES.items()]
     return np.unique(np.concatenate(chosen))
@@ -75,7 +75,7 @@ def choose_from_sample(
     Returns:
         Ascending int64; None if rows that the sample lacks might be among them.
     """
-    # the sample has the rows of the unit with the lowest hashes, so no other row comes before them
+    # the sample has the unit's rows with the lowest hashes, so no row outside the sample precedes them
     lowest = hash_order(id_bytes(sample.ids), salt)[: sample.sizes.get(salt, 0)]
     chosen = lowest[candidates[lowest]][:count]
     return np.sort(chosen) if len(chosen) == count else None

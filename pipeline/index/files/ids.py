@@ -16,7 +16,7 @@ from pipeline.store.rows.address import describe, ordinal_of
 from pipeline.store.rows.arrays import arrow_of, numpy_of
 from pipeline.where.evaluate import Condition
 
-# Rows are evaluated in slices that take about this time, whatever the condition and the length of the texts.
+# Rows are evaluated in slices that take about this time, whatever the condition and the texts' length.
 _EVALUATED_S = 0.02
 _MAX_EVALUATED = 1 << 18  # rows
 _RESTORE = "restore it, or build the index again"
@@ -138,7 +138,7 @@ class Ids:
         The files may hold rows that are no longer in the index.
 
         Args:
-            proceed: is called often while rows are evaluated; it may raise, to end this.
+            proceed: is called often while rows are evaluated; it may raise an error to stop the evaluation.
         """
         rows, shortest_s = 1, math.inf
         for addresses, batch in zip(self._addresses, self._batches, strict=True):
@@ -150,7 +150,7 @@ class Ids:
                 duration_s, stop = time.perf_counter() - began, start + len(is_true)
                 yield addresses[start:stop][numpy_of(is_true.cast(pa.uint8())).astype(bool)]
                 start = stop
-                shortest_s = min(shortest_s, duration_s)  # about the time of the condition without rows
+                shortest_s = min(shortest_s, duration_s)  # about the time that a condition takes without rows
                 wanted_s = _EVALUATED_S + 2 * shortest_s
                 if duration_s < wanted_s:
                     rows = min(4 * rows, _MAX_EVALUATED)

@@ -35,8 +35,8 @@ _LISTS_SUFFIX = ".ivfdata"  # suffix of the file of lists on disk, to which the 
 # of a base are dead. If these are spread evenly, fewer than one of 10^7 searches for ten answers finds more
 # than 8 dead rows among the nearest 18.
 _MIN_SPARE = 8
-# efSearch divided by the number of answers. With less, a search of HNSW may end among the rows of a deleted
-# topic and find no live row.
+# efSearch divided by the number of answers. With a lower efSearch, a search of HNSW may end among the rows of
+# a deleted topic and find no live row.
 _EF_PER_ANSWER = 4
 
 
@@ -115,11 +115,11 @@ class Parts(SearchedParts):
         return sizes
 
     def fingerprints(self) -> set[str]:
-        """Return the fingerprints of the parts: one, if they have the same training."""
+        """Return the distinct fingerprints of the parts: one if they have the same training."""
         return {fingerprint(part) for part in self.indexes}
 
     def query_ms(self, vectors: np.ndarray) -> np.ndarray:
-        """Time each of the queries (n, d) on its own, on one thread, in milliseconds (n,)."""
+        """Time each of the queries (n, d) alone, on one thread, in milliseconds (n,)."""
         return query_ms(self, vectors)
 
     def _search_part(
@@ -140,7 +140,7 @@ class Parts(SearchedParts):
             scores, addresses = part.search(vectors, max(1, min(count, part.ntotal)), params=parameters)
             is_missing = addresses == NO_NEIGHBOUR
             is_live = ~is_missing & ~self._is_dead(addresses)
-            # A query with a missing answer has seen all rows of the lists that it visits.
+            # If a query has a missing answer, all rows of its lists have been scored.
             is_complete = (is_live.sum(axis=1) >= k) | is_missing.any(axis=1)
             if not len(self._tombstones) or count >= part.ntotal or is_complete.all():
                 live_scores = np.where(is_live, scores, np.float32(-np.inf))

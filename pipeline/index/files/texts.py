@@ -14,7 +14,7 @@ from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.rows.address import ordinal_of, row_of
 from pipeline.store.rows.arrays import arrow_of, strings_of
 
-_BATCH_ROWS = 4_096  # decoded at once: small, because reading stops after the last wanted row
+_BATCH_ROWS = 4_096  # rows decoded at once: few, because reading stops after the last wanted row
 _REMEDY = "search without texts (--no-texts), restore the units, or roll back"
 
 

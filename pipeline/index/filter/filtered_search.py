@@ -1,8 +1,9 @@
 """Search the selected rows of an index.
 
-A search scores as many selected rows as a search without a filter scores rows, so that its recall is not
-lower. With inverted lists, a query visits more of them; a graph is searched for more rows; other kinds score
-all rows anyway. Few selected rows are compared with the query directly.
+A filtered search scores as many selected rows as an unfiltered search scores rows, so that its recall is not
+lower. It is a module of its own, because it knows the kinds of index and nothing of releases. With inverted
+lists, a query visits more of them; a graph is searched for more rows; other kinds score all rows anyway. Few
+selected rows are compared with the query directly.
 """
 
 import math
@@ -23,10 +24,10 @@ from pipeline.index.structure import unwrap
 
 Found = tuple[np.ndarray, np.ndarray]  # scores and addresses (q, k)
 
-# Answers that a graph is searched for, as a multiple of those among which k selected rows are expected.
+# Answers that a graph is searched for, as a multiple of the number among which k selected rows are expected.
 _SPARE = 1.5
-# A row that a graph visits costs as much as this many rows that are scored one after the other: its
-# neighbours are scored, too, in random order. The number is an estimate.
+# A row that a graph visits costs as much as this many rows that are scored one after the other: the rows
+# linked to it are scored, too, in random order. The number is an estimate.
 _GRAPH_COST = 16
 
 
@@ -76,8 +77,8 @@ def _efforts(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield an nprobe and the numbers (n,) of the queries that need it.
 
-    The nprobe of the index is doubled until a query's lists hold as many selected rows as they hold rows at
-    the nprobe of the index, and at least k. So queries far from all selected rows visit more lists.
+    The index's nprobe is doubled until the lists of a query hold at least k selected rows, and as many
+    selected rows as a query without a filter scores. So queries far from all selected rows visit more lists.
     """
     ivf = unwrap(parts.base)
     queries = to_space_of(parts.base, vectors)

@@ -110,7 +110,7 @@ class SelectedRows:
 
 
 def select(parts: Parts, members: AddressSet, units: UnitVectors) -> SelectedRows:
-    """Find the rows of `members` in an index, and read their vectors if they are few.
+    """Find which rows of `members` are in an index, and read their vectors if they are few.
 
     Args:
         members: addresses of passing rows; those that are not in the index are ignored, and tombstones are
@@ -178,7 +178,8 @@ class Filters:
         self._lock = threading.Lock()
 
     def select(self, where: str, proceed: Callable[[], None] = lambda: None) -> SelectedRows:
-        """Return the rows that a filter lets pass. They are evaluated once, unless many filters come between.
+        """Return the rows that a filter lets pass. A filter is evaluated once, unless many other filters are
+        used in between.
 
         Args:
             proceed: is called often while the filter is evaluated; it may raise, to end this.

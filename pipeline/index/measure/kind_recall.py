@@ -1,4 +1,5 @@
-"""Recall that the codes of each kind of index reach, measured on a sample of rows, and expected of more rows.
+"""Recall that the codes of each kind of index reach: measured on a sample of rows, and expected for more
+rows.
 
 faiss is not loaded here.
 """
@@ -13,11 +14,11 @@ from pipeline.index.measure.metrics import Proportion
 from pipeline.settings.index_kinds import DIMS_PER_BYTE, KINDS
 from pipeline.store.records.sealed_json import Stored
 
-# Proportion of the permitted misses that the codes alone may cause. The other half is for the lists that a
-# search does not visit: if the codes caused all permitted misses, every list would have to be visited.
+# Proportion of the permitted misses that the codes alone may cause. The other half is left for the lists that
+# a search does not visit: if the codes caused all permitted misses, every list would have to be visited.
 _MISSED_BY_CODES = 0.5
 
-# Codes may have a recall this much higher for other vectors than for the captions.
+# The recall of codes may be this much higher for other vectors than for the captions.
 _OTHER_VECTORS = 0.1
 
 
@@ -90,7 +91,8 @@ def may_suffice(variant: KindVariant, target: float) -> bool:
 
 
 def _among_captions(kind: str, dims_per_byte: int, recall: Sequence[float]) -> CodeRecall:
-    # ten answers of a query are found or missed together, so that four count about as much as one
+    # the answers of a query tend to be found or missed together: four count about as much as one independent
+    # answer
     proportions = tuple(
         Proportion.of(round(value * _CAPTION_TRIALS), _CAPTION_TRIALS, _CAPTION_TRIALS / 4)
         for value in recall

@@ -36,8 +36,8 @@ def measure(
 ) -> IndexMetrics:
     """Set the search effort of a newly built index, and measure the index at this effort.
 
-    The effort is `index.nprobe`, or is chosen on the even queries; metrics are of the odd ones. Queries whose
-    own row is dead are left out of the choice; the effort is raised for them afterwards.
+    The effort is `index.nprobe`, or is chosen on the even queries; metrics are measured on the odd ones.
+    Queries whose own row is dead are left out of the choice; the effort is raised for them afterwards.
 
     Args:
         truth: the queries' exact neighbours.

@@ -16,7 +16,7 @@ from pipeline.index.measure.searched_parts import SearchedParts, indexes_of, que
 from pipeline.index.measure.truth import Neighbours, Queries
 from pipeline.index.structure import nlist_of, set_index_effort, unwrap
 
-_BEYOND_TARGET = 2  # points of the curve after the chosen one, which show the gain from more effort
+_BEYOND_TARGET = 2  # points of the curve after the chosen point, which show the gain from more effort
 # The curve has levelled off if recall gains less than this over four points, a factor of four in effort.
 _PLATEAU_POINTS, _PLATEAU_GAIN = 4, 5e-4
 _EF_SEARCH = (16, 1024)  # lowest and highest efSearch that is tried
@@ -47,8 +47,8 @@ def choose_effort(
 ) -> tuple[int | None, tuple[CurvePoint, ...]]:
     """Set the lowest effort at which the 95 % interval of recall@10 is above `target`.
 
-    With the whole interval above it, other queries are likely to reach the target too. If no effort reaches
-    it, the one with the best recall is set. nprobe 1, 2, 3, 4, 6, 8 ... nlist or efSearch 16, 24, 32 ...
+    With the whole interval above the target, other queries are likely to reach it, too. If no effort reaches
+    it, the effort with the best recall is set. nprobe 1, 2, 3, 4, 6, 8 ... nlist or efSearch 16, 24, 32 ...
     1,024 are tried.
 
     Returns:

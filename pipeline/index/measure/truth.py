@@ -14,7 +14,7 @@ from pipeline.index.gpu import flat_index
 from pipeline.index.library import faiss
 from pipeline.transforms.transform import Affine
 
-NO_NEIGHBOUR = -1  # fills up the neighbours of a query that has fewer than others
+NO_NEIGHBOUR = -1  # fills up the row of a query that has fewer neighbours than others
 NOT_A_ROW = -2  # address of a query that is not a row of the corpus
 # Neighbours that are found beyond rank 100, because rows with the same score as rank 100, such as duplicate
 # texts, are right answers too.
@@ -73,7 +73,7 @@ class ExactTopK:
     keep: int = 100 + _MARGIN
     """number of neighbours, without the query's own row"""
     on_gpu: bool = False
-    """compare on GPUs. Rows with almost equal scores may change places"""
+    """compare on GPUs. Rows with almost equal scores may be ranked in another order"""
 
     def search(self, batches: Batches) -> Neighbours:
         """Find the nearest rows of all batches, with one block of scores in memory."""
@@ -154,9 +154,8 @@ def carry_over(
 ) -> Neighbours:
     """Update exact rankings after rows were removed and added, without a scan of all rows.
 
-    A merged rank is known if it comes no later than the last known rank of both rankings, because every
-    unknown row comes after one of these. Nothing replaces removed rows, so rankings become shorter until a
-    scan renews them.
+    A merged rank is known if it is not after the last known rank of either ranking, because every unknown row
+    is after one of these. Nothing replaces removed rows, so rankings become shorter until a scan renews them.
 
     Args:
         previous: ranking before the change.

@@ -1,4 +1,4 @@
-"""Find pairs of rows that are nearly equal with an index, and group them."""
+"""Use an index to find pairs of rows that are nearly equal, and group them."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Mine hard negatives: near neighbours of an anchor that are unlikely to have its meaning.
+"""Mine hard negatives: neighbours of an anchor that probably do not mean the same.
 
 Apart from its only user, the tasks of `flows/train/`, because it knows nothing of workers or files.
 """

@@ -34,14 +34,14 @@ from pipeline.store.files.base import Store
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.releases.release import Releases
 
-# Memory of the child beyond its imports: a multiple of the bytes of the index and ids files, for an index
-# that cannot be mapped, and room for one search.
+# Memory of the child beyond its imports: a multiple of the size of the index and ids files, because some
+# indexes cannot be mapped, and room for one search.
 _MEMORY_PER_BYTE, _SEARCH_MEMORY = 2, 512 << 20
 _THREAD_MEMORY = 32 << 20  # for each core, for the stacks of a few threads
 # Time limit of the child: a minimum for its imports on a busy machine, and the time to fetch and read the
 # files at the rate of a slow connection to the store.
 _START_S, _BYTES_PER_S = 600.0, 4 << 20
-_ATTEMPTS = 2  # a child may be killed from outside once
+_ATTEMPTS = 2  # attempts: a child may be killed from outside once
 _POLL_S = 1.0  # time between two keep-alive signals while the child works
 _SHOWN = 5  # files that an error names
 _MAKE_AGAIN = "delete them and run `manta nightly`, which makes them again, or roll back to another release"
@@ -57,11 +57,11 @@ class ChildLimits(NamedTuple):
 
     @classmethod
     def for_bytes(cls, read: int) -> "ChildLimits":
-        """Return the limit of time for reading files of so many bytes."""
+        """Return the limits for reading files of this many bytes: a time, and any memory."""
         return cls(_START_S + read / _BYTES_PER_S)
 
     def with_memory(self, read: int) -> "ChildLimits":
-        """Return the limits with one of memory, for index and ids files of so many bytes and no filter."""
+        """Return these limits and one of memory, for index and ids files of this size and no filter."""
         threads = _THREAD_MEMORY * (os.cpu_count() or 1)
         return self._replace(memory=_MEMORY_PER_BYTE * read + _SEARCH_MEMORY + threads)
 
@@ -168,7 +168,7 @@ def _try_apart(
         child = _Child()
     is_kept = False
     try:
-        with contextlib.suppress(ConnectionError):  # it ended: so does its connection
+        with contextlib.suppress(ConnectionError):  # the connection ends with the child
             child.connection.send((work, limits.memory))
         _await_end(child, files, limits.seconds, remedy)
         is_kept = limits.memory is None
@@ -245,7 +245,7 @@ class _Failed(NamedTuple):
 
 
 def _serve(connection: Connection, modules: Sequence[str]) -> None:
-    """Do what is received until the parent ends or kills this process. Runs in the child."""
+    """Do the work that is received, until the parent ends or kills this process. Runs in the child."""
     in_daemon_thread(_end_with_parent, "manta-parent")
     write_no_core()
     for module in modules:
@@ -265,7 +265,7 @@ def _work(connection: Connection, work: Callable[[Reading], None], is_limited: b
         work(lambda files: connection.send(_Files(tuple(files))))
     except (PipelineError, ImportError) as error:
         connection.send(error)
-    except Exception as error:  # whatever a library raises at a damaged file
+    except Exception as error:  # a library may raise anything at a damaged file
         lacks_memory = is_out_of_memory(error)
         is_of_machine = isinstance(error, OSError) and error.errno not in (None, errno.ENOENT)
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -85,7 +85,10 @@ class ReleaseFiles:
         return self._parts.ntotal
 
     def successor(self, manifest: ReleaseManifest, verify: bool) -> "ReleaseFiles":
-        """Open another release. A loaded encoder is shared, or replaced by the one of that release."""
+        """Open another release.
+
+        A loaded encoder is shared if that release has the same one, else replaced.
+        """
         is_same = (manifest.space_id, manifest.encoder) == (self.manifest.space_id, self.manifest.encoder)
         encoder = self._encoder
         if encoder is not None and not is_same:

@@ -122,7 +122,8 @@ class OpenRelease:
         """Return the number of rows that a filter lets pass; see `search`. The rows are kept for searches.
 
         Args:
-            proceed: is called often while the filter is evaluated; it may raise, to end this.
+            proceed: is called often while the filter is evaluated; it may raise an error to stop the
+            evaluation.
 
         Raises:
             ConfigError: the filter is invalid.
@@ -162,15 +163,15 @@ class OpenRelease:
         fast-scan index finds no more.
 
         Args:
-            queries: texts; or raw vectors (q, d), or one (d,), of the release's encoder.
+            queries: texts; or raw vectors (q, d) of the release's encoder, or a single one (d,).
             texts: add a column text, read from the corpus units. If corpus.keep names text, the ids files
                 have the column already.
             where: a filter on the id and the columns that corpus.keep names, such as
                 "price < 10 and lang in ('de', 'en')". As in SQL, a comparison with null is not true. NaN
                 differs from every number. A query has k answers if k rows pass. The rows of the latest 16
                 filters are kept.
-            group: search for the k nearest documents of a release with corpus.chunk, and return of each the
-                chunk nearest to the query.
+            group: search for the k nearest documents of a release with corpus.chunk, and return the best
+            chunk of each.
             options: space_id, the space of query vectors; if it is not the release's, they are refused.
 
         Returns:
@@ -262,7 +263,8 @@ class OpenRelease:
         return OpenRelease(self._releases, self._files, follows=False)
 
     def newer(self) -> ReleaseManifest | None:
-        """Return the manifest of the current release if that is another one; after a rollback it is older.
+        """Return the manifest of the current release if another one is open; after a rollback the current one
+        is older.
 
         Returns None for a release that was opened by number.
 

@@ -24,13 +24,14 @@ def try_release(
     encoder: bool = False,
     filters: bool = True,
 ) -> None:
-    """Read every id, look up the newest rows, and search for one by vector and id, and for their texts.
+    """Read every id, look up the newest rows, search for one of them by vector and by id, and for their
+    texts.
 
     Args:
         parts: the parts of the index that are open.
         encoder: also load the release's encoder, and encode the texts with it.
-        filters: also search with a filter, for which half a GiB of addresses is reserved for each
-            ordinal of a unit so far.
+        filters: also search with a filter, which reserves half a GiB of address space for each ordinal of a
+        unit so far.
 
     Raises:
         DataError: a file cannot be used, or a search has no answer.
@@ -54,7 +55,7 @@ def try_release(
     reads(*(file for unit in units for file in (unit.corpus, unit.file)))
     rows = release.rows(addresses, texts=True)
     ids, texts = rows["id"].to_pylist(), rows["text"].to_pylist()
-    vectors = release.vector(ids[0])[np.newaxis]  # one row, because its unit is read for it
+    vectors = release.vector(ids[0])[np.newaxis]  # one row only, because a whole unit is read for it
     reads(*index)
     _search(release, vectors)
     by_id = release.where_id(ids[0])

@@ -59,7 +59,7 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class PrepareTrials(PlainTask[None, None]):
-    """Start the child process of the trials, so that it need not be waited for."""
+    """Start the child process of the trials in advance, so that no trial waits for it."""
 
     encoder: bool
     """whether a new encoder will be tried"""
@@ -70,7 +70,7 @@ class PrepareTrials(PlainTask[None, None]):
         return self.work
 
     def work(self, item: None) -> None:
-        """Do no further work."""
+        """Do nothing: starting the child is all."""
 
 
 @dataclass(frozen=True)
@@ -157,13 +157,15 @@ def try_as_searcher(
 
 
 def check_written(store: Store, gate: Gate, files: Iterable[FileRef]) -> Gate:
-    """Return the gate of `try_as_searcher` if files that were written since then are as they were written."""
+    """Return the gate of `try_as_searcher`; it fails if a file that was written since then differs from what
+    was written.
+    """
     faults = faults_of(store, files)
     return _gate(len(faults), _sentences(store, faults)) if faults else gate
 
 
 def _gate(files: int, faults: Iterable[str]) -> Gate:
-    """Return the gate for so many new files with these faults, as sentences."""
+    """Return the gate for this number of new files, with a sentence for each fault."""
     found = tuple(dict.fromkeys(faults))
     sentence = f"{counted(len(found), 'fault')} in {counted(files, 'new file')} of a searcher, 0 expected"
     if found:
@@ -179,14 +181,16 @@ def _sentences(store: Store, faults: Iterable[Fault]) -> tuple[str, ...]:
 
 
 def _plan(manifest: ReleaseManifest, files: Sequence[FileRef]) -> Iterator[Trial]:
-    """Divide the new files of a candidate: a trial for each part of the index, and for groups of others."""
+    """Divide the new files of a candidate into trials: one for each part of the index, others for groups of
+    the rest.
+    """
     paths = {file.path for file in files}
     parts = manifest.index_parts()
     own = [{file.path for file in (*part.files, *part.ids)} & paths for part in parts]
     new_parts = [number for number, names in enumerate(own) if names]
     encoder = any(file.path in paths for file in manifest.encoder.references())
     if not new_parts and (encoder or (manifest.tombstones and manifest.tombstones.path in paths)):
-        new_parts = [len(parts) - 1]  # the smallest: dead rows are left out of it, too
+        new_parts = [len(parts) - 1]  # one part suffices to see that dead rows are left out
     head = _newest_unit(manifest, paths)
     for number in new_parts:
         is_first = number == new_parts[0]

@@ -1,4 +1,4 @@
-"""Measure the gates of a published release again, with exact search over its vectors."""
+"""Measure the gates of a published release again, by exact search over its vectors: one command's flow."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -80,7 +80,7 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
 
 
 def _parent(releases: Releases, manifest: ReleaseManifest) -> ReleaseManifest | None:
-    """Return the release that a release followed; None if it was the first, or that one was pruned."""
+    """Return the previous release of a release; None if there is none or if it was pruned."""
     if manifest.parent is None or manifest.parent not in releases.numbers():
         return None
     return releases.get(manifest.parent)
@@ -97,7 +97,7 @@ class SampleRelease(PlainTask[ReleaseManifest, FileRef]):
         units = tuple(unit for unit in units_by_ordinal(manifest) if unit.rows)
         id_name = pq.ParquetFile(units[0].file.open(self.store)).schema_arrow.names[0]
         source = LiveRows(self.store, manifest.space_id, id_name, manifest.dead)
-        # not the rows that gates used as queries, on which the search effort was chosen
+        # not the rows that the gates used as queries, because the search effort was chosen on them
         addresses, vectors = source.sample(units, self.count, "held out")
         with self.store.scratch() as scratch:
             return store_queries(self.store, addresses, vectors, scratch)

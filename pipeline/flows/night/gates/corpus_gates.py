@@ -24,7 +24,7 @@ COMPARED_BY = frozenset(
     f"gates.{name}"
     for name in ("space", "max_deleted", "max_empty_texts", "max_shorter_texts", "max_repeated_texts")
 )
-"""Settings of these gates: they judge the step from one release to the next, not a release."""
+"""Settings of these gates, which judge the change from one release to the next, not a release by itself."""
 _MIN_ROWS = 10  # rows of the previous release; with fewer, a single row is a large proportion
 _MEASURED_UNITS = 64  # footers of units that are read to measure the texts
 _HASH_FACTOR = 0x9E3779B1  # odd, near 2**32 divided by the golden ratio (Knuth, vol. 3, 6.4)
@@ -145,7 +145,7 @@ def _at_most(setting: str, value: float, limit: float, found: str, causes: Itera
     """Return a gate on a proportion. If it fails, its sentence names the setting for one night.
 
     Args:
-        found: begins the sentence, which goes on with the limit.
+        found: the beginning of the sentence; the limit follows it.
         causes: facts that may explain the failure.
     """
     sentences = [f"{found} {100 * limit:g}% at most"]
@@ -232,7 +232,7 @@ class _Texts:
     def _mean_lengths(self, before: Corpus) -> tuple[float, float]:
         """Return the mean bytes of the texts of the previous corpus and of tonight's.
 
-        The texts of the live rows of a unit count as long as those of all its rows.
+        The mean length over all rows of a unit stands for the mean over its live rows.
         """
         known = {unit.ordinal for unit in before.units}
         kept = [unit for unit in self.now.units if unit.ordinal in known]
@@ -246,7 +246,7 @@ class _Texts:
 def _mean_bytes(store: Store, units: Sequence[CorpusUnit]) -> float:
     """Return the mean bytes of the texts of units, from the footers of some.
 
-    These are chosen by a hash of the unit's number, so that one unit more or less changes one of them.
+    Units are chosen by a hash of their number, so that a new or missing unit changes only one of the chosen.
     """
     live = [unit for unit in units if unit.rows > unit.dead]
     chosen = sorted(live, key=lambda unit: unit.ordinal * _HASH_FACTOR % 2**32)[:_MEASURED_UNITS]

@@ -19,8 +19,8 @@ _UNKNOWN, _UNCHECKED = "unknown", "not checked"
 def check_language(context: FlowContext, previous: ReleaseManifest | None, candidate: Candidate) -> Candidate:
     """Return the candidate with the language of its texts among its choices.
 
-    It is identified for the default encoder only, whose language is known, and only if the previous release
-    does not have vectors of the same space.
+    The language is checked only for the default encoder, whose own language is known, and only if the
+    previous release has no vectors of the same space.
     """
     manifest = candidate.manifest
     is_known = previous is not None and previous.space_id == manifest.space_id
@@ -42,7 +42,9 @@ def check_language(context: FlowContext, previous: ReleaseManifest | None, candi
 
 
 def language_warnings(choices: Sequence[Choice]) -> Iterator[str]:
-    """Warn if the default encoder does not know the language of the texts, or if it was not identified."""
+    """Warn if the default encoder does not know the language of the texts, or if this language was not
+    identified.
+    """
     for choice in choices:
         if choice.what == _LANGUAGE and choice.chosen == _UNCHECKED:
             yield f"the language of the texts was {choice.sentence}; {_knows_english()}"

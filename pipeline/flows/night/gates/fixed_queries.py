@@ -58,7 +58,7 @@ class AskIndex:
 def fixed_queries(store: Store, candidate: Candidate, previous: Sequence[Answers]) -> tuple[str, ...]:
     """Return the fixed queries: those of the previous release, or texts of sampled rows if it has none.
 
-    Of the sampled rows, short texts such as "Yes." become queries only if there are too few longer ones.
+    Short texts such as "Yes." become queries only if the sample has too few longer ones.
 
     Args:
         previous: answers of the previous release.

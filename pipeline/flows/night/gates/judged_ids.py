@@ -24,7 +24,7 @@ from pipeline.text.key_tables.line_numbers import parents_of
 from pipeline.text.key_tables.partitions import partition_of
 from pipeline.text.sources.sources import SourceFile
 
-_BUCKETS_PER_ITEM = 16  # a worker starts in about the time that it reads as many
+_BUCKETS_PER_ITEM = 16  # one process reads this many in about the time that a worker takes to start
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,8 @@ class FindRows(PlainTask[tuple[TableBucket, ...], pa.Table]):
 
 
 def rows_of_documents(context: FlowContext, corpus: Corpus, documents: Sequence[str]) -> dict[int, str]:
-    """Return documents by the addresses of their live rows; documents that are not in the corpus have none.
+    """Return a map from the addresses of live rows to their documents; documents that are not in the corpus
+    do not occur.
 
     Args:
         documents: ids of rows; if rows are cut into chunks, ids of the rows before they are cut.
@@ -71,7 +72,10 @@ class DocumentsOfRows:
         self._documents: dict[int, str] = {}
 
     def look_up(self, addresses: np.ndarray) -> None:
-        """Look up live rows together, since each call reads the whole key table unless all are known."""
+        """Look up the documents of live rows.
+
+        Pass many rows at once: a call reads the whole key table unless all are known.
+        """
         unknown = np.unique(addresses)
         unknown = unknown[[address not in self._documents for address in unknown.tolist()]]
         if len(unknown):
@@ -121,7 +125,7 @@ def check_judged_ids(context: FlowContext, corpus: Corpus) -> None:
 def check_judged_ids_in_files(
     gates: GateSettings, corpus: CorpusSettings, files: Sequence[SourceFile]
 ) -> None:
-    """Check as `check_judged_ids` a corpus that was not ingested, if its files have at most 256 MiB.
+    """Check a corpus that was not ingested, as `check_judged_ids` does, if its files have at most 256 MiB.
 
     The files are read until a relevant id is found, and at most `corpus.max_rows` rows of them.
     """

@@ -39,7 +39,7 @@ class Omitted(NamedTuple):
     ids: int = 0
     """number of different ids in the file"""
     missing: int = 0
-    """number of these that are not in the corpus"""
+    """number of these ids that are not in the corpus"""
     queries: int = 0
     """number of queries that are left out, because none of their ids is in the corpus"""
 
@@ -72,10 +72,10 @@ def relevance_gates(
 
 
 def _value_gate(at_least: float | None, scores: RelevanceScores, omitted: Omitted) -> Gate:
-    """Return the gate on the value, which only reports it without a bound."""
+    """Return the gate on the value; without a bound it only reports the value."""
     measured = scores.estimate()
     value = measured.value
-    assert value is not None  # the file has different scores
+    assert value is not None  # the scores of the file differ, so the correlation is defined
     bound = "reported only" if at_least is None else f"{at_least:g} at least"
     sentence = (
         f"{scores.metric} of {len(scores.keys):,} {scores.unit} of gates.relevance is {value:.4f}"

@@ -26,7 +26,7 @@ from pipeline.text.normalize import normalize
 if TYPE_CHECKING:
     from pipeline.index.measure.searched_parts import SearchedParts
 
-_MAX_QUERIES = 1_000  # recall is then known to two digits
+_MAX_QUERIES = 1_000  # enough to know recall to two digits
 
 
 def read_user_queries(gates: GateSettings) -> tuple[str, ...]:

@@ -74,8 +74,8 @@ UNITS_PER_MERGE = MERGE_GROUP
 KMEANS_ROUNDS, REFINING_ROUNDS, GROUPS_PER_ROW = 10, 8, 8
 PILOT_UNITS, PILOT_ROWS = 1_000, 200_000
 TEXT_UNITS = 256  # corpus units that whitening's texts are sampled from
-# Lists that the choice of the effort visits in all (nprobe 1, 2, 3, 4, 6 ... 96), and its passes over the
-# parts of an index, each of which searches at four of these efforts.
+# Lists that are visited in all while the effort is chosen (nprobe 1, 2, 3, 4, 6 ... 96), and passes over the
+# parts of an index, each at four of these efforts.
 VISITED_LISTS, MEASURE_PASSES = 400, 8
 
 
@@ -155,8 +155,8 @@ class StageWork:
     def cost(self, stage: str, nodes: int) -> StageCost:
         """Return the cost on a number of nodes.
 
-        Idle workers take the next item, so they need at most as long as by the bound of Graham (1966). They
-        need at least as long as their GPUs, and as the driver, which hands out one item after the other.
+        Idle workers take the next item, so the bound of Graham (1966) holds for their time. It is at least
+        the time of their GPUs, and the time in which the driver hands out the items one by one.
         """
         shared_s = (self.cpu_s + self.gpu_s) * (1 / self.workers + self.largest * (1 - 1 / self.workers))
         moved_s = self.moved_bytes / (min(nodes, self.items) * NODE_BYTES_PER_S)
@@ -190,7 +190,7 @@ class NightSize:
     index: IndexPlan
     """plan of the index"""
     reads_on_workers: bool = True
-    """False if only the machine of the command sees the corpus"""
+    """False if only the machine that runs the command can read the corpus"""
 
 
 def predict_cost(job: Job, size: NightSize, nodes: Sequence[Node]) -> NightCost:
@@ -357,7 +357,9 @@ class _Predictor:
         return self.size.index.nlist >= LARGE_NLIST
 
     def _nearest_list_s(self) -> float:
-        """CPU seconds to find the nearest of many lists for one row, in the nearest groups of them."""
+        """CPU seconds to find the nearest of many lists for one row, by searching the nearest groups of
+        lists.
+        """
         plan = self.size.index
         groups = math.isqrt(plan.nlist)
         compared = groups + GROUPS_PER_ROW * plan.nlist / groups

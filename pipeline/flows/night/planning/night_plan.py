@@ -1,4 +1,4 @@
-"""Estimate a night from file footers, sampled texts, and a few seconds of encoding on this machine."""
+"""Estimate a night from file footers, sampled texts, and a few seconds of encoding, for `manta plan`."""
 
 import os
 import time
@@ -102,10 +102,10 @@ class NightPlan:
 
 
 class Assumptions(NamedTuple):
-    """Values to plan with, instead of those of this corpus and this machine."""
+    """Values to plan with, instead of values that are measured on this corpus and this machine."""
 
     rows: int | None = None
-    """number of rows; None: those of the corpus"""
+    """number of rows; None: the corpus's"""
     rows_per_s: float | None = None
     """rows that one worker encodes in a second; None: as measured here"""
 
@@ -124,7 +124,7 @@ class _Sample(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """The number of files, the sample of their texts, and the counts and seconds of encoding it."""
+    """The number of files, the sample of their texts, and counts and seconds of the sample's encoding."""
 
     files: int
     sample: _Sample
@@ -210,7 +210,7 @@ def _estimate_first_night(
 
 
 def _measuring_device(job: Job, assumed: Assumptions) -> Device:
-    """Return the device of the workers; if its speed is given and it does not exist here, the CPU.
+    """Return the device of the workers; the CPU if this machine lacks that device and its speed is given.
 
     Raises:
         ConfigError: the workers use GPUs, their speed is not given, and this machine has no GPU.

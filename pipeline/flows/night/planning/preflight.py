@@ -1,4 +1,7 @@
-"""Check before a night whether it can run. Each check reports its findings, or an error with its remedy."""
+"""Check before a night whether it can run, for `manta preflight`.
+
+Each check reports its findings, or an error with its remedy.
+"""
 
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,7 +55,7 @@ class SpaceEstimate:
 
     @property
     def sentence(self) -> str:
-        """The sizes of all parts that are not empty."""
+        """The sizes of all purposes that need space."""
         parts = {**self.stored, "scratch": self.scratch}
         return ", ".join(f"{name} {size(count)}" for name, count in parts.items() if count)
 
@@ -77,7 +80,7 @@ def estimate_space(job: Job, store: Store, files: Mapping[SourceFile, int]) -> S
     new_bytes = sum(file.size for file in new_files)
     vector_bytes = folder.dim * (2 if job.encode.vectors == "float16" else 4)
     new_units = -(-new_rows // job.encode.unit_rows)
-    moments_bytes = new_units * folder.dim * (folder.dim + 1) * 4  # one triangle of a float64 matrix each
+    moments_bytes = new_units * folder.dim * (folder.dim + 1) * 4  # a triangle of a float64 matrix per unit
     # units with fewer than LEAST_SAMPLED_ROWS rows have no sample
     sampled_units = new_rows // max(job.encode.unit_rows, LEAST_SAMPLED_ROWS)
     sample_bytes = sampled_units * sum(SAMPLE_SIZES.values()) * vector_bytes
@@ -85,7 +88,7 @@ def estimate_space(job: Job, store: Store, files: Mapping[SourceFile, int]) -> S
     indexes = {"index": index.file_bytes} if release else {"two indexes": 2 * index.file_bytes}
     copy = encoder_copy_path(folder)
     encoder_files = {f"{copy}/{name}": folder.file(name).stat().st_size for name in folder.files}
-    kept_columns = new_bytes if job.corpus.keep else 0  # not more than the files that they are read from
+    kept_columns = new_bytes if job.corpus.keep else 0  # not more than the size of the files they come from
     stored = {
         "vectors": new_rows * vector_bytes + moments_bytes + sample_bytes,
         "texts": new_bytes,
@@ -127,7 +130,7 @@ def _needed(count: int, estimate: SpaceEstimate) -> str:
 
 _SAMPLED_FILES, _SAMPLED_BATCHES = 4, 4
 _SAMPLED_TEXTS = 256  # texts of one batch that are tokenized
-# Checks that must succeed before a check is run.
+# For each check, the checks that must succeed before it is run.
 _NEEDED_CHECKS = {
     "index": ("encoder",),
     "tokens": ("encoder", "corpus"),
@@ -342,6 +345,6 @@ class _Checks:
 
 
 def _draw_rows(rows: pa.Table) -> pa.Table:
-    """Draw at most 256 rows at random; every k-th could be of one language in a file that alternates."""
+    """Draw at most 256 rows at random, not every k-th: rows of a file may alternate between languages."""
     chosen = np.random.default_rng(0).permutation(len(rows))[:_SAMPLED_TEXTS]
     return rows.take(pa.array(np.sort(chosen)))

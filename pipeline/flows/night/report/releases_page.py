@@ -79,11 +79,11 @@ def refresh_page(releases: Releases) -> None:
 
 def _write_page(releases: Releases) -> None:
     store = releases.store
-    # computed first, so that a commit from here on leads to another page next time
+    # computed first: if somebody commits from here on, the next call writes the page again
     state = _state_digest(releases)
     if _shows(store, state) or not (history := releases.history()):
         return
-    from pipeline.report.releases import render  # unused by most nights
+    from pipeline.report.releases import render  # imported here, because most nights do not need it
 
     store.write(PAGE, render(_overview(releases, history, state)).encode())
 

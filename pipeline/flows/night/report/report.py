@@ -126,7 +126,7 @@ def search_examples(store: Store, candidate: Candidate) -> tuple[Answers, ...]:
     )
 
 
-_CHANGED_QUERIES = 5  # shown of those with lower scores, and of those with higher ones
+_CHANGED_QUERIES = 5  # queries shown whose scores fell, and as many whose scores rose
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _release_change(
         return None
     return ReleaseChange(
         previous.release,
-        f"../../{report_path(previous.release)}",  # both folders of reports are two below the root
+        f"../../{report_path(previous.release)}",  # both reports are in folders two levels below the root
         measure_drift(store, previous, manifest),
         differing_settings(previous, manifest),
     )
@@ -343,7 +343,7 @@ def _lengths(candidate: Candidate) -> Histogram | None:
     heights = [0] * (len(edges) - 1)
     for start, count in bins.items():
         heights[min(int(start) // LENGTH_BIN, len(heights) - 2)] += count
-    # so far a truncated text counts as one that is exactly as long as the limit
+    # until here a truncated text counts as a text of exactly the limit's length
     heights[-2:] = [heights[-2] - truncated, truncated]
     return Histogram(tuple(map(float, edges)), tuple(heights), counts["tokens"] / max(counts["rows"], 1))
 
