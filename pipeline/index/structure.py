@@ -97,9 +97,8 @@ def _check_trainable(factory: str, index: Any, ann: Any) -> None:
     problems = [problem for transform in transforms_of(index) if (problem := _impossible(transform))]
     if isinstance(ann, faiss.IndexIVF) and not ann.nlist:
         problems.append("no inverted lists")
-    if any(
-        int(links) < 2 for links in re.findall(r"HNSW(\d+)", factory)
-    ):  # else faiss reads outside of its memory
+    # else faiss reads outside of its memory
+    if any(int(links) < 2 for links in re.findall(r"HNSW(\d+)", factory)):
         problems.append("a graph with fewer than 2 links for each row")
     if problems:
         remedy = "correct the string, for instance PCA64,IVF1024,Flat"

@@ -1,4 +1,5 @@
-"""Guess masked words with a masked language model: few batch shapes, logits at the masks only.
+"""Guess masked words with a masked language model, which imports torch: few batch shapes, logits at the masks
+only.
 
 The caller gives the random numbers by which guesses are drawn, so that they can be repeated.
 """
@@ -131,7 +132,7 @@ class Guesser:
 
     def _logits(self, ids: Tensor, attention_mask: Tensor, positions: Tensor) -> Tensor:
         """Compute the logits at `positions` (rows, masks) of each row: (rows, masks, vocabulary)."""
-        self._positions = positions  # for the hook _keep_masked, which sets it to None
+        self._positions = positions  # the hook _keep_masked reads it, and sets it to None
         with torch.inference_mode():
             logits = self._model(input_ids=ids, attention_mask=attention_mask).logits
             # without an output layer to hook into, the model computed the logits of all tokens
@@ -190,7 +191,7 @@ def _sample(
 
 
 def _smallest_size(size: int, count: int) -> int:
-    """Smallest of size, size / 2, size / 4 ... that is at least `count`."""
+    """Return the smallest of size, size / 2, size / 4 ... that is at least `count`."""
     while size // 2 >= count:
         size //= 2
     return size

@@ -41,7 +41,7 @@ def check_sequence(texts: Any, name: str, also: str = "") -> None:
     Tables and mappings would give their columns' names and keys.
 
     Args:
-        name: of the argument.
+        name: name of the argument.
         also: what else it may be.
 
     Raises:
@@ -51,7 +51,8 @@ def check_sequence(texts: Any, name: str, also: str = "") -> None:
     no_sequence = isinstance(texts, (bytes, bytearray, Mapping, set, frozenset)) or not isinstance(
         texts, Iterable
     )
-    if is_table or no_sequence or getattr(texts, "ndim", 1) == 0:  # the last is an array of a single value
+    # a NumPy array without dimensions is a single value
+    if is_table or no_sequence or getattr(texts, "ndim", 1) == 0:
         expected = f"a string or a sequence of strings{also}"
         remedy = "; give one of its columns" if is_table or isinstance(texts, Mapping) else ""
         raise TypeError(f"{name}: expected {expected}, found {type(texts).__name__}{remedy}")
@@ -98,7 +99,7 @@ def blake2b_digests(strings: pa.Array, size: int, key: bytes = b"") -> pa.Array:
         return pa.array(digests, pa.binary(size))
     content, initial = bytearray(), hashlib.blake2b(digest_size=size, key=key)
     for value in encoded:
-        state = initial.copy()  # half the cost of a new state
+        state = initial.copy()  # a copy takes half the time of a new state
         state.update(value)
         content += state.digest()
     buffers = [None, pa.py_buffer(bytes(content))]

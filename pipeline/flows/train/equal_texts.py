@@ -1,7 +1,7 @@
 """Find the equal texts among training pairs, whose positives cannot be negatives of each other's anchors.
 
-The keys of all texts are divided by their hashes, once, and each part is compared by itself. So neither the
-memory of a worker nor the bytes that are read for a pair grow with the pairs.
+The keys of all texts are divided once by their hashes, and each division is compared by itself. So neither a
+worker's memory nor the bytes read per pair grow with the number of pairs.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class EqualTexts(Stored):
     """Equal texts among training pairs."""
 
     repeats: FileRef | None
-    """addresses of positives that equal an earlier one; None if there are none"""
+    """addresses of positives that equal an earlier positive; None if there are none"""
     known: tuple[FileRef, ...]
     """files of `KNOWN_SCHEMA`: the key of an anchor, and the address of a text that cannot be its negative.
     These texts are all positives of equal anchors, and the anchor's own text. Partition n of each file is for
@@ -197,7 +197,7 @@ def _find_equal(positives: pa.Table, anchors: pa.Array) -> tuple[np.ndarray, pa.
         anchors: distinct keys of anchors.
 
     Returns:
-        Addresses of positives that equal an earlier one, and the part's rows of `EqualTexts.known`.
+        Addresses of positives that equal an earlier positive, and the part's rows of `EqualTexts.known`.
     """
     firsts = positives.group_by("key", use_threads=False).aggregate([("address", "min")])
     keys, addresses = one_chunk(firsts["key"]), firsts["address_min"]

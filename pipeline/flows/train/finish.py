@@ -1,4 +1,7 @@
-"""Publish a trained model: write its encoder folder, the report and the record of the result."""
+"""Publish a trained model: write its encoder folder, the report and the record of the result.
+
+Done once, by the first rank.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,7 +120,7 @@ def _report(
 ) -> TrainingReport:
     """Collect the data of the report."""
     record = run.record()
-    # Trainings that an earlier version began have no overlap and no count of missing texts.
+    # Trainings that began with an earlier version have no overlap and no count of missing texts.
     overlaps = record.lexical_overlap or ({},) * len(settings.data)
     sources = (
         SourceSummary(

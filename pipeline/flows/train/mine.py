@@ -1,4 +1,7 @@
-"""Mine hard negatives for training pairs: texts near an anchor that are not its positives."""
+"""Mine hard negatives for training pairs: texts near an anchor that are not its positives.
+
+One stage of a training.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -33,7 +36,7 @@ from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 
 _VERSION = 1  # increased by changes of the result; all pairs are then mined again
 _ROLES = ("anchor", "positive")
-# Kept column of positives: a negative is a positive of another pair, whose text is read by its address.
+# Kept column of positives. A negative is the positive of another pair, and its text is read by its address.
 _KEPT_TEXT = pa.field("text", pa.large_string(), nullable=False)
 
 
@@ -67,7 +70,7 @@ def mine(context: FlowContext, sources: Sequence[SourceSettings]) -> tuple[Sourc
 
     A pair becomes up to train.mine.negatives rows, in the order of the pairs; pairs without any are left out,
     counted and logged. Results of an earlier run are reused; the number of workers does not change the
-    result. If the kind of index rounds vectors, the cosine of a negative is that of the rounded vector.
+    result. If the kind of index rounds vectors, the cosine of a negative is computed from its rounded vector.
 
     Memory: the driver holds the texts of one unit and the records of all units. A worker holds the keys of
     about 2^22 pairs, or 8 bytes for every repeated positive, or the memory-mapped index.
@@ -130,13 +133,13 @@ def _mine_source(context: FlowContext, source: SourceSettings) -> SourceSettings
 
 
 def _identity(job: Job, pairs: TrainingRows, drops: bool) -> str:
-    """Return a hash, as 24 hexadecimal digits, of everything that the negatives depend on.
+    """Return a hash (24 hexadecimal digits) of everything that decides the negatives.
 
     Args:
         job: the job.
         pairs: the pairs of a source.
-        drops: whether the hash says that pairs are left out. It does if the settings ask for it, as it did
-            when other pairs without a text were kept.
+        drops: whether the hash contains that pairs without a text are left out. Earlier versions kept some of
+        these pairs unless the settings said otherwise.
     """
     files = {group.file.uri: [group.file.uri, group.file.size, group.file.stamp] for group in pairs.groups}
     columns = [pairs.settings.columns.get(role, role) for role in _ROLES]
@@ -216,7 +219,7 @@ def _store_texts(context: FlowContext, pairs: TrainingRows, folder: str) -> tupl
 
 
 def _search(context: FlowContext, task: MineUnit, units: Sequence[PairUnits]) -> list[UnitRecord]:
-    """Search for the negatives of every unit without a record; return the records of all, in order."""
+    """Search for the negatives of every unit without a record; return the records of all units, in order."""
     earlier = {unit.number: UnitRecord.load_complete(context.store, task.record(unit)) for unit in units}
     records = {number: record for number, record in earlier.items() if record is not None}
     todo = [unit for unit in units if unit.number not in records]
@@ -231,7 +234,9 @@ def _search(context: FlowContext, task: MineUnit, units: Sequence[PairUnits]) ->
 
 
 def _units(pairs: TrainingRows, unit_rows: int, store: Store) -> Iterator[tuple[CorpusUnit, CorpusUnit]]:
-    """Store the pairs in the order of the files; yield units of anchors, each with that of its positives."""
+    """Store the pairs in the order of the files; yield each unit of anchors with the unit of its
+    positives.
+    """
     first = 0
     for table in rechunk(pairs.read(pairs.spans(), _ROLES), unit_rows):
         anchors, positives = (_unit(one_chunk(table[role]), role, first, store) for role in _ROLES)

@@ -1,4 +1,6 @@
-"""Hard negative mining: search an index of the positives for the negatives of each anchor."""
+"""The task of hard negative mining, which workers unpickle: search the positives for each anchor's
+negatives.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,7 +39,7 @@ class PairUnits(Stored):
     """Consecutive pairs: one unit of anchors and one of positives, row for row, with their vectors."""
 
     number: int
-    """position among all such units"""
+    """index among all such units"""
     first: int
     """number of the first pair among all pairs"""
     anchors: CorpusUnit
@@ -138,7 +140,7 @@ class MineUnit:
         positives = self._vectors(units.positive_vectors)
         usable = np.asarray(anchors.any(axis=1) & positives.any(axis=1))
         cosines = np.einsum("nd,nd->n", anchors, positives)
-        # Distinct anchors are numbered by codes; first_rows has the first pair of each.
+        # Distinct anchors are numbered by codes; first_rows has the first pair of each anchor.
         encoded_keys = keys.dictionary_encode()
         codes = encoded_keys.indices.to_numpy().astype(np.int64)
         known = self._known_texts(units.number, encoded_keys.dictionary)

@@ -71,7 +71,7 @@ def measure_overlap(training_rows: TrainingRows, max_rows: int = _MAX_ROWS) -> d
 
 
 def _roles_beside_anchor(training_rows: TrainingRows) -> list[str]:
-    """Return the roles whose texts are compared with the anchors, without those of the same column."""
+    """Return the roles whose texts are compared with the anchors, except roles of the anchors' own column."""
     columns = {role: training_rows.settings.columns.get(role, role) for role in training_rows.roles}
     anchor = columns.get("anchor")
     return [role for role in _BESIDE_ANCHOR if anchor and columns.get(role, anchor) != anchor]
@@ -102,7 +102,7 @@ def check_settings(settings: TrainSettings) -> None:
 
     Raises:
         ConfigError: invalid adapters, trackers, dev set, schedule, objectives or options; or a batch that
-            cannot be divided among the workers.
+        workers cannot divide.
     """
     check_adapters(settings)
     Schedule(settings.schedule, settings.optimizer.learning_rate, steps=1, steps_per_epoch=1)
@@ -121,8 +121,8 @@ def check_encoder(settings: TrainSettings, encoder: EncoderFolder) -> None:
     """Check how the encoder reads texts.
 
     Raises:
-        ConfigError: encoder.exclude is set, or train.max_length is above that of the encoder, or leaves no
-            room for a text.
+        ConfigError: encoder.exclude is set, or train.max_length is above the encoder's limit, or leaves no
+        room for a text.
     """
     if encoder.averaging.exclude:
         raise ConfigError(

@@ -1,4 +1,6 @@
-"""The work of one rank of a training; the first rank stores the results."""
+"""The work of one rank of a training, which Ray Train's workers unpickle; the first rank stores the
+results.
+"""
 
 import socket
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -91,7 +93,8 @@ class ResumableTraining:
     def wants_checkpoint(self) -> bool:
         """Return whether to save the current weights: if it is time, if they are the best, or the last."""
         is_best = self._keeps_best and self._score_if_best() is not None
-        is_due = self._checkpoints.due(self.number) if self.number else False  # every rank must call `due`
+        # before `return`, because every rank must call `due`
+        is_due = self._checkpoints.due(self.number) if self.number else False
         return self._saved_step != self.number and (is_best or is_due or self.ended)
 
     def save(self) -> None:
@@ -172,7 +175,7 @@ class TrainRank:
     test: PredictedRows | None = None
     """test set, if any"""
     lease: str | None = None
-    """file of the driver's lease in the folder, by which a rank knows that it sees the same folder"""
+    """file of the driver's lease in the folder; a rank that finds it sees the same folder"""
 
     def __call__(self, rank_slice: RankSlice, device: str, report: Reporter) -> None:
         """Train to the end; on the first rank, publish the trained model.
@@ -236,7 +239,7 @@ class TrainRank:
 
         `log` is None on all ranks but the first.
         """
-        # as this node sees the files; a copy on another node may have other stamps
+        # stamps of the files on this node; copies on other nodes may have other stamps
         stamps = {} if rank_slice.rank else stamps_of(self.plan.sources)
         try:
             dev = resumable.begin()
@@ -305,7 +308,7 @@ class TrainRank:
     def _log(
         self, resumable: ResumableTraining, rank_slice: RankSlice
     ) -> AbstractContextManager[TrainingLog | None]:
-        """Open the log on the first rank; a context with None on others."""
+        """Open the log on the first rank; other ranks get a context with None."""
         if rank_slice.rank:
             return nullcontext()
         objective, watch = resumable.training.objective, self.settings.watch
@@ -340,7 +343,7 @@ class TrainRank:
         Args:
             start: number of steps before the first batch.
             rank_slice: this rank, and the number of ranks.
-            max_length: number of tokens to which texts are truncated; None for that of the encoder.
+            max_length: number of tokens to which texts are truncated; None for the encoder's limit.
         """
         folder = open_folder(self.encoder, cross_encoder=True)
         tokenize = replace(folder, max_length=max_length or folder.max_length).tokenizer()

@@ -1,4 +1,7 @@
-"""Run the ranks of a training on Ray Train: start them together, and restart all if one is lost."""
+"""Run the ranks of a training on Ray Train: start them together, and restart all if one is lost.
+
+Only here is Ray Train used.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -93,7 +96,7 @@ def describe_loss(failures: Mapping[int, Exception], group_error: Exception) -> 
     )
     if any(not isinstance(error, lost) for error in failures.values()):
         raise group_error
-    # A rank that lost its peer is not the cause, so another rank is described if there is one.
+    # A rank that lost its peer is not the cause, so the error of another rank is described if there is one.
     rank, first = min(failures.items(), key=lambda item: (isinstance(item[1], LostPeer), item[0]))
     cause = getattr(first, "health_check_failure", first)
     return f"rank {rank}: {type(cause).__name__}: {str(cause).splitlines()[0][:200]}"
@@ -276,7 +279,8 @@ def _run_rank(config: dict[str, Any]) -> None:
     context, call = ray.train.get_context(), config["call"]
     rank_slice = RankSlice(context.get_world_rank(), context.get_world_size())
     with call.heartbeats(), listening() as log_lines:
-        if rank_slice.rank == 0:  # it stands for all: if any rank hangs, the first one waits for it
+        # the first rank is enough: if another rank hangs, the first one waits for it
+        if rank_slice.rank == 0:
             call.record_start(0)
         report = partial(_report, call, log_lines, rank_slice.rank)
         try:
@@ -320,7 +324,7 @@ def _forward_log(call: "Call", log_lines: list[str], rank: int) -> None:
 
 
 def _wait_for(future: "Future[Any]", watch: "Watch") -> None:
-    """Wait for the training, and raise its error, or that of the watch if the workers hang."""
+    """Wait for the training, and raise its error; if the workers hang, raise the error of the watch."""
     while not wait([future], timeout=_POLL_S).done:
         watch.check()
     watch.poll()

@@ -27,7 +27,8 @@ CHECKPOINTS, ENCODER, REPORT = "checkpoints", "encoder", "report.html"
 _VERSION = "training-1"  # increased by every change of the code that changes bits of the result
 # Settings that do not change the result, and `data`, which is in the definition together with its files.
 _NOT_DEFINING = {"root", "name", "seeds", "data", "workers", "threads", "failures", "checkpoint", "watch"}
-# Settings newer than _VERSION; a definition leaves each out if the setting named after it has its default.
+# Settings newer than _VERSION. A definition leaves each of them out if the setting that it is mapped to has
+# its default.
 _NEWER = {
     "dev.measure": "dev.measure",
     "test": "test.uri",
@@ -42,7 +43,7 @@ _NEWER = {
 }
 _VALID_NAME = re.compile(r"[\w][\w.+=-]*")
 _LAST_ENCODER_FILE = "config.json"  # written last, so an encoder that has it is complete
-_LENGTH_FILE = "sentence_bert_config.json"  # has the max_seq_length of an encoder
+_LENGTH_FILE = "sentence_bert_config.json"  # the file with an encoder's max_seq_length
 _HASH_DIGITS = 12  # in a generated name
 _MAX_SHOWN = 60  # characters of a value in an error message
 
@@ -86,11 +87,11 @@ class ResultRecord(Stored):
     """step of the encoder's weights, if dev chose it"""
     metrics: dict[str, float] = Field({}, alias="figures")
     """With a dev set: dev, the best score. Without one: same_rows, the number of rows that were measured
-    before the first step and after the last, and start_loss, end_loss and so on for them. Of a model that
-    predicts labels or scores also dev_accuracy, test_accuracy, test_f1 and so on, its metrics on dev and
-    test"""
+    before the first step and after the last, and start_loss, end_loss and so on for them. For a model that
+    predicts labels or scores also its metrics on dev and test: dev_accuracy, test_accuracy, test_f1 and so
+    on"""
     ended: str = ""
-    """reason for ending before the planned steps, as a sentence"""
+    """sentence that says why the training ended before the planned steps"""
 
 
 @dataclass(frozen=True)

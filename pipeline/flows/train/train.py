@@ -104,7 +104,7 @@ def open_training(job: Job) -> tuple[Job, RunFolder]:
         equal training is unfinished, the manifests are those that it began with, else the newest ones.
     """
     *recorded, newest = resolve_manifests(job.train)
-    for settings in recorded:  # one of them may be this training
+    for settings in recorded:  # this training may be one of the unfinished ones
         try:
             resolved, run = _open_with(job, settings)
             record = RunRecord.load_intact(run.store, RUN)
@@ -230,7 +230,7 @@ def _match(data: Sequence[SourceSettings], newest: Sequence[str | None], recorde
 def _sources_of_unfinished(settings: TrainSettings) -> Iterator[tuple[str, ...]]:
     """Yield the recorded sources of unfinished trainings, the latest training first.
 
-    These are all trainings below train.root, or only that of train.name if it is set. A training whose record
+    If train.name is set, only the training of this name counts. A training whose record
     has another version or is truncated is skipped.
     """
     store = open_store(settings.root)

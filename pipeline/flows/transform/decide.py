@@ -190,7 +190,7 @@ def decide_transform(
         DataError: too few rows for the fit and whiten.mode is `on`; with `auto` the vectors stay raw.
     """
     if previous is not None and previous.space_id != source.space_id:
-        previous = None  # its transform was fitted to vectors of another space
+        previous = None  # another transform, because its space differs
     with context.stages("whiten") as bar:
         moments, unit_moments = live_moments(context, source, units, previous)
         file = store_by_content(
@@ -222,11 +222,12 @@ def _same_decision(settings: WhitenSettings, previous: ReleaseManifest) -> White
 
 
 def _relevant_settings(settings: dict[str, object]) -> WhitenSettings | None:
-    """Return the settings that determine a decision, others set to constants; None if they are invalid.
+    """Return the settings that determine a decision, with all others set to constants; None if they are
+    invalid.
 
     Settings that an older version did not have get their defaults.
     """
-    # settings that do not change a fit that a release can have; max_drift applies to an existing fit
+    # these settings change no fit of a release; max_drift applies to an existing fit
     ignored = {"write_vectors": False, "max_drift": 1.0, "flow": FlowSettings()}
     try:
         return WhitenSettings.model_validate(settings).model_copy(update=ignored)
@@ -302,7 +303,7 @@ class _Decider:
         try:
             old_moments = Moments.from_bytes(earlier.fitted_on.read(self.source.store))
             distance = drift(old_moments, moments).distance
-        except (FileNotFoundError, DataError):  # DataError: too few rows to compute a drift
+        except (FileNotFoundError, DataError):  # raises DataError for too few rows
             return None
         if moments.count > (1 + max_drift) * old_moments.count or distance > max_drift:
             return None

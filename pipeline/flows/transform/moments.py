@@ -1,8 +1,8 @@
-"""Compute the moments of the live rows, and of a sample of them.
+"""Compute the moments of the live rows, and of a sample of them, by tasks of their own.
 
-The moments of each unit without its dead rows are merged in a tree. Its shape depends only on the number of
-units, so the result has the same bits on any cluster. The moments of a unit without its dead rows
-are stored, so that later nights with the same dead rows do not read the unit's vectors.
+The moments of each unit's live rows are merged in a tree. Its shape depends only on the number of
+units, so the result has the same bits on any cluster. The moments of a unit's live rows are stored, so that
+later nights with the same dead rows do not read its vectors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,7 +63,8 @@ def live_moments(
     """Compute the moments of the live rows of `units`, with the same bits on any cluster.
 
     Args:
-        previous: the previous release. Vectors are read only of units with other dead rows than in it.
+        previous: the previous release. Vectors are read only from units whose dead rows differ from that
+        release.
 
     Returns:
         The moments, and `MergedMoments.live` of all units.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 PIECE_ROWS = 8_192  # consecutive rows of a unit, read together: 12 MB at d = 384
-WINDOW_PIECES = 8  # pieces shuffled together, from eight parts of the corpus: 100 MB at d = 384
+WINDOW_PIECES = 8  # pieces shuffled together, from eight places of the corpus: 100 MB at d = 384
 
 
 Prepare = Callable[[np.ndarray], np.ndarray]
@@ -68,11 +68,11 @@ class RowOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of full batches of an epoch; the remaining rows, others in each epoch, are skipped."""
+        """Number of full batches of an epoch; remaining rows are skipped, and differ between epochs."""
         return self.rows // self.batch_rows
 
     def batches(self, start: int, prepare: Prepare) -> Iterator[np.ndarray]:
-        """Yield vectors (batch_rows, d) of step `start` and of all later steps, without end.
+        """Yield the vectors (batch_rows, d) of step `start` and of every later step, without end.
 
         Args:
             start: first step.
@@ -245,7 +245,7 @@ class TrainFlow(PlainTask[FlowTraining, FileRef]):
         try:
             made = load_or_make(store, training.record, _Trained, train)
         except Diverged:
-            store.delete(training.checkpoint)  # continued from there it would diverge again
+            store.delete(training.checkpoint)  # from this checkpoint on it would diverge again
             raise
         store.delete(training.checkpoint)
         return made.transform

@@ -9,7 +9,7 @@ from pipeline.errors import TransientError
 from pipeline.settings import ClusterSettings
 
 _CONNECT_S = 10.0  # timeout for opening a connection
-_FIRST_BYTES_S = 60.0  # timeout for the first bytes of the head, which may be busy
+_FIRST_BYTES_S = 60.0  # timeout for the first bytes from the head, which may be busy
 # Bytes that open an HTTP/2 connection (RFC 9113, 3.4), which a gRPC server answers.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 TOKEN_SETTINGS = (

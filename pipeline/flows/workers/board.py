@@ -1,4 +1,4 @@
-"""The actor that collects the workers' reports, and the status of a call that the driver requests from it.
+"""The actor that collects the workers' reports, and the status of a call, which the driver requests.
 
 A call is one pool or one task.
 """
@@ -62,7 +62,7 @@ class Board:
         if item is not None:
             # a board that was restarted does not know the item
             running = state.running_items.setdefault(item, _Item(worker, state.last_heartbeat))
-            running.worker = worker  # an item with a second attempt has two, of which either may hang
+            running.worker = worker  # an item with a second attempt has two workers, and either may hang
             running.silence.reset()
             if transferred:
                 running.stall.reset()

@@ -220,7 +220,7 @@ def silence_ray(verbose: bool) -> None:
         return
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    # `watch.Watch` counts and limits restarts, so Ray's line about infinite retries is wrong here
+    # `watch.Watch` limits restarts, so Ray's line about infinite retries is wrong here
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "infinite retries remaining")
     # Ray's future default; set here, Ray does not warn that it will change
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

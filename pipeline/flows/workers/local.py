@@ -50,7 +50,7 @@ class LocalWorkers(Workers):
         patience_s: seconds without progress of an item before the child is killed.
     """
 
-    nodes = (Node(cpus=1.0),)  # since the child does one item at a time
+    nodes = (Node(cpus=1.0),)  # because the child does one item at a time
     grows = False
     shares_disk = True
 
@@ -204,8 +204,8 @@ def _report(rows: int, more: bool) -> None:
 def _read_report(counters: Any) -> tuple[int, int, bool]:
     """Return the number of reports, the rows done and whether more follow.
 
-    The number of reports is read first. There is no lock, so a report that arrives between these reads is
-    counted at the next call.
+    The number of reports is read first, because there is no lock: a report that arrives meanwhile is counted
+    at the next call.
     """
     return int(counters[_REPORTS]), int(counters[_ROWS]), bool(counters[_MORE_ROWS])
 

@@ -1,4 +1,6 @@
-"""A Ray that this process starts on its machine, until it disconnects."""
+"""Start Ray on this machine, watch its processes, and end them; apart from `cluster`, because it uses Ray's
+internals.
+"""
 
 import contextlib
 import shutil
@@ -15,7 +17,7 @@ from pipeline.store.files.disk import translate_disk_errors
 _OBJECT_STORE_BYTES = 256 << 20  # enough, since only records and model settings pass through it
 _SHARED_MEMORY = Path("/dev/shm")  # where Ray stores objects if there is room for them; macOS has none
 _POLL_S = 0.5  # time between two checks of Ray's processes
-_EXIT_S = 5.0  # time that Ray's workers have to exit by themselves
+_EXIT_S = 5.0  # time within which Ray's workers have to exit by themselves
 _EXIT_POLL_S = 0.05  # time between two checks whether they have
 
 
@@ -25,7 +27,7 @@ def options() -> dict[str, Any]:
         "include_dashboard": False,
         "object_store_memory": _OBJECT_STORE_BYTES,
         "_system_config": {
-            # with Ray's default of 1,000 ms every stage of a short night would wait for new processes
+            # with Ray's default of 1,000 ms, every stage of a short night waits for new processes
             "idle_worker_killing_time_threshold_ms": 10_000,
             # statistics for Ray's logs, and records for a dashboard, which there is not: every process would
             # take CPU time for them

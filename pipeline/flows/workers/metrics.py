@@ -1,6 +1,6 @@
 """Report metrics to Prometheus through the metrics agent of every Ray node.
 
-Without a connection to Ray each call only tells `listeners`, which `metrics_file` sets. Ray sends a process's
+Without a connection to Ray each call only calls `listeners`, which `metrics_file` sets. Ray sends a process's
 metrics to its node's agent every ten seconds and when the process disconnects. The node's metrics port serves
 a gauge as `ray_<name>` and a counter as `ray_<name>_total`.
 """
@@ -101,8 +101,8 @@ def count_unit(task: str, outcome: Literal["done", "failed", "restarted"]) -> No
 
     Args:
         task: class name of the task.
-        outcome: "failed" if the task raised a PipelineError; "restarted" if the process that ran it before
-            has died.
+        outcome: "failed" if the task raised a PipelineError; "restarted" if an earlier process died while it
+        ran the item.
     """
     UNITS.record(1, task=task, outcome=outcome)
 

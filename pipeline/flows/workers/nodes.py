@@ -151,7 +151,7 @@ def nodes_alive() -> dict[str, tuple[str, Node]]:
 def take_lost(alive: Collection[str]) -> list[str]:
     """Return the addresses of nodes that `nodes_alive` has returned and that are lost now.
 
-    Each is returned once in a Ray job, also when calls follow each other or run at the same time.
+    Each address is returned once in a Ray job, even by successive or concurrent calls.
 
     Args:
         alive: ids of the nodes that are alive.

@@ -1,4 +1,5 @@
-"""Run one task over many items on a pool of Ray Data actors, or over one item as a Ray task.
+"""Run one task over many items on a pool of Ray Data actors, or over one item as a Ray task. Only here is Ray
+Data used.
 
 Ray moves only records, never tensors: an item is the record of a unit. An actor reads the unit, writes its
 output and returns the new record. An item that takes much longer than its peers gets a second attempt.
@@ -31,7 +32,8 @@ from pipeline.flows.workers.watch import Watch, watch_call
 from pipeline.log import RunningStage
 
 _STEP_S = 1.0  # time between two steps if no item is done
-_SHORT_STEP_S = 0.1  # the same while the next step may request an actor, or give an item to one
+# seconds between two steps while the next one may request an actor or give an item to an actor
+_SHORT_STEP_S = 0.1
 _REST_S = 0.01  # time that a step itself waits for all running items
 
 
@@ -52,8 +54,8 @@ class Execution:
         # slow to import, and not needed in the process of a worker
         from ray.data._internal.execution import streaming_executor_state
 
-        # A step always waits so long, since it waits for all items. It has no setting of its own, so steps of
-        # other datasets in this process are as short.
+        # A step waits for all items, so it always takes this long. There is no setting per dataset, so steps
+        # of other datasets in this process become as short.
         streaming_executor_state.WAIT_FOR_TASK_COMPLETION_TIMEOUT_S = _REST_S
         execution = cls()
 
@@ -78,7 +80,7 @@ class Execution:
             raise RuntimeError("the execution was abandoned before it began")
         from ray.data._internal.execution.metadata_fetcher import InlineMetadataFetcher
 
-        # The default fetches the size of a result in a thread, so that it would be seen a step later.
+        # By default, the size of a result is fetched in a thread, and the result is seen a step later.
         executor._metadata_fetcher = InlineMetadataFetcher()
         self._executor = executor
 
@@ -103,8 +105,8 @@ def _await_progress(executor: Any) -> None:
 def _step_s(executor: Any) -> float:
     """Return the time between two steps if no item is done.
 
-    It is short if items wait while a pool may grow, which takes a step for each actor, or has a free actor,
-    or one that Ray starts again, which no task announces.
+    It is short if items wait and the pool may grow (a step per actor), has a free actor, or has an actor that
+    Ray restarts, which no task announces.
     """
     for operator, state in executor._topology.items():
         for pool in operator.get_autoscaling_actor_pools():
@@ -127,7 +129,7 @@ def stand_by_rows(items: int, workers: int) -> int:
 
 
 class StandBy:
-    """The part of a worker that makes second attempts.
+    """What a worker does when it has no item of its own: second attempts.
 
     Args:
         call: handle to the board, which knows the slow items.

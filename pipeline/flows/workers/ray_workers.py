@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster."""
+"""Workers on a Ray cluster: imported only to connect to one, because it imports Ray."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from pipeline.flows.workers.tasks import Item, Pool, Result, Task
 from pipeline.log import RunningStage
 from pipeline.settings import ClusterSettings, EncodeSettings
 
-_IDLE_WITHIN_S = 10.0  # time that the workers of the previous stage have to end
+_IDLE_WITHIN_S = 10.0  # time within which the workers of the previous stage have to end
 _POLL_S = 0.2  # time between two checks of the CPUs in use
 _REMEDY_SET_MAX = "set cluster.workers.max, and the cluster's autoscaler adds nodes for them"
 
@@ -31,7 +31,7 @@ class RayWorkers(Workers):
     """whether no CPU was in use when the connection was made"""
     board: Any = field(default=None, repr=False, compare=False)
     """the handle that keeps the board alive as long as the connection"""
-    shares_disk = False  # nodes of a cluster have disks of their own
+    shares_disk = False  # each node of a cluster has a disk of its own
 
     def map_units(
         self, task: Task[Item, Result], items: Sequence[Item], pool: Pool, bar: RunningStage | None = None

@@ -21,9 +21,9 @@ _MAX_STEP_S = 10.0
 class StallTimer:
     """Measure for how many seconds an item has made no progress.
 
-    Between the first report of rows and the last one, progress is a changed number of rows. Otherwise, as
-    while a model is loaded, a quantizer is trained or a file is written, CPU time or any report is progress
-    too. A transfer that is under way always counts as progress.
+    Between the first report of rows and the last one, progress is a changed number of rows. At other times,
+    such as while a model is loaded, a quantizer is trained or a file is written, CPU time and any report
+    count as progress, too. A transfer that is under way always counts as progress.
     """
 
     seconds: float = 0.0

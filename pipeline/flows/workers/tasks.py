@@ -63,7 +63,7 @@ class Pool:
     max_deaths: int = _MAX_DEATHS
     """number of processes that may die at one item before the run is given up"""
     memory: float = 0.0
-    """bytes that Ray reserves for each worker; 0 for workers that take less than others leave free"""
+    """bytes that Ray reserves for each worker; 0 if workers need too little to reserve it"""
     widening: int = 1
     """`cpus` as a multiple of cluster.cpus_per_worker; above 1 if cores would be idle otherwise"""
 

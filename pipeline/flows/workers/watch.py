@@ -46,7 +46,7 @@ class Watch:
         self._demand, self._max_deaths = demand, max_deaths
         self._failure: PipelineError | None = None
         self._stopped = threading.Event()
-        self._report_lost_nodes()  # one may have been lost since the call before
+        self._report_lost_nodes()  # a node may have been lost since the previous call
         self._last_heartbeat = time.monotonic()  # when any worker last sent a heartbeat
         self._last_room = time.monotonic()  # when the nodes last had enough room, see _check_limits
         self._had_enough_room = False  # whether all required workers fitted at some time
@@ -111,7 +111,8 @@ class Watch:
         self._collect_kills()
 
     def _collect_kills(self) -> None:
-        """Restart cluster.patience_s when a node has killed a process, whose successor needs time to start.
+        """Restart cluster.patience_s when a node has killed a process, because the next process needs time to
+        start.
 
         A process that was already dead does not restart it: Ray started its successor earlier.
         """

@@ -1,4 +1,6 @@
-"""Base of the encoders of words: their shape in config.json, their word vectors, and what inference loads."""
+"""Base of the encoders of words: their shape in config.json, their word vectors, and their models for
+inference.
+"""
 
 from dataclasses import MISSING, fields
 from typing import Any, ClassVar, Self

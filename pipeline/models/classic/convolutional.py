@@ -49,7 +49,7 @@ class ConvolutionalShape(WordShape):
 
 
 class ConvolutionalBackbone(WordBackbone):
-    """The states of the layers, and as the last state the outputs of all layers side by side.
+    """The states of the layers; the last state has the outputs of all layers side by side.
 
     The maximum of the last state over the words is therefore the maximum of each layer, side by side.
     """

@@ -73,7 +73,7 @@ class Grams(NamedTuple):
 def grams_of(tokens: Tokens, buckets: int, skip: int = 0) -> Grams:
     """Find the words and bigrams of texts.
 
-    Start and end token are left out; a text without other tokens has these two and their bigram.
+    Start and end token are left out, but a text without other tokens gets these two and their bigram.
 
     Args:
         tokens: n texts, each between a start and an end token.
@@ -134,7 +134,9 @@ class DanBackbone(WordBackbone):
 
 
 class DanModel(WordModel):
-    """Vectors of words and of pairs of words, in float32 regardless of `encode.dtype`, as word vectors."""
+    """Vectors of words and of pairs of words, in float32 regardless of `encode.dtype`, as word
+    vectors are.
+    """
 
     has_token_states = False
 

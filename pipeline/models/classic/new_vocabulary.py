@@ -42,7 +42,9 @@ class NewVocabulary(NamedTuple):
     """texts are lowercased"""
 
     def dim(self, settings: VocabularySettings) -> int:
-        """Return the dimension of the word vectors: that of the fixed ones, or else the setting."""
+        """Return the dimension of the word vectors: of the fixed vectors if there are any, else the
+        setting.
+        """
         return settings.word_dim if self.table is None else self.table.shape[1]
 
 
@@ -52,7 +54,7 @@ def count_words(texts: Iterable[str], most: int = _MAX_COUNTED) -> Counter[str]:
     To bound memory, the rarest words are dropped whenever there are more than `most` different ones.
     """
     counts: Counter[str] = Counter()
-    rarest = 1  # the count of the words to drop next
+    rarest = 1  # words with this count are dropped next
     for text in texts:
         counts.update(words_of(text))
         while len(counts) > most:
@@ -188,8 +190,8 @@ def _choose_words(settings: VocabularySettings, counts: Counter[str]) -> list[st
 def _read_vocabulary(settings: VocabularySettings) -> NewVocabulary:
     """Read the first words of the file of word vectors, at most `vocabulary`.
 
-    If the file has no start or end token, that token gets a random vector with the standard deviation of the
-    others.
+    If the file lacks the start or the end token, it gets a random vector with the other vectors' standard
+    deviation.
     """
     folder = word_vector_folder(settings)
     words = read_words(folder)

@@ -1,7 +1,8 @@
 """Paragraph vectors: models predict words from the vector of their paragraph (Le & Mikolov 2014).
 
 The vector of a text is made by gradient steps. Their gradients are computed without matrix products, value
-by value and in sums of a fixed order, so that a paragraph's bits do not depend on the others of its batch.
+by value and in sums of a fixed order, so that a paragraph's bits do not depend on the other paragraphs of its
+batch.
 """
 
 from collections import Counter
@@ -29,7 +30,7 @@ from pipeline.models.spec.pooling import Segments, find_segments
 from pipeline.settings.weights import ParagraphSettings
 from pipeline.text.tokens.tokens import Tokens
 
-SETTINGS = "paragraph_vectors"  # key of config.json: the value that train.paragraph_vectors had
+SETTINGS = "paragraph_vectors"  # key of config.json: the value of train.paragraph_vectors
 ROWS = "paragraphs"  # key of config.json: number of training rows, each of which has a vector of its own
 NOISE = "noise"  # name of the tensor (vocabulary,) of weights with which negatives are drawn
 FORMAT = 1  # version of the folders; raise it when they are written or read differently
@@ -49,8 +50,8 @@ class WordPredictor(nn.Module):
         vocabulary: number of words.
         dim: dimension d of a paragraph's vector and of a word's.
         window: number of words in a context; 0 for PV-DBOW.
-        average: h is the mean of the paragraph's vector and those of the context's words; otherwise they are
-            concatenated.
+        average: h is the mean of the paragraph's vector and the vectors of the context's words; otherwise
+        these are concatenated.
     """
 
     def __init__(self, vocabulary: int, dim: int, window: int, *, average: bool) -> None:
@@ -249,7 +250,9 @@ class ParagraphBackbone(Backbone):
         return np.minimum(words, len(self._cumulative) - 1)  # the product may round up to the last sum
 
     def contexts(self, name: str, tokens: Tokens, at: np.ndarray) -> Tensor:
-        """Return the words that a model reads before those at `at`: ids (..., window), window 0 for dbow."""
+        """Return the words that a model reads before the words at `at`: ids (..., window), window 0
+        for dbow.
+        """
         window = self.predictor(name).window
         return self._put(contexts_of(tokens, at, window, padding=len(self._cumulative)))
 
@@ -258,7 +261,7 @@ class ParagraphBackbone(Backbone):
         return cast(WordPredictor, self.predictors[name])
 
     def parts(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Split vectors (n, width) into those of each model, (n, d)."""
+        """Split vectors (n, width) into the vectors of each model, (n, d)."""
         return dict(zip(self.settings.models, vectors.split(self.dim, dim=1), strict=True))
 
     @torch.no_grad()
@@ -333,7 +336,9 @@ class ParagraphModel(WordModel):
         super().__init__(self._backbone, arithmetic)
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-        """Give each pass equally many texts, because steps cost the same whatever the length of a text."""
+        """Give each pass the same number of texts, because a text's steps cost the same whatever
+        its length.
+        """
         rows = np.flatnonzero(lengths)
         return [rows[start : start + _TEXTS_PER_PASS] for start in range(0, len(rows), _TEXTS_PER_PASS)]
 

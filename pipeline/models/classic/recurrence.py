@@ -251,8 +251,8 @@ def _shift_by_a_step(states: Tensor, sizes: Sequence[int]) -> Tensor:
 def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply an elementwise function such that a value's bits do not depend on its position.
 
-    torch computes the last values of each thread's part by scalar instead of vector instructions, which may
-    round differently. Pieces that a single thread computes whole avoid that.
+    torch computes the last values of each thread's share by scalar instead of vector instructions, which may
+    round differently. Pieces so small that a single thread computes each avoid that.
     """
     if x.device.type != "cpu" or x.numel() <= _PIECE:
         return function(x.contiguous())
@@ -277,7 +277,7 @@ class AttentionPooling(nn.Module):
         self.inner, self.contexts = TrainableLinear(size, size), TrainableLinear(size, contexts, bias=False)
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
-        """Weight the states such that mean pooling, which follows, gives the attention-weighted sum.
+        """Weight the states so that the mean pooling after this layer gives the attention-weighted sum.
 
         Args:
             x: (T, size) states, text after text.
@@ -310,7 +310,7 @@ def weight_states(x: Tensor, energies: Tensor, counts: Tensor) -> Tensor:
     Returns:
         (T, contexts * size)
     """
-    # sums run word after word, so that a text's bits do not depend on the others
+    # sums run word after word, so that a text's bits do not depend on other texts
     sums = torch.segment_reduce(energies, "sum", lengths=counts, axis=0, unsafe=True)
     weights = (
         energies / repeat_per_word(sums, counts, len(x)) * repeat_per_word(counts, counts, len(x))[:, None]

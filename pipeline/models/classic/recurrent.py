@@ -174,7 +174,7 @@ class Steps:
     orders: tuple[Tensor, Tensor]
     """(T,) index of the token that is read 1st, 2nd, ..."""
     inverses: tuple[Tensor, Tensor]
-    """(T,) inverse permutations: the position at which each token is read"""
+    """(T,) inverse permutations: when each token is read"""
 
     @classmethod
     def of(cls, lengths: np.ndarray, put: Callable[[np.ndarray], Tensor]) -> "Steps":
@@ -192,7 +192,10 @@ class Steps:
 
 
 class _PermuteRows(torch.autograd.Function):
-    """Permute rows. The gradient is permuted back; that of indexing would be a slower sum for each row."""
+    """Permute rows.
+
+    The gradient is permuted back, which is faster than the gradient of indexing, a sum for each row.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
@@ -269,7 +272,7 @@ class SteppedModel(WordModel):
         return torch.cat(states, dim=2)
 
     def _direction(self, number: int, direction: int, rows: int) -> "_PreparedDirection":
-        """Return a direction of a layer, prepared once for this number of texts."""
+        """Return a layer's direction, prepared once for this number of texts."""
         key = number, direction, rows
         if key not in self._prepared:
             self._prepared[key] = _PreparedDirection(self._layer_directions(number)[direction], rows)
@@ -334,7 +337,7 @@ def _prepare_linear(layer: nn.Linear, rows: int) -> Linear:
 
 
 def _texts_per_pass(max_tokens: int) -> int:
-    """Number of texts whose blocks of steps fit: a power of two, so that vector registers are full."""
+    """Return how many texts' blocks of steps fit: a power of two, so that vector registers are full."""
     return 1 << (max(1, max_tokens // _BLOCK).bit_length() - 1)
 
 
@@ -342,8 +345,8 @@ def _arrange_by_step(tokens: Tokens, rows: int) -> tuple[np.ndarray, np.ndarray]
     """Arrange the tokens of texts by step.
 
     Returns:
-        Token id at each step of each text, (steps, rows) int64, 0 after the text's end; and, in the
-        same shape, the step whose token is read at each step if the text is read backwards.
+        The token id at each step of each text, (steps, rows) int64, 0 after the text's end; and, in the same
+        shape, the step whose token is read instead when the text is read backwards.
     """
     lengths = np.zeros(rows, np.int64)
     lengths[: len(tokens)] = tokens.lengths

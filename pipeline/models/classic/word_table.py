@@ -53,7 +53,7 @@ class TokenTable(NamedTuple):
 
 
 class TokenVectors:
-    """Vectors (tokens, d) of the tokens of a buffer, of which only those that are indexed are looked up."""
+    """Vectors (tokens, d) of the tokens of a buffer, looked up only when they are indexed."""
 
     def __init__(self, table: TokenTable, ids: Tensor) -> None:
         self._table, self._ids = table, ids
@@ -190,7 +190,7 @@ class BagModel(Model):
         self, tokens: Tokens, wanted: set[int], max_tokens: int
     ) -> tuple[dict[int, Tensor], np.ndarray]:
         """Look up the weighted vectors (tokens, d); without layers, all hidden states are the same."""
-        # a pooling indexes the vectors, of long texts in blocks: a million tokens take gigabytes
+        # looked up when a pooling indexes them, long texts in blocks: a million tokens take gigabytes
         x = cast(Tensor, TokenVectors(self._table, self.put(tokens.ids)))
         return dict.fromkeys(wanted, x), tokens.offsets[:-1]
 

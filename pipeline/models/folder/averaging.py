@@ -1,4 +1,4 @@
-"""Settings of poolings that average tokens: excluded tokens, SIF weights, and the word counts that they need.
+"""Settings of poolings that average tokens: excluded tokens, SIF weights, and the word counts these need.
 
 Imports neither torch nor transformers.
 """

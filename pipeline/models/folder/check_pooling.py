@@ -1,4 +1,4 @@
-"""Choose the pooling of an encoder folder, and check that the settings go together with the folder."""
+"""Choose the pooling of an encoder folder, and check that the settings fit the folder."""
 
 from pipeline.errors import ModelError, did_you_mean
 from pipeline.models.folder.averaging import refuse_if
@@ -27,7 +27,7 @@ def choose_pooling(settings: EncoderSettings, folder_pooling: tuple[str, ...]) -
 
 
 def check_template(folder: EncoderFolder, settings: EncoderSettings) -> None:
-    """Check that template and family go together."""
+    """Check that the template fits the family."""
     refuse_if(
         folder.template is not None and (folder.whole_words or folder.family == "static"),
         "encoder.template",
@@ -56,7 +56,7 @@ def check_dim(folder: EncoderFolder, settings: EncoderSettings) -> None:
 
 
 def check_pooling(folder: EncoderFolder) -> None:
-    """Check that pooling, modules and family go together."""
+    """Check that pooling, modules and family fit each other."""
     pooling = "+".join(folder.pooling)
     refuse_if(
         "mask" in folder.pooling and folder.pooling != MASKED,

@@ -19,9 +19,9 @@ from pipeline.store.files.cache import digest_of_file
 
 PART_FOLDERS = ("0_First", "1_Second")
 JOINED_CONFIG = {"model_type": JOINED, "parts": list(PART_FOLDERS)}
-"""config.json of such a folder; its model_type keeps other libraries from loading one part for all of them"""
+"""config.json of such a folder; its model_type keeps other libraries from loading one part instead of all"""
 _CONFIG = "config.json"
-# fields of EncoderFolder that decide how texts are read
+# fields of EncoderFolder that decide how texts are read, equal in all parts
 _READING_FIELDS = (
     "family",
     "max_length",
@@ -41,7 +41,7 @@ def open_joined(
     """Open a folder of several encoders.
 
     The settings apply to each part, except `encoder.dim`. The concatenated vectors are normalized if the
-    settings say so or, by default, if those of all parts are.
+    settings say so or, by default, if the vectors of all parts are.
 
     Raises:
         ModelError: a part cannot be opened, or the parts read texts differently.

@@ -32,12 +32,14 @@ _SEE_PADDING = (
 _SCALED_BY_LENGTH = ("dynamic", "longrope", "su")  # kinds of rotary positions that depend on a text's length
 
 # Model types, or classes of tokenizers, whose SentencePiece models transformers 5 reads as version 4 did.
-# Of others, the tokens of some texts or of all differ (compared on 909 texts with transformers 4.57).
+# Other SentencePiece models give other tokens for some or all texts (compared on 909 texts with transformers
+# 4.57).
 _BUILT_ALIKE = (
     *("bertgeneration", "camembert", "longt5", "mt5", "plbart", "switchtransformers", "t5"),
     *("xlmroberta", "xlmrobertaxl", "xmod"),
 )
-# function that loads a tokenizer, by family, or model2vec; other families have one of transformers
+# function that loads a tokenizer, by family, or model2vec; transformers loads the tokenizers of other
+# families
 _LOADERS = {
     **dict.fromkeys(("words", "paragraph"), load_words),
     **dict.fromkeys(SEQUENCE_FAMILIES, load_sequences),
@@ -122,7 +124,8 @@ class EncoderFolder:
     def _check_vocabulary(self, tokenizer: Tokenizer) -> None:
         """Check that every token that plain text can have has a row in the word table.
 
-        Special tokens are exempt: Gemma's tokenizer has one for images, without a row in models of texts.
+        Special tokens are exempt: Gemma's tokenizer has a token for images, which has no row in models of
+        texts.
 
         Raises:
             ModelError: tokens have no row; the message names the first ones and their number.
@@ -174,7 +177,7 @@ class EncoderFolder:
 
     @property
     def holds_any_text(self) -> bool:
-        """True if a forward pass may have more tokens than encode.max_tokens, for a longer text."""
+        """True if a text longer than encode.max_tokens may have a larger forward pass of its own."""
         return self.family in ("other", "static", *ROTARY_FAMILIES.values())
 
     @property
@@ -217,10 +220,11 @@ class EncoderFolder:
         return kind.replace("-", "").replace("_", "") not in _BUILT_ALIKE
 
     def pools_first_token(self, prompt: str) -> bool:
-        """Return whether a text's first token is pooled that sentence-transformers takes for the prompt's.
+        """Return whether a text's first token is pooled although sentence-transformers counts it to the
+        prompt.
 
-        It counts the tokens of the prompt alone, where a blank at its end is one; before a text, many
-        tokenizers join that blank with the first word.
+        sentence-transformers tokenizes the prompt alone, where a blank at its end is a token; before a text,
+        many tokenizers join that blank with the first word.
         """
         if self.include_prompt or not prompt.endswith(" "):
             return False
@@ -245,7 +249,7 @@ def scales_by_length(config: Mapping[str, Any]) -> bool:
 
 
 def _mappings(values: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the mappings among some values, and those inside them."""
+    """Yield the mappings among some values, and the mappings inside them."""
     for value in values:
         if isinstance(value, Mapping):
             yield value

@@ -154,11 +154,11 @@ def _family(config: dict[str, Any]) -> str:
 def _max_length(folder: Path, config: dict[str, Any], st_config: dict[str, Any], wanted: int | None) -> int:
     """Return the maximum number of tokens, from the settings, sentence-transformers' file or the tokenizer's.
 
-    It is never above the number of positions. Of positions without a table there may be more than config.json
-    says, if sentence-transformers' file does.
+    It is at most the number of positions. If these have no table, sentence-transformers' file may name more
+    of them than config.json.
     """
     arguments = st_config.get("processing_kwargs") or {}  # arguments of a call of the tokenizer
-    limits = (  # the first one that is set
+    limits = (  # the first limit that is set
         (arguments.get("common") or {}).get("max_length"),
         (arguments.get("text") or {}).get("max_length"),
         st_config.get("max_seq_length"),

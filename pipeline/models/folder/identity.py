@@ -110,7 +110,7 @@ def state_width(config: Mapping[str, Any]) -> int:
     match config.get("model_type"):
         case "opt":  # OPT-350m projects its states to the width of its word table
             return int(config.get("word_embed_proj_dim") or width)
-        case "reformer":  # the two streams of its reversible layers
+        case "reformer":  # its reversible layers have two streams
             return 2 * width
     return width
 
@@ -162,7 +162,7 @@ def _tokenizer_names(folder: EncoderFolder) -> tuple[str, ...]:
 def _space_id(folder: EncoderFolder) -> str:
     """Hash everything that must be equal for two vectors to be comparable.
 
-    If there is a tokenizer.json, only what the other tokenizer files change in it counts.
+    Of other tokenizer files beside a tokenizer.json, only their changes to it count.
     """
     tokenizer_files = [path_inside(folder.transformer, name) for name in _tokenizer_names(folder)]
     if tokenizer_files[0] in folder.files:  # tokenizer.json
@@ -188,14 +188,15 @@ def _space_id(folder: EncoderFolder) -> str:
             **({"ends_sentences": True} if folder.ends_sentences else {}),
             **({"special_tokens": added} if added else {}),
             **changes,
-            **({"padding": False} if folder.sees_padding else {}),  # earlier vectors are of padded texts
+            # vectors of earlier versions were computed from padded texts
+            **({"padding": False} if folder.sees_padding else {}),
             **({"pools_first_token": True} if folder.pools_first_token(folder.prompt) else {}),
         }
     )
 
 
 def _tokenizer_changes(folder: EncoderFolder) -> dict[str, Any]:
-    """Return what the files beside tokenizer.json change in it."""
+    """Return the changes that the files beside tokenizer.json make to it."""
     path = folder.transformer_path
     with refuse_invalid(path / "tokenizer.json", "a tokenizer that the tokenizers library reads"):
         options, tokens = replaced_options(path), [list(token) for token in listed_tokens(path)]
@@ -208,7 +209,7 @@ def _tokenizer_changes(folder: EncoderFolder) -> dict[str, Any]:
 
 
 def module_identity(folder: EncoderFolder, module: Module) -> Any:
-    """Return what identifies a module: its weights, and settings that the weights do not contain."""
+    """Return the identity of a module: its weights, and settings that the weights do not contain."""
     if isinstance(module, Normalization):
         return "normalize"
     if isinstance(module, Truncation):

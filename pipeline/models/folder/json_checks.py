@@ -1,7 +1,7 @@
 """Check a model folder's JSON files: types of values, sizes, and settings that would change vectors unseen.
 
-Settings of config.json are refused if nobody reads them, or if they are not obeyed in every batch. Imports
-neither torch nor transformers.
+Settings of config.json are refused if no code reads them, or if transformers does not obey them in every
+batch. Imports neither torch nor transformers.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class _ProcessingArguments(TypedDict, total=False):
     common: _TokenizerArguments | None
 
 
-# some families have a list of values, one per layer, where others have a single value
+# some families have a list with a value per layer, others a single value
 _RULES = (
     _Rule("config.json", ("model_type",), str, "a name"),
     _Rule("config.json", ("architectures",), list[str], "a list of names"),
@@ -155,13 +155,13 @@ _COMPUTED: Mapping[str, Mapping[str, Any]] = {
         "use_rms_norm": False,
     },
     "gte": {"layer_norm_type": "layer_norm", "logn_attention_scale": False},
-    # keys that transformers obeys only in a batch without padding, or otherwise for each half of a batch
+    # keys that transformers obeys only in a batch without padding, or differently in each half of a batch
     "falcon": {"output_attentions": False},
     "gemma": {"use_bidirectional_attention": False},
     "gemma2": {"use_bidirectional_attention": False},
     "xlnet": {"bi_data": False},
 }
-"""keys by model_type, and their only values that transformers computes, and computes alike in every batch"""
+"""keys by model_type, with the only value that transformers computes alike in every batch"""
 
 
 def check_settings(file: Path, config: Mapping[str, Any]) -> None:

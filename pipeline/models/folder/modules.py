@@ -20,7 +20,7 @@ _OWN_KINDS = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise":
 STATIC_EMBEDDING = "StaticEmbedding"
 # supported modules of sentence-transformers
 _KINDS = ("Dense", "Dropout", "Normalize", "Pooling", STATIC_EMBEDDING, "Transformer")
-# modules from which a folder's pooled vectors come
+# modules that compute a folder's pooled vectors
 _POOLED_STATES, _POOLED_TABLE = ("Transformer", "Pooling"), (STATIC_EMBEDDING,)
 
 

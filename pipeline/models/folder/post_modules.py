@@ -58,7 +58,7 @@ def tail_of(path: Path, modules: list[ModuleEntry], settings: EncoderSettings) -
 def chosen_ending(tail: list[Module], normalize: bool | None, dim: int | None) -> list[Module]:
     """Return the modules that `encoder.normalize` and `encoder.dim` add at the end of `tail`.
 
-    Truncated vectors are normalized, unless `normalize` is False, also if those of the folder are not.
+    Truncated vectors are normalized unless `normalize` is False, even if the folder's vectors are not.
     """
     cut: list[Module] = [] if dim is None else [Truncation(dim)]
     wanted = bool(normalize) or (dim is not None and normalize is None)

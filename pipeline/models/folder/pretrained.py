@@ -32,7 +32,9 @@ published files -> model_type in transformers"""
 
 
 def _loading_errors() -> tuple[type[Exception], ...]:
-    """Return the errors by which transformers refuses a folder, also those of checks of config.json."""
+    """Return the errors by which transformers refuses a folder, including errors of its checks of
+    config.json.
+    """
     from huggingface_hub.errors import StrictDataclassError
 
     return (*_LOADING_ERRORS, StrictDataclassError)
@@ -86,7 +88,7 @@ def _attention_settings(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _check_known(folder: Path, auto: str = "AutoModel") -> None:
-    """Check that transformers has the model_type; for an unknown one, it would ask whether to run code."""
+    """Check that transformers has the model_type; for an unknown type, it would ask whether to run code."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     check_code(folder, auto)

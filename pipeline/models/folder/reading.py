@@ -1,7 +1,7 @@
 """Read from an encoder folder how texts are read: settings of its first module, prompts, the truncated side.
 
-Settings of a Transformer module of sentence-transformers that change vectors, and that this project does not
-compute, are refused. Imports neither torch nor transformers.
+Settings of a Transformer module of sentence-transformers are refused if they change vectors and this project
+does not compute them. Imports neither torch nor transformers.
 """
 
 import json
@@ -16,10 +16,10 @@ from pipeline.models.folder.modules import read_json
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.tokens import Side
 
-# limits of queries and documents of their own, and tokens that queries are filled up with (ColBERT)
+# separate limits for queries and documents, and tokens that fill up queries (ColBERT)
 _OF_QUERIES_AND_DOCUMENTS = ("query_length", "document_length", "query_expansion")
 _PLAIN = {"method": ("forward",), "method_output_name": ("last_hidden_state", ["last_hidden_state"])}
-"""values of modality_config for texts whose tokens' last hidden states are pooled"""
+"""values of modality_config of an encoder that pools the last hidden states of a text's tokens"""
 _CALL_WITHOUT_EFFECT = ("max_length", "padding", "padding_side", "pad_to_multiple_of", "return_tensors")
 """arguments of a tokenizer's call that change no vector, or that are read from the file"""
 _TRUNCATES = (None, True, "longest_first", "only_first")
@@ -43,12 +43,12 @@ _OTHERS = (
     *("max_seq_length", "do_lower_case", "tokenizer_name_or_path", "unpad_inputs", "backend"),
     "ensure_final_punctuation",  # this project's own Transformer module has it
 )
-"""settings that are known besides"""
+"""further known settings"""
 NO_LIMIT = 1_000_000  # tokens; files of tokenizers without a limit have 1e30
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order of sentence-transformers
 _TASK_PROMPTS = {"sts": "STS", "pairs": "PairClassification", "transfer": "Classification"}
 """names of prompts for tasks in mteb, by the kind of an evaluation's task"""
-_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # the names of sentence-transformers
+_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # sentence-transformers' names
 _TRUNCATION = re.compile(rb'"truncation":\s*(\{[^{}]*\})')
 _HEAD_BYTES = 2_048  # beginning of tokenizer.json, in which `truncation` comes second
 
@@ -56,9 +56,9 @@ _HEAD_BYTES = 2_048  # beginning of tokenizer.json, in which `truncation` comes 
 def prompts_of(settings: EncoderSettings, path: Path) -> tuple[str, str]:
     """Return the prompts of documents and of queries, as sentence-transformers chooses them.
 
-    If the folder has a prompt for queries or for documents, each kind of text gets its own one, which may be
-    empty; documents for which the folder names none get the default prompt. Other folders have one prompt for
-    all texts: the default, or none. A prompt in the settings replaces both prompts of the folder.
+    If the folder has a prompt for queries or for documents, each kind of text gets its own prompt, which may
+    be empty; documents without one get the default prompt. Other folders have one prompt for all texts: the
+    default, or none. A prompt in the settings replaces both prompts of the folder.
     """
     file = path / "config_sentence_transformers.json"
     config = read_json(file)
@@ -183,7 +183,7 @@ def _unsupported(folder: Path, settings: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def _unsupported_modalities(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the same for the kinds of input. A cross-encoder has outputs of its own."""
+    """Yield the same for settings of the kinds of input. A cross-encoder has outputs of its own."""
     modalities = settings.get("modality_config")
     if modalities is None or settings.get("transformer_task") == "sequence-classification":
         return

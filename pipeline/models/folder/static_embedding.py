@@ -21,7 +21,7 @@ from pipeline.settings import EncoderSettings
 
 TABLES = {"embedding.weight": STATIC_EMBEDDING, "embeddings": MODEL2VEC}
 """library that has written a folder, by the name of its table"""
-_PER_TOKEN = ("mapping", "weights")  # tensors of model2vec with a value for each token
+_PER_TOKEN = ("mapping", "weights")  # model2vec's tensors with a value for each token
 _MODEL2VEC_TOKENS = 512  # that model2vec reads of a text, if config.json does not say
 _WEIGHTS = "model.safetensors"
 OWN_SETTINGS = "sentence_bert_config.json"  # has keys that only this project reads

@@ -81,7 +81,9 @@ def spellings(tokenizer: Tokenizer, ids: np.ndarray, *, words: bool) -> list[str
 
 
 def _marker(vocabulary: Mapping[str, int]) -> str | None:
-    """Return the most frequent marker, since a few tokens may begin with another one; None without any."""
+    """Return the most frequent marker, since a few tokens may begin with another marker; None if there are
+    none.
+    """
     counts = {
         marker: sum(token.startswith(marker) for token in vocabulary)
         for marker in (_CONTINUATION, _BPE_SPACE, _SENTENCEPIECE_SPACE)

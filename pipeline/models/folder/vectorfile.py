@@ -26,7 +26,7 @@ _MAX_WORD_BYTES = 1 << 10  # longest first word, whose line shows whether the fi
 _MAX_DIM = 1 << 16  # published vectors have at most 1,024 dimensions
 _CHUNK_BYTES = 2 << 20  # bytes of a binary file that are read at once
 _HEADER = re.compile(rb"(\d+) (\d+)\s*")
-_OTHER_FILES = {  # name and remedy by the first bytes of a file
+_OTHER_FILES = {  # name and remedy of other formats, by the first bytes of a file
     b"PK\x03\x04": ("a zip archive", "unpack it first"),
     b"\xba\x16O/": ("fastText's own binary form", "give the .vec file instead"),
     b"\x93NUMPY": ("a NumPy array", "save words and vectors as text"),
@@ -176,7 +176,7 @@ def _read_text(stream: BinaryIO, layout: Layout, name: str) -> Iterator[Words]:
 
 
 def _parse_lines(rows: list[tuple[int, bytes]], dim: int, name: str) -> Words:
-    """Parse numbered lines, the vectors of all of them at once."""
+    """Parse numbered lines; the numbers of all lines are parsed at once."""
     words: list[bytes] = []
     fields: list[bytes] = []
     for number, line in rows:

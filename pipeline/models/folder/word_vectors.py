@@ -122,7 +122,8 @@ def load_sequences(
     """Load the tokenizer of a recurrent or convolutional encoder, or of a deep averaging network.
 
     It splits texts as `load_words` does and puts a start and an end token around each, so that none is empty.
-    An unknown word becomes the vocabulary's token for such words, or is left out if there is none.
+    An unknown word becomes the vocabulary's token for unknown words, or is left out if there is no such
+    token.
 
     Raises:
         ModelError: the vocabulary lacks the start or the end token.
@@ -179,8 +180,8 @@ def _normalize(text: str, *, lower: bool) -> str:
 def _word_ids(texts: list[str], known: Mapping[str, int], lower: bool, unknown: int) -> list[list[int]]:
     """Convert each text to the ids of its words.
 
-    Words that `known` does not have get the id `unknown`. If that is SKIPPED_WORD, only the words that a file
-    of word vectors should contain get it, and the others are left out; see `_is_expected`.
+    Words that `known` does not have get the id `unknown`. If that is SKIPPED_WORD, only words that a file of
+    word vectors should contain get it, and other words are left out; see `_is_expected`.
     """
     rows: list[list[int]] = []
     whole, parts = _patterns()
@@ -201,7 +202,8 @@ def _is_expected(token: str) -> bool:
     """True if a file of word vectors should contain a token of this kind.
 
     Many files lack punctuation, numbers, single letters and stop words, which say little about a text's
-    content. A single letter of a script without case, such as Chinese, may be a word.
+    content, so these are not expected. A single letter of a script without case, such as Chinese, may be a
+    word.
     """
     letters = sum(map(str.isalpha, token))
     has_case = token.lower() != token.upper()
@@ -211,7 +213,7 @@ def _is_expected(token: str) -> bool:
 
 @functools.cache
 def _stop_tokens() -> frozenset[str]:
-    """Return English stop words, and the parts of contracted ones, such as n't and 're."""
+    """Return English stop words, and the parts of contractions, such as n't and 're."""
     _, parts = _patterns()
     return STOP_WORDS.union(*(parts.findall(word) for word in STOP_WORDS))
 

@@ -23,7 +23,7 @@ from pipeline.store.files.disk import temporary_folder
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_BLOCKS = 64  # blocks of calls for each thread; the calls of a block run in sequence
+_BLOCKS = 64  # blocks of calls per thread; calls of one block run one after the other
 # Prefix of the names of temporary files; listings leave them out.
 PARTIAL = ".tmp-"
 _NORMAL = re.compile(
@@ -172,7 +172,7 @@ class Store(abc.ABC):
 
 def normal_path(path: str) -> str:
     """Return `path` in normal form. Raises DataError if it is empty or would leave the root."""
-    if _NORMAL.fullmatch(path):  # takes a tenth of the time of parsing
+    if _NORMAL.fullmatch(path):  # this check takes a tenth of the time of parsing
         return path
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:

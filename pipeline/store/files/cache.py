@@ -45,7 +45,8 @@ def make_private_directory(directory: Path) -> None:
 
 
 def ownership_problem(directory: Path) -> str | None:
-    """Describe why the directory is not writable, or may contain files of other users; None if it is fine.
+    """Describe why the directory is not writable, or may contain files of other users; None if it can be
+    used.
 
     A symbolic link is followed if this user or root made it.
     """
@@ -270,8 +271,8 @@ def _touch(path: Path) -> bool:
 def _entry_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock of an entry while the block runs. If the process is killed, the lock is released too.
 
-    Entries share a fixed number of lock files. Folders and files use different ones, because a process that
-    builds a folder locks files meanwhile.
+    Entries share a fixed number of lock files. Folders and files use different lock files, because a process
+    that builds a folder locks files meanwhile.
 
     Yields:
         Whether the lock was taken; always True with `wait`.
@@ -303,7 +304,7 @@ def _try_lock(stream: BinaryIO) -> bool:
 def _wait_for_lock(stream: BinaryIO) -> None:
     """Wait until the process that holds the lock releases it, then take it.
 
-    That process touches the file for each of its keep-alive signals; this process then sends one too.
+    That process touches the file for each of its keep-alive signals; this process then sends a signal, too.
     """
     pause_s = _FIRST_PAUSE_S
     last_touched = os.fstat(stream.fileno()).st_mtime_ns

@@ -15,7 +15,8 @@ from pipeline.errors import ConfigError, DataError, TransientError
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNREACHABLE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # the server of a network file system is gone
-_NOT_WRITABLE = (PermissionError, NotADirectoryError, FileExistsError)  # or a file where a folder is needed
+# the last two: a file where a folder is needed
+_NOT_WRITABLE = (PermissionError, NotADirectoryError, FileExistsError)
 
 
 def regular_file(path: str | Path) -> str:
@@ -37,7 +38,7 @@ def temporary_folder(prefix: str, parent: str | None = None) -> Iterator[Path]:
     """Yield a directory below `parent` that is removed at the end of the block.
 
     Args:
-        parent: an existing folder; None: that of temporary files.
+        parent: an existing folder; None: the folder of temporary files.
 
     Raises:
         TransientError: the disk is full, or another process has removed the directory.
@@ -58,7 +59,7 @@ def temporary_files() -> str:
     """Return the folder of temporary files, even if nothing can be written there."""
     try:
         return tempfile.gettempdir()
-    except FileNotFoundError:  # no folder in which gettempdir could write
+    except FileNotFoundError:  # gettempdir found no folder in which it can write
         return os.environ.get("TMPDIR") or "/tmp"
 
 

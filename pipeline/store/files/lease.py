@@ -26,7 +26,7 @@ SERVED = "served"
 _RENEWAL_S = 300.0
 # The lease of a killed run expires after four missed renewals.
 _EXPIRY_S = 1_200.0
-_MAX_PAUSE_S = 1.0  # many times the time of writing and listing, so that commands do not meet again
+_MAX_PAUSE_S = 1.0  # many times as long as writing and listing take, so that commands do not meet again
 
 
 @contextlib.contextmanager
@@ -71,10 +71,10 @@ def lease(store: Store, folder: str = "candidates", **facts: Any) -> Iterator[st
 
 @contextlib.contextmanager
 def exclusive_lease(store: Store, folder: str, refusal: Callable[[str], PipelineError]) -> Iterator[None]:
-    """Hold the only lease in `folder` while the block runs. Of commands that start together, one gets it.
+    """Hold the only lease in `folder` while the block runs. If commands start together, exactly one gets it.
 
     A command writes its lease before it lists those of others, so of two commands at least one sees the
-    other. It then removes its own, and tries again after a random pause.
+    other. A command that sees another lease removes its own, and tries again after a random pause.
 
     Args:
         refusal: returns the error to raise, given a description of the holder.

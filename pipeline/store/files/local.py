@@ -62,7 +62,7 @@ class LocalStore(Store):
 
     def put(self, local: Path, path: str) -> None:
         with self._temporary(self._absolute(path), replace=True) as temporary:
-            shutil.move(local, temporary)  # a rename on one disk, a copy across disks
+            shutil.move(local, temporary)  # renames on the same disk, copies to another disk
             with temporary.open("rb+") as stream:
                 os.fsync(stream.fileno())
 
@@ -106,7 +106,8 @@ class LocalStore(Store):
                 yield [entry for entry in page if entry]
 
     def _refuse_unreadable(self, error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError | NotADirectoryError):  # those hold no files
+        # a missing folder holds no files, nor does a file
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
             with translate_read_errors(self.uri):
                 raise error
 
@@ -229,7 +230,7 @@ def _pid_namespace_id() -> str:
     the host name and the kernel.
     """
     parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):  # these files exist on Linux only
+    with contextlib.suppress(OSError):  # these files of the system exist on Linux only
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     parts += filter(None, [pid_namespace()])
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

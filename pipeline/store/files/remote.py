@@ -31,7 +31,10 @@ class ObjectStore(Store):
     """
 
     def __init__(self, uri: str, any_keys: bool = False) -> None:
-        """Open the store; with `any_keys`, objects of other writers can be read: a//b, a/./b and the like."""
+        """Open the store.
+
+        With `any_keys`, keys that only other programs write can be read: a//b, a/./b and the like.
+        """
         super().__init__(uri)
         self._any_keys = any_keys
         self._prefix = uri.split("://", 1)[1]
@@ -81,7 +84,8 @@ class ObjectStore(Store):
                 return False
             return True
 
-        # An earlier attempt may have stored the object and lost the response: then the object is ours.
+        # An earlier attempt may have stored the object although the response was lost: then this call wrote
+        # it.
         return retrying(attempt, self.uri_of(path)) or (attempts > 1 and self.read(path) == data)
 
     def put(self, local: Path, path: str) -> None:

@@ -1,7 +1,7 @@
 """A store below a prefix of an S3 bucket.
 
-Files are created by conditional writes. An id in the object's metadata shows which call wrote it, in case the
-response was lost. Large files are transferred in parts, and each part is retried by itself:
+Files are created by conditional writes. If the response is lost, an id in the object's metadata shows which
+call wrote it. Large files are transferred in parts, and each part is retried by itself:
 MANTA_STORE_DEADLINE_S is the limit for a call with its retries (default 120 seconds).
 
 Environment variables: MANTA_STORE_TIMEOUT_S, the limit for one response (default 30 seconds);
@@ -234,7 +234,8 @@ class S3Store(ObjectStore):
     def _answers(
         self, verb: str, where: str, markers: Sequence[str], **arguments: str
     ) -> Iterator[dict[str, Any]]:
-        """Yield the answers to a listing, one per page. Each but the last names the start of the next page.
+        """Yield the answers to a listing, one per page. Each page but the last names the start of the next
+        page.
 
         Args:
             markers: the arguments that name the start; an answer has their next values as Next<name>.

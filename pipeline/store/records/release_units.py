@@ -184,7 +184,7 @@ class UnitTable(Sequence[VectorUnit]):
                 yield from (FileRef.model_validate(row[name]) for name in _FILE_COLUMNS if row[name])
 
     def sizes(self) -> Iterator[tuple[str, int]]:
-        """Yield path and size of the files of `references`, without making an object for each.
+        """Yield path and size of the files that `references` yields, without making an object for each.
 
         Raises:
             DataError: the table is missing, or was changed.
@@ -254,7 +254,9 @@ def store_units(store: Store, units: Sequence[VectorUnit]) -> Sequence[VectorUni
 
 
 def _parse(value: Any, parse: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Sequence[VectorUnit]:
-    """Return units as a tuple, and a stored reference to a table as this table."""
+    """Parse the field: units in a list become a tuple, a reference to a stored table becomes a
+    `UnitTable`.
+    """
     if isinstance(value, UnitTable):
         return value
     if isinstance(value, Mapping):

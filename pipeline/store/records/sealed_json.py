@@ -42,7 +42,7 @@ class Stored(Settings):
             if (body := _sealed_body(content)) is not None:
                 return cls.model_validate_json(body, context=store)
             value = json.loads(content)
-            seal = value.pop(_SEAL, None)  # files of the earliest versions have none
+            seal = value.pop(_SEAL, None)  # files of the earliest versions have no schema version
             if seal is not None and seal != (found := digest_of(value)):
                 raise sha256_mismatch(name, str(seal), found)
             version = value.get("schema_version", SCHEMA_VERSION)
@@ -118,8 +118,8 @@ class Stored(Settings):
 def _sealed_body(content: bytes) -> bytes | None:
     """Return the content of a file without its seal, if the seal matches exactly these bytes.
 
-    None for other files: they may still be valid, since a seal is computed from parsed values. Files with a
-    schema version are among them.
+    Otherwise returns None, although the file may be valid: a seal is computed from parsed values. That
+    includes all files with a schema version.
     """
     start = content.find(_SEAL_FIELD)
     digits = start + len(_SEAL_FIELD)

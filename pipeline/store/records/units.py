@@ -22,7 +22,7 @@ SKIPPED_FILES = "skipped_files"
 EMPTIED = "emptied_files"
 """Name of a count: files that had rows on an earlier night and have none now."""
 LEFT_OUT = "left_out_files"
-"""Name of a count: files below the corpus's URI whose names exclude them from reading."""
+"""Name of a count: files below the corpus's URI that are not read because of their names."""
 
 
 class UnitRecord(Stored):
@@ -94,8 +94,8 @@ class RowCounts(Settings):
 class InputFile(RowCounts):
     """One input file of the corpus and the counts of its rows.
 
-    Of several rows with one id only one is live; the others count as good too, because the live one may be in
-    another file. A row that is cut into chunks counts once.
+    If several rows have one id, only one is live; the others count as good, too, because the live row may be
+    in another file. A row that is cut into chunks counts once.
     """
 
     name: str
@@ -212,7 +212,7 @@ class Corpus(Stored):
     into chunks, these count the rows of the files, and `chunks` counts the live chunks"""
     id_type: str = "string"
     snapshot: TableSnapshot | None = None
-    """the snapshot that was read, if the corpus is a table; the rows of a later one may be equal"""
+    """the snapshot that was read, if the corpus is a table; a later snapshot may have equal rows"""
 
     @model_serializer(mode="wrap")
     def _without_missing_snapshot(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class Corpus(Stored):
 
     @property
     def has_same_rows(self) -> bool:
-        """True if its live rows, and their addresses, are those of the parent."""
+        """True if its live rows and their addresses equal the parent's."""
         return not self.rebuild_reason and not self.changes.any
 
     @property

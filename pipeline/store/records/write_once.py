@@ -27,8 +27,8 @@ def load_or_make(store: Store, path: str, kind: type[Record], make: Callable[[],
 def load_or_make_racing(store: Store, path: str, kind: type[Record], make: Callable[[], Record]) -> Record:
     """Load or make a record while concurrent runs may make the same.
 
-    `make` fails if another run has stored its record and deleted the temporary files of both. Then the record
-    of that run is returned.
+    `make` fails if another run has stored its record and deleted the temporary files that both use. Then that
+    run's record is returned.
     """
     try:
         return load_or_make(store, path, kind, make)

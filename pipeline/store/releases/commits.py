@@ -19,7 +19,8 @@ _MAX_NUMBER = 99_999_999  # the names have eight digits
 class Commit(Stored):
     """A record that makes `release` current.
 
-    A hold keeps its release current until an unhold. A void commit has no release: it only takes its number.
+    A hold keeps its release current until an unhold. A void commit has no release: it only reserves its
+    number.
     """
 
     commit: int

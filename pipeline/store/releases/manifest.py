@@ -67,9 +67,9 @@ class IndexFiles(Stored):
     base_ordinals: int = 0
     """units with an ordinal below this are in the base; later units are in the delta"""
     delta_ids: int = 0
-    """number of files, at the end of the release's `ids`, that belong to the delta; 0 if there is none"""
+    """how many of the release's `ids`, from the end, belong to the delta; 0 without a delta"""
     trained: FileRef | None = None
-    """the trained index without vectors, which every part starts from"""
+    """the trained index without vectors, from which every part was filled"""
     trained_on: dict[str, float | int | None] = {}
     """rows, imbalance and recall_at_10 when the index was trained, to compare later nights with"""
     queries: FileRef | None = None
@@ -163,7 +163,7 @@ class ReleaseManifest(Stored):
         """Return the fields without `relevance` if there is none, as in manifests of earlier versions."""
         value: dict[str, Any] = serialize(self)
         if self.relevance is None:
-            value.pop("relevance", None)  # only some fields may be dumped
+            value.pop("relevance", None)  # a dump may have only some fields
         return value
 
     @property
@@ -194,7 +194,8 @@ class ReleaseManifest(Stored):
             yield from self.units.references()
 
     def sizes(self) -> Iterator[tuple[str, int]]:
-        """Yield path and size of the files of `all_references`; the size is 0 where it is not recorded.
+        """Yield path and size of the files that `all_references` yields; the size is 0 where it is not
+        recorded.
 
         Raises:
             DataError: the table of units is missing or was changed.
@@ -204,7 +205,7 @@ class ReleaseManifest(Stored):
             yield from self.units.sizes()
 
     def index_parts(self) -> tuple[IndexPart, ...]:
-        """Return the parts of the index in the order of their units, those of the delta last."""
+        """Return the parts of the index in the order of their units; the delta's parts come last."""
         index, files, ids = self.index, iter(self.index.files), iter(self.ids)
         return tuple(
             IndexPart(

@@ -21,7 +21,7 @@ from pipeline.store.releases.release import Releases
 from pipeline.store.releases.summary import summary_path
 from pipeline.store.releases.verify import needed_files
 
-_EXPORTS = "exports"  # leases of exports, and whatever users export to that folder
+_EXPORTS = "exports"  # exports/ has leases of exports, and whatever users export to that folder
 
 OWN_FOLDERS = (
     "units",
@@ -153,7 +153,9 @@ def _hashes(paths: Iterable[str]) -> np.ndarray:
 
 
 class _Rule(NamedTuple):
-    """Files are removed if no kept release needs them, and an old release does or they are old."""
+    """Which files are removed: files that no kept release needs, if an old release needs them or they are
+    old.
+    """
 
     needed: _PathSet
     named_by_old: _PathSet
@@ -227,7 +229,7 @@ def _served(store: Store, now: float) -> tuple[list[str], set[int]]:
 def _divide_paths(
     releases: Releases, series: Sequence[Series], kept: set[int], keep: int
 ) -> tuple[_PathSet, _PathSet]:
-    """Return the paths that kept releases and manifests need, and the paths that the others name.
+    """Return the paths that kept releases and manifests need, and the paths that all other ones name.
 
     Args:
         kept: numbers of the kept releases.
@@ -252,7 +254,7 @@ def _recently_current(releases: Releases) -> list[int]:
 
 
 def _paths_of_damaged(releases: Releases, number: int) -> Iterator[str]:
-    """Yield the paths of the files of release `number`, whose commit cannot be read; none if it has none.
+    """Yield the paths of the files of release `number`, whose commit cannot be read; none without a manifest.
 
     Raises:
         DataError: the manifest of the release is damaged too.

@@ -20,7 +20,7 @@ from pipeline.store.releases.verify import Fault, size_faults
 
 
 class ManifestChanged(DataError):
-    """A release has another manifest than was committed, or the table of its units is missing."""
+    """The manifest of a release differs from the committed one, or the table of its units is missing."""
 
 
 def load_manifest(store: Store, commit: Commit) -> ReleaseManifest | None:
@@ -54,7 +54,8 @@ def load_manifest(store: Store, commit: Commit) -> ReleaseManifest | None:
     return manifest
 
 
-# A publisher creates its commit milliseconds after its manifest: after this time it counts as killed.
+# A publisher creates its commit milliseconds after its manifest; if the commit is not there after this time,
+# the publisher counts as killed.
 _RESERVATION_S = 10.0
 _SHOWN_ROOTS = 4
 
@@ -68,7 +69,7 @@ class Releases:
 
     @classmethod
     def open(cls, root: str | Path, commits_root: str | Path | None = None) -> Self:
-        """Open the releases below `root`, with their commits at `commits_root` if these are elsewhere."""
+        """Open the releases below `root`, with commits at `commits_root` if they are in another store."""
         return cls(open_store(root), open_store(commits_root) if commits_root else None)
 
     def __repr__(self) -> str:
@@ -168,7 +169,8 @@ class Releases:
             try:
                 if manifest := ReleaseManifest.load(self.store, manifest_path(number)):
                     parts = (part.next_ordinal for part in manifest.index_parts())
-                    return max(manifest.next_ordinal, *parts)  # earlier versions forgot units without rows
+                    # earlier versions did not record units without rows
+                    return max(manifest.next_ordinal, *parts)
             except OtherSchema:  # the release uses ordinals that this version cannot read
                 raise
             except DataError:  # `current` skips a damaged release, so nothing uses its ordinals
@@ -303,7 +305,7 @@ class Releases:
         """Store the manifest. Returns False if another run has stored one under this number.
 
         Commits are in another store if this one cannot create a file only once. Then a claim file beside the
-        commits, which contains the manifest's digest, decides which run has the number.
+        commits decides which run has the number: it contains the manifest's digest.
         """
         path, content = manifest_path(release.release), release.to_json()
         commits = self.commits.store

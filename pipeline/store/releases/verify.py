@@ -42,7 +42,7 @@ class Fault(NamedTuple):
 
 
 def files_of(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
-    """Return the files of `needed_files`, each once."""
+    """Return the files that `needed_files` yields, each once."""
     return tuple({file.path: file for file in needed_files(store, manifest)}.values())
 
 
@@ -63,7 +63,7 @@ def needed_files(store: Store, manifest: ReleaseManifest) -> Iterator[FileRef]:
 def _known_files(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
     """Return the files whose sizes are compared.
 
-    These are all files of the release, or, if the corpus record is damaged, all but those that only this
+    These are all files of the release; if the corpus record is damaged, without the files that only this
     record names.
 
     Raises:
@@ -76,7 +76,9 @@ def _known_files(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]
 
 
 def _files_to_read(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
-    """Return `_known_files`; if the table of units is damaged, only the files that the manifest names."""
+    """Return the result of `_known_files`; if the table of units is damaged, only the files that the manifest
+    names.
+    """
     try:
         return _known_files(store, manifest)
     except DataError:
@@ -107,7 +109,8 @@ def size_faults(store: Store, manifest: ReleaseManifest) -> list[Fault]:
 
 
 def _known_sizes(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, int]]:
-    """Yield path and size of the files of `_known_files`, some of them several times, one record at a time.
+    """Yield path and size of the files that `_known_files` returns, some several times, with one record in
+    memory.
 
     Raises:
         DataError: the table of units is missing or was changed.
@@ -196,9 +199,9 @@ def _record_fault(store: Store, file: FileRef) -> Fault | None:
 
 
 def new_files(store: Store, manifest: ReleaseManifest, before: ReleaseManifest | None) -> list[FileRef]:
-    """Return the files that a release needs and an earlier one does not, in path order.
+    """Return the files that a release needs and an earlier release does not, in path order.
 
-    If the record of the earlier release's corpus, or the table of its units, is damaged, these are all files.
+    If the earlier release's corpus record or table of units is damaged, all files are returned.
 
     Raises:
         DataError: as `needed_files`, for the later release.
@@ -215,7 +218,9 @@ def _content_hashes(files: Iterable[FileRef]) -> np.ndarray:
 
 
 def _size_fault(path: str, size: int, found: int | None) -> Fault | None:
-    """Return the fault of a file with the size `found`, None if it is missing, instead of `size`, if any."""
+    """Return the fault of a file whose size is `found` (None if it is missing) instead of `size`; None if
+    they are equal.
+    """
     expected = f"{size:,} bytes"
     if found is None:
         return Fault(path, expected, None)

@@ -43,7 +43,7 @@ def leaf_types(kind: pa.DataType) -> Iterator[pa.DataType]:
 def _inner_fields(kind: pa.DataType) -> list[pa.Field]:
     """Return the fields directly inside of a list, struct or map; none for a leaf."""
     types = pa.types
-    if not kind.num_fields:  # most types: all other questions take ten times as long
+    if not kind.num_fields:  # most types: every other check takes ten times as long
         return []
     if types.is_struct(kind):
         return list(kind)
@@ -62,14 +62,14 @@ def _nested_type(kind: pa.DataType, inner: Sequence[pa.DataType]) -> pa.DataType
         return pa.struct(fields)
     if types.is_map(kind):
         return pa.map_(*fields, kind.keys_sorted)
-    if types.is_fixed_size_list(kind) and kind.list_size:  # by which Arrow divides
+    if types.is_fixed_size_list(kind) and kind.list_size:  # Arrow divides by this size
         return pa.list_(fields[0], kind.list_size)
     is_large = types.is_large_list(kind) or types.is_large_list_view(kind)
     return pa.large_list(fields[0]) if is_large else pa.list_(fields[0])
 
 
 def _inner_arrays(array: pa.Array) -> list[pa.Array]:
-    """Return the arrays directly inside of a list, struct or map, with the values of its own rows only.
+    """Return the arrays directly inside of a list, struct or map, with the values of this array's rows only.
 
     The array may be a slice of a longer one.
     """

@@ -1,4 +1,7 @@
-"""Cut texts into chunks of limited length, by the tokens of an encoder."""
+"""Cut texts into chunks of limited length, by the tokens of an encoder.
+
+Text is processed below `flows`, which uses it.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,8 +20,8 @@ from pipeline.text.tokens.tokens import Tokenizer
 _WIDE = "\u3001-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uffef\U00020000-\U0003ffff"
 _PIECE = re.compile(rf"[{_WIDE}]|[^\s{_WIDE}]+")
 # A full stop after a single letter ends an initial or an abbreviation such as "e.g.", not a sentence. A match
-# takes all marks in a row, also those inside a word: a search that began again at each would take time
-# in proportion to the square of their number.
+# takes all marks in a row, even inside a word: a new search from each mark would take time in proportion to
+# the square of their number.
 _SENTENCE_END = re.compile(
     r"(?:[.!?\u2026]{2,}+|[!?\u2026]|(?<!\b[^\W\d_])\.)[\"'\u201d\u2019\u00bb)\]]*+(?P<inside>(?!\s))?"
     r"|[\u3002\uff01\uff1f\uff61]++[\u300d\u300f\u201d\u2019\uff09]*+"
@@ -74,7 +77,8 @@ class Pieces:
         )
 
     def words(self, text: str, first: int = 0, stop: int | None = None) -> list[str]:
-        """Return pieces `first` to `stop` as strings, with one space before those that follow white space.
+        """Return pieces `first` to `stop` as strings, with a space before each piece that follows white
+        space.
 
         >>> text = "It rains here"
         >>> Pieces.of(text).words(text)
@@ -90,7 +94,8 @@ class Pieces:
 def heading_positions(text: str) -> Iterator[int]:
     r"""Yield the positions of the lines of a Markdown text that are headings, outside of fenced code blocks.
 
-    A heading is a line that begins with one to six # and white space. The position is that of its first #.
+    A heading is a line that begins with one to six # and white space. Its position is the position of its
+    first #.
 
     >>> list(heading_positions("# One\n```\n# code\n```\n## Two"))
     [0, 21]
@@ -139,9 +144,9 @@ class Room(NamedTuple):
 class TextCutter:
     """Cut texts into chunks that fit an encoder.
 
-    A text is cut between its words, whose tokens are counted one by one. As a tokenizer may combine words,
-    the tokens of each chunk are counted too, and a chunk that has too many is made shorter. How a text is cut
-    depends on this text alone.
+    A text is cut between its words, whose tokens are counted one by one. Because a tokenizer may combine
+    words, the tokens of each chunk are counted, too, and a chunk with too many is shortened. How a text is
+    cut depends on this text alone.
 
     Raises:
         ConfigError: prompt and special tokens leave too little room for a text, or for the overlap.
@@ -293,7 +298,8 @@ class _Document:
     def _stop(self, first: int, new: int, room: Room) -> int | None:
         """Return where a chunk that begins with piece `first` stops; None if it has no room for piece `new`.
 
-        It takes as many sentences as fit. If none fits, or sentences do not matter, it takes as many pieces.
+        A chunk takes as many sentences as fit. If none fits, or sentences do not matter, it takes as many
+        pieces as fit.
         """
         starts, ends = self.pieces.starts, self.pieces.ends
         section_stop = self.section_stops[np.searchsorted(self.section_stops, first, side="right")]

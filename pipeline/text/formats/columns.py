@@ -49,7 +49,7 @@ class RowGroups:
     first: int
     """index of the first row group"""
     stop: int
-    """index after that of the last one"""
+    """index after the last row group"""
     first_row: int
     """number of the first row in the file"""
     rows: int
@@ -79,7 +79,7 @@ class FileColumns:
     absent: frozenset[str] = frozenset()
     """columns named in the settings that no row has"""
     incomplete: frozenset[str] = frozenset()
-    """columns with an object or list of the file that does not fit their type"""
+    """columns for which the file has an object or list that does not fit their type"""
     divisions: tuple[RowGroups, ...] = ()
     """all row groups of a Parquet file, divided so that several workers can read a large file"""
 
@@ -124,8 +124,8 @@ def agree_on_columns(
     """Find types for the columns of a corpus that hold the values of all its files.
 
     The first file decides between string and integer ids. A JSON file with ids of both types is not refused,
-    because each row with an id of the other type is quarantined when it is read. Nor is a JSON file refused
-    for a kept column: values that do not fit, or are missing, become null when they are read.
+    because each row with an id of the other type is quarantined when it is read. A JSON file is not refused
+    for a kept column, either: values that do not fit or are missing are read as null.
 
     Returns:
         The types, and the error of each file that does not fit, by the file's name.
@@ -209,7 +209,7 @@ def _string_for_null(leaf: pa.DataType) -> pa.DataType:
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     """Return the type that holds the values of both types; raise an error of Arrow if there is none.
 
-    Times in different zones are the same instants: they get the zone of `one`, or UTC if it has several.
+    Times of different zones are converted to the zone of `one`, or to UTC if `one` has several.
     """
     try:
         return _unify(one, other)

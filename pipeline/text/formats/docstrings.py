@@ -86,9 +86,10 @@ def _parse(path: Path) -> ast.Module | None:
         if not _HAS_DOCSTRING.search(content) and not imports_private:
             return None  # parsing takes most of the time, and one file in three has no docstring
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's code
+            warnings.simplefilter("ignore")  # warnings about invalid escapes in other people's code
             return ast.parse(content)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
+    # the last two are raised for code that is nested too deeply
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
@@ -147,7 +148,7 @@ def _signature(node: Definition) -> str:
 
 FILE = "docstrings.parquet"
 _SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "text", "kind", "signature", "package")])
-_MAX_METHODS = 8  # taken from one file, so that a large class does not use up its package's rows
+_MAX_METHODS = 8  # methods taken from one file, so that a large class does not use up its package's rows
 _SKIPPED_NAMES = {  # modules and packages of tests, demos and vendored copies
     *("test", "tests", "testing", "conftest", "idlelib", "lib2to3", "turtledemo", "site", "dist"),
     *("vendor", "vendored", "thirdparty", "third_party", "extern", "externals", "site_packages"),

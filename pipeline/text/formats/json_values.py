@@ -104,8 +104,9 @@ def convert_value(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
     number would round do not fit.
 
     Returns:
-        (converted value, True), or (None, False) if the value does not fit. If only objects without keys and
-        rounded integers do not fit inside of it, they become null: (rest of the value, False).
+        (converted value, True), or (None, False) if the value does not fit. If all that does not fit are
+        objects without keys or integers that would be rounded inside of it, these become null: (converted
+        rest, False).
     """
     if value is None:
         return None, True
@@ -126,7 +127,7 @@ def convert_value(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
 
 
 def _keeps_number(kind: pa.DataType, value: Any) -> bool:
-    """Return whether a floating-point type has the integer, or prints one of its numbers so.
+    """Return whether a floating-point type has the integer, or has a number that is printed as this integer.
 
     JavaScript prints the double 2^64 as 18446744073709552000. Fractions may be rounded.
     """
@@ -139,7 +140,7 @@ def _keeps_number(kind: pa.DataType, value: Any) -> bool:
 
 
 def integer_bits(kind: pa.DataType) -> int:
-    """Return the number of bits up to which a floating-point type has every integer."""
+    """Return how many bits an integer may have so that a floating-point type has every such integer."""
     return int(np.finfo(kind.to_pandas_dtype()).nmant) + 1
 
 
@@ -170,7 +171,7 @@ def widen_type(kind: pa.DataType, value: Any) -> tuple[pa.DataType, bool]:
     return kind, False
 
 
-@functools.lru_cache  # values of a column have few types
+@functools.lru_cache  # cached, because the values of a column have few types
 def _wider(kind: pa.DataType, value_type: pa.DataType) -> pa.DataType:
     return common_type(kind, map_type(value_type, _null_for_empty))
 
@@ -342,7 +343,7 @@ class TypeInspection:
             raise wrong_column_type(self.file, "corpus.text", name, "string", type(texts[0]).__name__)
 
     def _add_ids(self, objects: list[dict[str, Any]]) -> None:
-        """Find the type of the ids: strings or integers, by the majority of the first block that has ids.
+        """Find the type of the ids, strings or integers, by the majority in the first block with ids.
 
         Integers are uint64 until one is negative.
         """

@@ -42,7 +42,7 @@ def keys_by_column(schema: pa.Schema, corpus: CorpusSettings) -> dict[str, str]:
 
 
 def partition_values(schema: pa.Schema, file: SourceFile, corpus: CorpusSettings) -> dict[str, pa.Scalar]:
-    """Map columns of the batch to the value that rows without one get from the file's hive partition.
+    """Map columns of the batch to their value in the file's hive partition, for rows that lack it.
 
     Columns whose type cannot hold the value are left out.
     """
@@ -129,8 +129,8 @@ class LineParser:
         )
 
 
-_BLOCK_BYTES = 1 << 20  # parsed at once: small, because one line that Arrow rejects makes its block slow
-_MAX_LINE_BYTES = 256 << 20  # a longer line means that the file is not JSON lines
+_BLOCK_BYTES = 1 << 20  # bytes parsed at once: few, because one line that Arrow rejects makes its block slow
+_MAX_LINE_BYTES = 256 << 20  # a file with a longer line is not JSON lines
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -173,10 +173,10 @@ def read(
 
 def read_blocks(file: SourceFile) -> Iterator[JsonBlock]:
     """Yield the file's lines in blocks of about _BLOCK_BYTES bytes."""
-    pending, lines = b"", 0  # bytes that no block has yet, and the number of lines before them
+    pending, lines = b"", 0  # bytes that are in no block yet, and the number of lines before them
     with storage_errors(file.uri), open_file(file) as stream:
         is_gzip = file.name.lower().endswith(".gz")
-        if is_gzip and not file.size:  # for gzip.GzipFile it would be a file without rows
+        if is_gzip and not file.size:  # gzip.GzipFile would take it for a file without rows
             raise file.error("a gzip file", "0 bytes", "it is damaged or truncated: write it again")
         source: Any = gzip.GzipFile(fileobj=stream) if is_gzip else stream
         while piece := _read_piece(source, file):
@@ -214,7 +214,7 @@ def _parse_by_arrow(
     rows, keys = _count_object_lines(block.lines), keys_by_column(schema, corpus)
     types = {key: schema.field(column).type for column, key in keys.items()}
     if rows is None or any(schema.field(column).type != types[key] for column, key in keys.items()):
-        return None  # other lines than objects, or one key for two columns of different types
+        return None  # lines that are not objects, or one key for two columns of different types
     try:
         table = parse_block(block.lines, types)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

@@ -1,4 +1,4 @@
-"""Find kept values that Arrow's full validation rejects: no release with one of them could be opened."""
+"""Find kept values that Arrow's full validation rejects: a release that contained one could not be opened."""
 
 from typing import NamedTuple
 

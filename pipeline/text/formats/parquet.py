@@ -27,8 +27,9 @@ from pipeline.text.sources.file_view import FileView, other_fields, view_of
 from pipeline.text.sources.sources import LARGE_BYTES, SourceFile, open_file, open_ranges, reading
 
 _MAX_ROWS, _MAX_BYTES = 16_384, 32 << 20  # limits of one table that `read_tables` yields
-_FIRST_ROWS = 16  # in the first step: the footer does not show how large decoded dictionary values are
-_MAX_STEP_ROWS = 1_024  # in later steps; the size of the rows is checked after each step
+# rows of the first step, because the footer does not show how large decoded dictionary values are
+_FIRST_ROWS = 16
+_MAX_STEP_ROWS = 1_024  # rows of later steps; the size of the rows is checked after each step
 _SHRINK_FACTOR = 2  # a step of more than this many times _MAX_BYTES makes the following steps smaller
 
 
@@ -182,7 +183,7 @@ _FIRST, _LAST = -(2**63) // 1000 + 1, 2**63 // 1000 - 1  # microseconds from 167
 
 
 def int96_columns(metadata: pq.FileMetaData, names: Sequence[str]) -> list[str]:
-    """Return the paths of the columns that store INT96, of these columns and inside of them."""
+    """Return the paths of the columns that store INT96, among these columns and inside of them."""
     columns = [metadata.schema.column(index) for index in range(metadata.num_columns)]
     return [
         column.path
@@ -198,7 +199,8 @@ def check_int96(
     names: Sequence[str],
     groups: Iterable[int],
 ) -> None:
-    """Check that the times of INT96 columns have nanoseconds since 1970; Arrow would return other times.
+    """Check that the times of INT96 columns can be counted in nanoseconds since 1970; Arrow would return
+    other times.
 
     Args:
         file: the file.
@@ -227,7 +229,7 @@ def check_int96(
 
 
 def _odd_year(times: pa.Array) -> int | None:
-    """Return the year of a time that has no nanoseconds since 1970; None without one."""
+    """Return the year of a time that cannot be counted in nanoseconds since 1970; None if there is none."""
     bounds = pc.min_max(times.cast(pa.int64())).as_py()
     odd = [value for value in bounds.values() if value is not None and not _FIRST <= value <= _LAST]
     return int(pc.year(pa.scalar(odd[0], pa.timestamp("us"))).as_py()) if odd else None
@@ -247,7 +249,7 @@ def _times(array: pa.Array) -> Iterator[pa.Array]:
         yield from _times(array.flatten())
 
 
-_READ_AHEAD_BYTES = 4 << 20  # per column: a request reads as much of a large object
+_READ_AHEAD_BYTES = 4 << 20  # bytes per column: one request reads this much of a large object
 # Limits of the row groups that are read together; a larger row group is read by itself.
 _DIVISION_BYTES = 256 << 20
 _DIVISION_ROWS = 1 << 22
@@ -359,9 +361,10 @@ def _open(stream: pa.NativeFile, file: SourceFile, footer: pq.FileMetaData | Non
 
 
 def _int96_unit(file: SourceFile) -> str | None:
-    """Return the unit of times that are stored as INT96; None for nanoseconds.
+    """Return the unit in which INT96 times are read; None for nanoseconds.
 
-    Tables have microseconds. Years after 2262 do not fit in nanoseconds: other files with them are refused.
+    Data files of tables are read in microseconds. In other files, years after 2262 do not fit in nanoseconds,
+    and are refused.
     """
     return "us" if file.table else None
 

@@ -18,7 +18,7 @@ from pipeline.store.rows.arrays import is_text
 
 _BATCH_ROWS = 256  # rows of a Parquet file in memory
 _PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
-_QUERY_COLUMNS = ("query", "text")  # names tried, in this order, if a file has several columns of strings
+_QUERY_COLUMNS = ("query", "text")  # names to try, in this order, if a file has several columns of strings
 
 
 def is_parquet(file: str) -> bool:

@@ -17,8 +17,8 @@ from pipeline.text.sources.sources import Format, SourceFile, reading
 from pipeline.text.task_map import TaskMap, map_here
 
 _FORMATS: dict[Format, ModuleType] = {"parquet": parquet, "jsonl": jsonl}
-# Limits of the files that one task inspects, sixteen at a time. If columns are kept, it reads files of JSON
-# lines as a whole.
+# Limits of the files that one task inspects, sixteen at a time. If columns are kept, files of JSON lines are
+# read as a whole.
 _INSPECTED_FILES = 1_600
 _INSPECTED_BYTES = 1 << 30
 
@@ -65,7 +65,7 @@ def survey_files(
         files: the files to read.
         corpus: settings that name the columns.
         unit_schema: schema of units that hold the unchanged files, which are not inspected again. A file that
-            does not fit it is refused without an error: it may fit these files.
+        does not fit it is refused without an error, because it may fit the other files to read.
         map_tasks: function that applies the task to groups of files.
 
     Raises:
@@ -125,7 +125,7 @@ def read_batches(
 
 
 def _columns_of_units(unit_schema: pa.Schema, corpus: CorpusSettings) -> FileColumns:
-    """Return the columns of the unchanged files, which are already in units, as those of one file."""
+    """Return the columns of the unchanged files, which are already in units, as if they were one file's."""
     stored = dict(zip(unit_schema.names, unit_schema.types, strict=True))
     types = {name: stored.get(stored_name(name), pa.null()) for name in corpus.keep}
     types[corpus.id] = stored["id" if corpus.chunk.by is None else "parent"]

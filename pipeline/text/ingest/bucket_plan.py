@@ -12,7 +12,7 @@ from pipeline.text.ingest.write_units import BucketGroup
 from pipeline.text.key_tables.keys import bucket_count
 from pipeline.text.key_tables.partitions import read_offsets
 
-_MAX_BUCKETS = 64  # in one group: writing a group takes 9 bytes of memory for each row read
+_MAX_BUCKETS = 64  # rows in one group: writing a group takes 9 bytes of memory for each row that was read
 
 
 def bucket_bytes(work: Store, parts: Sequence[ReadPart], partitions: int, buckets: int) -> np.ndarray:
@@ -49,7 +49,7 @@ def group_buckets(
 ) -> list[BucketGroup]:
     """Divide buckets into groups of consecutive buckets that have about a unit of new rows or more.
 
-    So a night of few changes writes few units, even if it changes rows of every bucket.
+    So a night with few changes writes few units, even if it changes rows of every bucket.
 
     Args:
         records: all buckets, in order.

@@ -21,7 +21,7 @@ class Cutter(Settings):
     """Base class of values that cut the texts of a corpus, and can be sent to workers."""
 
     space_id: str
-    """space of the encoder that the chunks have to fit; other spaces may cut the texts in other ways"""
+    """space of the encoder that the chunks have to fit; for another space, texts may be cut in other ways"""
 
     def start(self) -> CutTexts:
         """Load the tokenizer, and return the function that cuts texts."""
@@ -47,7 +47,7 @@ def row_cutter(corpus: CorpusSettings) -> CutRows:
 def _cut_rows(rows: pa.Table, cut_texts: CutTexts, uri: str) -> pa.Table:
     """Return a row for each chunk.
 
-    Its id is that of the row, # and the number of the chunk in the row. `row` is the number of a line (see
+    Its id is the row's id, # and the number of the chunk in the row. `row` is the number of a line (see
     `line_numbers`), and the columns `CHUNK_COLUMNS` are added.
     """
     texts = rows["text"].to_pylist()

@@ -1,4 +1,4 @@
-"""The text table (rows of units by text), and the rows whose vector can be copied from an earlier unit."""
+"""The tasks that write the text table (rows of units by text), and find rows whose vector can be copied."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Parts of a corpus's record that are gathered from the records of all tasks."""
+"""Gather a corpus's record from the records of all tasks, without any task or file of its own."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
@@ -58,7 +58,7 @@ class IngestOutcome(NamedTuple):
 def keep_units(parent: Corpus, dead: Iterable[DeadRange]) -> list[CorpusUnit]:
     """Return the parent's units that still have live rows."""
     dead_rows = {ordinal: count for dead_range in dead for ordinal, count in dead_range.units}
-    updated = [  # their vectors exist by now, so they copy none from earlier units
+    updated = [  # their vectors exist by now, so none has to be copied from earlier units
         unit.model_copy(update={"dead": dead_rows.get(unit.ordinal, 0), "copies": None})
         for unit in parent.units
     ]
@@ -155,7 +155,7 @@ def make_record(tonight: TonightsFiles, outcome: IngestOutcome, duplicates: int)
     """
     parent = tonight.parent
     files = input_files(tonight, outcome.read)
-    # if ids are of another type, no row of last night can be found again
+    # if ids have another type, no row of last night can be found again
     lost = parent.rows if parent is not None and not tonight.keys else 0
     return Corpus(
         version=TABLES_VERSION,

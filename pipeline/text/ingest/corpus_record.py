@@ -14,9 +14,13 @@ from pipeline.text.sources.sources import SourceFile
 _WORK_VERSION = 5
 
 NOT_READING = frozenset({"uri", "snapshot", "format", "harvest", "max_quarantined", "fingerprint"})
-"""Settings of a corpus that do not decide how a file is read. They name the files, whose names, sizes and
-stamps are compared, or limit what may be quarantined. All others count; those of chunks, if there are any."""
-# Settings that are in every digest. Later ones are left out at their defaults, so that digests stay the same.
+"""Settings of a corpus that do not decide how a file is read.
+
+They name the files, whose names, sizes and stamps are compared anyway, or limit what may be quarantined. All
+other settings count; the settings of chunks only if texts are cut.
+"""
+# Settings that are in every digest. Newer settings are left out at their defaults, so that digests stay the
+# same.
 _FIRST_READING = frozenset({"id", "text", "keep", "max_rows", "bad_files"})
 _FIRST_CHUNK = frozenset({"by", "max_tokens", "max_characters", "overlap"})
 

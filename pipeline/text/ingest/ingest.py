@@ -382,7 +382,7 @@ def ingest(
 
 
 def _noted(record: Corpus, note: str, text: str) -> str | None:
-    """Return a sentence about the files that have a note; None if there are none."""
+    """Return a sentence about the files with this note; None if there are none."""
     names = [file.name for file in record.files if note in file.notes]
     more = ", ..." if len(names) > _SHOWN else ""
     return f"{counted(len(names), 'file')} {text}: {', '.join(names[:_SHOWN])}{more}" if names else None
@@ -405,7 +405,9 @@ def _run(ingestion: Ingestion) -> Corpus:
 
 
 def _usable_parent(parent: PreviousCorpus, store: Store) -> PreviousCorpus:
-    """Return the parent with the reason to rebuild, if any; without its corpus if that cannot be used."""
+    """Return the parent with the reason to rebuild, if there is one; without its corpus if it
+    cannot be used.
+    """
     corpus = parent.corpus
     if corpus is None:
         return parent

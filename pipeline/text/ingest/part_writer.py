@@ -12,9 +12,10 @@ from pipeline.text.key_tables.keys import id_hashes
 from pipeline.text.key_tables.partitions import partition_of, store_partitions
 
 _PART_BYTES = 64 << 20  # rows are stored as a part when they take this much memory
-# The same for temporary files of this process, where reading from more parts costs no requests.
+# The same limit if temporary files are on this machine, where reading from more parts costs no requests.
 _SCRATCH_PART_BYTES = 16 << 20
-_SMALL_TABLES = 1_024  # tables that are joined, because a table of a few rows takes several kilobytes
+# tables are joined beyond this number, because a table of a few rows takes several kilobytes
+_SMALL_TABLES = 1_024
 
 
 @dataclass

@@ -21,10 +21,10 @@ from pipeline.text.normalize import count_control_characters
 from pipeline.text.sources.sources import SourceFile, read_in_advance
 from pipeline.text.task_map import OnProgress, WorkFolder, ignore_progress
 
-# Limits of the input files of one item; a larger file is an item of its own. An object store answers 1,600
-# small requests, sixteen at a time, in about the time in which it transfers 256 MB.
+# Limits of the input files of one item; a larger file is an item of its own. 1,600 small requests to an
+# object store, sixteen at a time, take about as long as a transfer of 256 MB.
 _ITEM_BYTES, _ITEM_FILES = 256 << 20, 1_600
-# Bytes of a row of JSON lines, for an estimate of the rows that decides the number of partitions only.
+# Bytes of a row of JSON lines, to estimate the rows; the estimate decides only the number of partitions.
 _JSON_ROW_BYTES = 256
 _GZIP_FACTOR = 4
 
@@ -70,7 +70,7 @@ class ReadRecord(Stored):
 
     parts: tuple[ReadPart, ...]
     inputs: tuple[InputFile, ...]
-    """the files with the counts of the rows that the item has of each"""
+    """the item's files, each with the counts of its rows in this item"""
     quarantine: FileRef | None
 
 
@@ -157,7 +157,7 @@ class _Reading:
 
     def run(self) -> ReadRecord:
         files: Iterable[SourceFile] = [planned.file for planned in self.item.files]
-        if self.task.corpus.max_rows is None:  # otherwise files behind the limit would be read too
+        if self.task.corpus.max_rows is None:  # else files after the limit would be read, too
             files = read_in_advance(files)
         for planned, file in zip(self.item.files, files, strict=True):
             file_to_read = replace(planned, file=file)

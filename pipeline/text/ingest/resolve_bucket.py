@@ -48,7 +48,7 @@ class BucketRecord(Stored):
     """number of rows, read tonight or revived, that have to be written to a new unit"""
     changes: Changes
     live_rows: int = 0
-    """number of live input rows, of which chunks are a part"""
+    """number of live input rows; a row that is cut into chunks counts once"""
     deleted_documents: int = 0
     """number of input rows that were live in the previous corpus and are not any more"""
     revived: FileRef | None = None
@@ -80,7 +80,9 @@ class ResolveBucket:
     keys: tuple[TableBucket, ...]
     """buckets of the previous corpus's key table"""
     other_keys: tuple[TableBucket, ...]
-    """the previous buckets, if its ids have another type, or only one of the two corpora has chunks"""
+    """buckets of the previous corpus's key table if its ids have another type, or only one of the two corpora
+    has chunks
+    """
     id_type: pa.DataType
     """type of the ids"""
     listed: tuple[str, ...]
@@ -186,7 +188,7 @@ class ResolveBucket:
         """Return the indices of the resolved lines that are not stored yet, and the lines to delete."""
         listed = pa.array(self.listed, pa.string())
         is_changed, is_deleted = find_changed_lines(stored_lines, listed, resolved.lines)
-        is_changed[resolved.to_write] = True  # they get an address
+        is_changed[resolved.to_write] = True  # lines that will get an address
         deleted = stored_lines.select(["id", "file", "row"]).filter(pa.array(is_deleted))
         return np.flatnonzero(is_changed), deleted
 
@@ -202,7 +204,7 @@ class ResolveBucket:
 
 
 def _examples(examples: Sequence[LineChange], chosen: np.ndarray) -> list[ExampleLine]:
-    """Return examples with the index of each line among the chosen lines, which include all examples."""
+    """Return the examples with their lines' indices among the chosen lines, which include all examples."""
     return [
         ExampleLine(
             key=key,

@@ -15,7 +15,7 @@ from pipeline.text.key_tables.line_numbers import are_chunks, are_first, parents
 
 _NO_KEY = pa.scalar(b"\0" * 16, KEY)
 ABSENT = -1  # marks a missing file index, position or address
-EXAMPLES = 5  # rows of each kind of change that the report shows
+EXAMPLES = 5  # rows that the report shows of each kind of change
 
 
 def line_schema(id_type: pa.DataType) -> pa.Schema:
@@ -83,7 +83,9 @@ class ResolvedIds:
     dead: np.ndarray
     """addresses that are no longer live"""
     winners: np.ndarray
-    """for each line, the index of the first line with its id; of chunks, only for the first one of a row"""
+    """for each line, the index of the first line with its id, whose row is live; for chunks, only for the
+    first chunk of a row
+    """
     changes: Changes
     deleted_documents: int
     """number of input rows that are no longer live; a row that was cut into chunks counts once"""
@@ -111,7 +113,7 @@ class ResolvedIds:
 
 
 class _Comparison:
-    """Comparison of tonight's winners, the first row of each id, with last night's live rows.
+    """Comparison of tonight's winners (the first row of each id) with last night's live rows.
 
     Attributes:
         winners: tonight's winners.
@@ -157,21 +159,20 @@ class _Comparison:
 def resolve_ids(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedIds:
     """Resolve the ids of one bucket.
 
-    If several rows share an id, the first by (file, row) wins, regardless of the previous night; of rows that
-    are cut into chunks, with all of its chunks. A winner
-    whose id was live with the same text and kept columns keeps that row's address, even if it moved to
-    another file.
+    If several rows share an id, the first by (file, row) wins, with all of its chunks, regardless of the
+    previous night. If a row with its id was live with the same text and kept columns, it keeps that row's
+    address, even if it moved to another file.
 
     Args:
-        before: last night's lines (`line_schema`); those whose `file` is not ABSENT are still valid.
+        before: last night's lines (`line_schema`); lines whose `file` is not ABSENT are still valid.
         now: lines of the files read tonight.
-        reuse: False gives every live row a new address; changes are counted all the same.
+        reuse: False gives every live row a new address; changes are still counted.
     """
     lines = pa.concat_tables([before.filter(pc.greater_equal(before["file"], 0)), now.cast(before.schema)])
     lines = lines.sort_by([("id", "ascending"), ("file", "ascending"), ("row", "ascending")]).combine_chunks()
     ids = one_chunk(lines["id"])
     differs = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
-    is_winner = np.append(True, differs)[: len(ids)]  # the slice is for a table without rows
+    is_winner = np.append(True, differs)[: len(ids)]  # the slice handles a table without rows
     if are_chunks(numbers := lines["row"].to_numpy()):
         rows = line_identities(lines["file"].to_numpy(), rows_of_lines(numbers))
         is_winner = np.isin(rows, rows[is_winner & are_first(numbers)])
@@ -183,7 +184,8 @@ def resolve_ids(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedIds:
     live_addresses = live["address"].to_numpy()
     addresses = np.full(lines.num_rows, ABSENT, dtype=np.int64)
     addresses[comparison.line_indices[keeps]] = live_addresses[comparison.live_indices[keeps]]
-    # Without reuse the new corpus has none of the previous units, so no address in them needs a tombstone.
+    # Without reuse the new corpus has no unit of the previous one, so no old address has to be marked as
+    # dead.
     is_dead = np.full(len(live_addresses), reuse)
     is_dead[comparison.live_indices[keeps]] = False
     address_column = pa.array(addresses, mask=addresses == ABSENT)

@@ -1,4 +1,4 @@
-"""Read rows of unchanged files that were duplicates on an earlier night and are live now."""
+"""The task that reads rows of unchanged files that were duplicates on an earlier night and are live now."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -100,7 +100,7 @@ def read_rows(file: SourceFile, numbers: np.ndarray, corpus: CorpusSettings, col
         columns: types that the files agree on.
 
     Raises:
-        TransientError: the file no longer has all of them as good rows.
+        TransientError: some of these rows are gone from the file, or are no longer good.
     """
     parts = parquet.inspect(file, corpus).divisions if file.format == "parquet" else (None,)
     tables = [

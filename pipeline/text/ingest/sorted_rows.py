@@ -21,8 +21,8 @@ from pipeline.text.task_map import WorkFolder
 
 ADDRESSES = pa.schema([("address", pa.int64())])
 """Schema of dead addresses."""
-RANGE_ROWS = 1 << 22  # rows of the corpus in one range, and so a bound of its addresses and duplicates
-_END = address_of((1 << 31) - 1, 0)  # above the addresses of all units
+RANGE_ROWS = 1 << 22  # rows of the corpus in one range, which bounds its addresses and duplicates
+_END = address_of((1 << 31) - 1, 0)  # higher than the addresses of all units
 
 
 def unit_ranges(units: Iterable[CorpusUnit]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from pipeline.text.key_tables.keys import bucket_count
 from pipeline.text.sources.sources import CorpusFiles, SourceFile
 from pipeline.text.task_map import TaskMap
 
-# Bytes of a compressed file for a chunk, for an estimate that decides the number of partitions only.
+# Bytes of a compressed file per chunk, for an estimate that decides only the number of partitions.
 _CHUNK_BYTES = 256
 
 
@@ -90,7 +90,7 @@ class TonightsFiles:
     def to_read(self) -> list[FileToRead]:
         """The files that have to be read.
 
-        Large files are divided, unless how much is read of a part depends on other parts or other files.
+        Large files are divided, unless the rows to read of one division depend on other divisions or files.
         """
         files = [pair for pair in enumerate(self.files) if pair[1].name not in self.unchanged]
         read_whole = self.corpus.max_rows is not None or self.corpus.bad_files == "skip"
@@ -142,7 +142,7 @@ def inspect_files(
     if before is not None and (result.has_misfits or result.columns.schema != before):
         reusable, unchanged = unchanged, {}
         of_units, result = result, survey()
-        if result.has_misfits and of_units.columns.schema == before:  # some are skipped anyway
+        if result.has_misfits and of_units.columns.schema == before:  # files that are skipped anyway
             result = of_units
         if result.columns.schema == before:
             unchanged = reusable
@@ -157,8 +157,8 @@ def _unchanged_files(
 ) -> dict[str, InputFile]:
     """Return the files that need not be read, by name.
 
-    Files that were skipped are not among them: they may fit the other files now. With corpus.max_rows there
-    are none: how many rows of a file are read depends on the files before it.
+    Files that were skipped are read again, because they may fit the other files now. With corpus.max_rows
+    every file is read: how many of its rows are read depends on the files before it.
     """
     if parent is None or corpus.max_rows is not None or parent.reading != reading_digest(corpus):
         return {}

@@ -20,13 +20,14 @@ from pipeline.text.key_tables.keys import TEXTS
 
 POSITION = "kept.position"  # no column of a unit has this name, see `stored_name`
 UNIT_BYTES = 64 << 20  # most text in one unit; a process has about five copies of it in memory at once
-_MIN_FULLNESS = 0.5  # a chunk with this proportion of its rows to write becomes a unit; others are joined
+# consecutive rows become a unit if this proportion of them has to be written; other rows are joined
+_MIN_FULLNESS = 0.5
 
 
 def most_units(rows: int, size: int, unit_rows: int) -> int:
     """Return an upper bound of the number of units that `rows` rows with `size` bytes of text need.
 
-    Two adjacent units have more than UNIT_BYTES of text together, unless the first one has `unit_rows` rows.
+    Two adjacent units together have more than UNIT_BYTES of text, unless the first one has `unit_rows` rows.
     """
     return min(rows, rows // unit_rows + 2 * size // UNIT_BYTES + 2)
 
@@ -81,7 +82,7 @@ class UnitWriter:
         """Write the rows that `to_write`, a mask by position, selects.
 
         The rows keep their order, and their positions among all rows decide how they are divided into units.
-        So rows that become live together stay in units of equal content, whatever else is read.
+        So the units of rows that become live together do not depend on what else is read.
 
         Args:
             rows: rows of units, with a column `POSITION`.

@@ -31,7 +31,7 @@ from pipeline.text.key_tables.partitions import (
 from pipeline.text.task_map import WorkFolder
 
 _DELETED_COLUMNS = ("id", "file", "row")
-_TOGETHER_BYTES = 64 << 20  # bytes of rows read together from several parts: about one part
+_TOGETHER_BYTES = 64 << 20  # bytes of rows read together from several parts: about the size of one part
 _STEP_ROWS = 16_384  # rows of one table for `rechunk`, which measures all of its remaining rows at each cut
 
 
@@ -119,8 +119,8 @@ class _PartsReader:
     def read(self, units: pa.Schema, first: int, stop: int) -> Iterator[ReadRows]:
         """Yield the rows of the partitions from `first` to `stop`, part by part.
 
-        Threads read parts together whose partitions have _TOGETHER_BYTES in all; among many buckets, each has
-        little of a part.
+        Threads read several parts at once, up to _TOGETHER_BYTES: with many buckets, each part has little of
+        a bucket.
         """
         group, size = list[ReadPart](), 0
         for part in self.parts:
@@ -245,7 +245,10 @@ class _Group:
         return addresses
 
     def _store_keys(self, bucket: BucketRecord, lines: pa.Table, addresses: np.ndarray) -> FileRef | None:
-        """Store the base or delta of a bucket, lines with their addresses; None if no line changed."""
+        """Store the base or delta of a bucket: its lines with their addresses.
+
+        Returns None if no line changed.
+        """
         columns = {name: lines[name] for name in ("id", "text_key", "carried", "row")}
         columns["file"] = self.files.take(one_chunk(lines["file"]))
         columns["address"] = pa.array(addresses, mask=addresses == ABSENT)
@@ -268,7 +271,7 @@ class _Group:
 
 
 def _example_rows(bucket: BucketRecord, addresses: np.ndarray) -> Iterator[list[ExampleRow]]:
-    """Yield the bucket's examples of new, changed and deleted rows; `addresses` has that of each line."""
+    """Yield the bucket's examples of new, changed and deleted rows; `addresses` has each line's address."""
     for of_kind in bucket.examples:
         rows = []
         for example in of_kind:

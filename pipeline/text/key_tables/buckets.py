@@ -20,10 +20,10 @@ from pipeline.store.rows.arrays import one_chunk
 from pipeline.text.key_tables.keys import id_hashes, line_identities, text_hashes
 from pipeline.text.key_tables.line_numbers import dense_numbers
 
-# A bucket with fewer lines is always compacted: it is written in about the time of one request.
+# A bucket with fewer lines is always compacted, because writing it takes about as long as one request.
 SMALL_ROWS = 1 << 15
 _MAX_CHANGED = 0.1  # proportion: lines of a bucket's deltas / lines of its base
-_MAX_DELTAS = 16  # each is a file to open; a night with 1 % changed lines leaves ten of them
+_MAX_DELTAS = 16  # deltas of a bucket: each is a file to open; nights with 1 % changed lines leave ten
 _IDENTITY = ("file", "row")  # columns that identify a line of the key table
 _MARK = "text_key"  # column that is null in the mark of a deleted line
 
@@ -79,7 +79,7 @@ def find_changed_lines(stored: pa.Table, listed: pa.Array, lines: pa.Table) -> t
     Args:
         stored: (m,) lines of the stored bucket.
         listed: names of the files in tonight's listing.
-        lines: (n,) lines that the bucket will have; `file` is an index in the listing.
+        lines: (n,) lines that the bucket will have; their `file` is an index in the listing.
 
     Returns:
         (n,) bool: True for lines that are not stored with equal values. (m,) bool: True for deleted lines.
@@ -108,7 +108,8 @@ def read_key_bucket(
     parts: int,
     columns: Sequence[str] | None = None,
 ) -> pa.Table | None:
-    """Read one bucket of a key table that is stored in as many or fewer buckets (both powers of two).
+    """Read one of `parts` buckets of a key table that is stored in as many or fewer buckets (both powers of
+    two).
 
     Args:
         store: the corpus's store.
@@ -142,7 +143,7 @@ def read_text_bucket(
         units: ordinals of the units of the corpus: lines of other units are left out.
 
     Returns:
-        The lines of the bucket, those with one text key in the order of their addresses.
+        The lines of the bucket; lines with the same text key are in the order of their addresses.
     """
     if not buckets:
         return None

@@ -106,7 +106,7 @@ def carried_keys(rows: pa.Table, names: Sequence[str]) -> pa.Array:
 def bucket_count(rows: int) -> int:
     """Return a number of buckets that gives them at most BUCKET_ROWS of `rows` rows on average.
 
-    It is a power of two, so that after the number has grown, every bucket is a part of one earlier bucket.
+    It is a power of two, so that every bucket lies within one earlier bucket after the number has grown.
 
     >>> [bucket_count(rows) for rows in (0, BUCKET_ROWS, BUCKET_ROWS + 1, 5 * BUCKET_ROWS)]
     [1, 1, 2, 8]
@@ -140,7 +140,7 @@ def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
             return column.cast(pa.large_string())
     except pa.ArrowNotImplementedError:  # nested values
         pass
-    except pa.ArrowInvalid:  # bytes, some of which are not UTF-8
+    except pa.ArrowInvalid:  # bytes that are not all UTF-8
         convert = _utf8_or_repr
     chunks = [map_values(chunk, _represented_leaf) for chunk in column.chunks]
     values = (value for chunk in chunks for value in python_values(chunk))

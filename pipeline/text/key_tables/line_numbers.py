@@ -1,7 +1,7 @@
 """Line numbers of a key table: the number of a row in its file; for a chunk, row and chunk combined.
 
 The number of a chunk has bit 62 set, which no number of a row has, then 38 bits for the row and 24 for the
-chunk. So the numbers of a file are in the order of its rows, and of the chunks of each row.
+chunk. So the line numbers of a file ascend with its rows, and with the chunks of each row.
 """
 
 import numpy as np
@@ -15,7 +15,8 @@ MAX_CHUNKS = 1 << _CHUNK_BITS
 
 
 def chunk_lines(rows: np.ndarray, chunks: np.ndarray) -> np.ndarray:
-    """Return (n,) int64: the line numbers of chunks, from the number of each one's row and its own number.
+    """Return (n,) int64: the line numbers of chunks, from the numbers of their rows and their numbers in
+    these.
 
     >>> lines = chunk_lines(np.array([7, 7]), np.array([0, 1]))
     >>> rows_of_lines(lines).tolist(), are_first(lines).tolist(), are_chunks(lines)

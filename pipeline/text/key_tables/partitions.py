@@ -76,7 +76,7 @@ def read_partitions(store: Store, file: FileRef, first: int = 0, stop: int = 1) 
 
 
 def _read_between(store: Store, file: FileRef, offsets: np.ndarray) -> list[pa.Table]:
-    """Read the partitions that begin at the offsets; the last offset is the end of the last one."""
+    """Read the partitions that begin at the offsets; the last offset is the end of the last partition."""
     if offsets[0] == offsets[-1]:
         return []
     content = store.read_range(file.path, int(offsets[0]), int(offsets[-1]))
@@ -98,8 +98,8 @@ def _concatenate(tables_by_file: Sequence[Sequence[pa.Table]], schema: pa.Schema
 
 
 class PartitionReader:
-    """Read partitions of files again and again. The offsets of a file are read once, so each further read of
-    it is one request.
+    """Reads partitions of the same files repeatedly. The offsets of a file are read once, so each further
+    read of it is one request.
     """
 
     def __init__(self, store: Store, count: int) -> None:

@@ -1,4 +1,7 @@
-"""Build training rows from other data: divide the rows by group, build each group's, and write Parquet."""
+"""Build training rows from other data: divide the data by group, build each group's rows, and write Parquet.
+
+The work of `manta pairs`.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,8 +35,10 @@ from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 from pipeline.text.task_map import WorkFolder
 
 TRAIN, TEST = "train.parquet", "_test.parquet"
-"""Names of the files. Where a folder is read, names that begin with an underscore are left out, so that a
-training on the folder reads no test row."""
+"""Names of the files.
+
+A training that reads a folder leaves out names with an underscore at the beginning, so it reads no test row.
+"""
 _VERSION = 1  # increased when a change of the code changes the rows
 _RUN, _RESULT = "run.json", "result.json"
 _UNITS = "_units"  # folder of the units, which exist only until the result is complete
@@ -174,7 +179,7 @@ def _build_units(build: RowBuild, stages: Stages) -> None:
                 path = f"part-{len(parts):05d}.arrow"
                 parts.append(store_partitions(buckets, table, partitions, len(paths), path))
                 bar.add(len(table))
-        build.rows.check_unchanged()  # before any unit is stored under the stamps of the files
+        build.rows.check_unchanged()  # before units are stored under the stamps of the files
         with stages("build", unit="rows") as bar:
             for number in missing:
                 rows = read_from_all(buckets, parts, _schema(build.builder), number, number + 1)

@@ -32,8 +32,7 @@ class Builder(Settings):
     group: ClassVar[str]
     """role whose equal values make a group"""
     within: ClassVar[str | None] = None
-    """role that orders the rows of a group by numbers, or divides them by names, so that rows of one name
-    follow each other; None if there is none"""
+    """role whose numbers order the rows of a group, or whose names divide them; None if there is none"""
     text: ClassVar[str] = "text"
     """role of the text that differs between the rows of a group"""
     needed: ClassVar[str]

@@ -11,9 +11,9 @@ from pipeline.text.pairs.grouped import GroupedRows
 
 @BUILDERS.register("neighbours")
 class NeighbourTriples(Builder):
-    """Each sentence of a document with the ones at the positions before and after it.
+    """Each sentence of a document with the sentences at the positions before and after it.
 
-    A sentence without one of them, as at the ends of a document or beside a gap, makes no row.
+    A sentence without one of these, as at the ends of a document or beside a gap, makes no row.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("document", "position", "text")

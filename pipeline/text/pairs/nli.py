@@ -14,8 +14,8 @@ from pipeline.text.pairs.grouped import GroupedRows
 class NliTriples(Builder):
     """One triple for each premise that has an entailed and a contradicting hypothesis.
 
-    Of several hypotheses with the same label one is drawn. A premise whose drawn hypotheses are equal, or
-    equal to the premise, has none.
+    If several hypotheses have the same label, one is drawn. A premise makes no triple if the drawn hypotheses
+    are equal, or equal to the premise.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("premise", "hypothesis", "label")

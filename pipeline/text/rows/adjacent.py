@@ -16,21 +16,21 @@ from pipeline.text.rows.training_rows import TrainingRows
 ADJACENT = ("previous", "next", "next3")
 """Roles of the texts that are made from the rows before and after.
 
-next3 is drawn from the next three sentences, or from those that the document still has.
+next3 is drawn from the next three sentences of the document, or from fewer at its end.
 """
 RUNNING_TEXT = ("text", "document", "position")
 """Roles that the files must have."""
 _AFTER = 3  # following sentences, from which next3 is drawn
-_DRAWS = 6  # a multiple of 1, 2 and 3, so that each of up to three sentences is equally probable
+_DRAWS = 6  # a multiple of 1, 2 and 3, so that one, two or three sentences are equally probable
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdjacentRows(TrainingRows):
     """Rows with the role text and some of ADJACENT, for each sentence that has all of them.
 
-    `groups` count these rows only; a row has the number of its sentence. Sentences of different row groups
-    are not adjacent, like those of different documents: so row groups are read one at a time, in any order.
-    The sentence of the role next3 is the same in every epoch.
+    `groups` count these rows only; a row has the number of its sentence. Sentences of different row groups,
+    like sentences of different documents, are not adjacent, so that row groups can be read one at a time, in
+    any order. The sentence of the role next3 is the same in every epoch.
     """
 
     sentences: TrainingRows
@@ -74,7 +74,7 @@ class AdjacentRows(TrainingRows):
 
 
 def with_adjacent(sentences: TrainingRows, adjacent_roles: Sequence[str], seed: int) -> AdjacentRows:
-    """Find the sentences of running text that have others next to them, in one pass over the positions.
+    """Find the sentences of running text that have adjacent sentences, in one pass over the positions.
 
     Args:
         sentences: rows with the roles of RUNNING_TEXT.
@@ -105,7 +105,7 @@ def with_adjacent(sentences: TrainingRows, adjacent_roles: Sequence[str], seed: 
 
 
 def _count(sentences: TrainingRows, group: RowGroup, roles: Sequence[str]) -> int:
-    """Count the sentences of a row group that have the sentences of these roles."""
+    """Count the sentences of a row group that have adjacent sentences of these roles."""
     if not group.kept:
         return 0
     tables = sentences.read([Span(group, 0, group.kept)], ["document", "position"])
@@ -123,7 +123,7 @@ class _Window(NamedTuple):
     stop: int
 
     def has(self, roles: Collection[str]) -> np.ndarray:
-        """(stop - start,) bool: whether each row has the sentences of all these roles."""
+        """(stop - start,) bool: whether each row has adjacent sentences of all these roles."""
         has_all = np.ones(self.stop - self.start, bool)
         if "previous" in roles:
             follows = np.concatenate([[False], follow_each_other(self.table)])

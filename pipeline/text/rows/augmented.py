@@ -13,7 +13,8 @@ from pipeline.text.sources.sources import SourceFile
 from pipeline.text.sources.storage_errors import storage_errors
 
 _SUFFIX = ".json"
-# Local files of up to this total size are hashed, in half a second; for others only the sizes are checked.
+# Local files of up to this total size are hashed, in half a second; of other files only the sizes are
+# checked.
 _MAX_HASHED_BYTES = 256 << 20
 _REMEDY = "run manta augment again, which restores missing units, or name another manifest"
 

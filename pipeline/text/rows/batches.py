@@ -65,7 +65,7 @@ class RankRows:
 
     repeated: rows that share a text with an earlier row; exchanged: rows that changed places with a row of
     another batch, to reduce the repeated ones; blank: texts that were missing or have white space only;
-    without_negative: hard negatives that were, and are therefore not candidates.
+    without_negative: hard negatives that were missing or blank, and are therefore not candidates.
     """
     false_negatives: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Role (text, next, next3 or anchor) -> (n, m) bool: candidate j is a false negative of row i.

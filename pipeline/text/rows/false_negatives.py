@@ -12,7 +12,7 @@ import pyarrow as pa
 from pipeline.settings.training import NEGATIVES
 from pipeline.text.rows.roles import is_blank
 
-# Limits of the search for a row to exchange, in batches and in rows of each: without limits it would take
+# Limits of the search for a row to exchange: batches, and rows of each. Without limits it would take
 # quadratic time if most rows repeat a text.
 _MAX_BATCHES, _MAX_ROWS = 64, 16
 
@@ -37,10 +37,10 @@ def false_negatives(table: pa.Table, first: int, end: int) -> dict[str, np.ndarr
         text: (end - first, n) bool: another row has an equal text.
         next, next3: (end - first, n) bool: candidate j is the sentence of that role of another row whose text
             or sentence equals this row's text or sentence.
-        anchor: (end - first, n) bool, or (end - first, 2 n) with negatives, or (end - first, 3 n) with those
-            of the role negative2 too: candidate j is the positive of another row whose anchor or positive
-            equals this row's anchor or positive, so it is a positive of this row too; candidate n + j, or
-            2 n + j, is a negative that equals this row's anchor or positive.
+        anchor: (end - first, n) bool, or (end - first, 2 n) with negatives, or (end - first, 3 n) with
+            negative2, too: candidate j is the positive of another row whose anchor or positive equals this
+            row's anchor or positive, so it is a positive of this row too; candidate n + j, or 2 n + j, is a
+            negative that equals this row's anchor or positive.
     """
     masks = {}
     if "text" in table.column_names:
@@ -111,7 +111,8 @@ def separate_repeats(order: np.ndarray, codes: np.ndarray) -> np.ndarray:
     uses = [Counter(code for row in rows for code in texts[row]) for rows in order]
     for batch, position in repeats:
         moved = texts[order[batch, position]]
-        if all(uses[batch][code] == 1 for code in moved):  # an earlier exchange has separated them
+        # an earlier exchange has separated this row from the other
+        if all(uses[batch][code] == 1 for code in moved):
             continue
         partner = _find_partner(order, texts, uses, batch, moved)
         if partner is not None:

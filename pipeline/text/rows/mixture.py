@@ -1,4 +1,4 @@
-"""Mix the rows of several weighted sources in one training, in an order that seed and step decide."""
+"""Orders that mix several weighted sources in one training; seed and step decide them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

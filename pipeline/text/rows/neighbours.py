@@ -21,16 +21,16 @@ class NeighbourOrder:
     """Yield batches that are pieces of `batch_rows` consecutive sentences, in the order of the files.
 
     Two consecutive rows are neighbours if they have the same document and the second one's position is one
-    higher. Documents follow each other in a batch, as in QuickThoughts (Logeswaran & Lee 2018), so that those
-    shorter than a batch are trained on too; the loss knows where one ends. Rows without a neighbour, such as
-    rows without a document, are left out. Each epoch draws the row at which the first piece begins; fewer
-    than `batch_rows` rows before and after the pieces take no part in that epoch. Pieces are read in windows,
-    and shuffled within a window.
+    higher. Documents follow each other in a batch, as in QuickThoughts (Logeswaran & Lee 2018), so that
+    documents shorter than a batch are trained on, too; the loss knows where a document ends. Rows without a
+    neighbour, such as rows without a document, are left out. Each epoch draws the row at which the first
+    piece begins; fewer than `batch_rows` rows before and after the pieces take no part in that epoch. Pieces
+    are read in windows, and shuffled within a window.
 
     The settings `bucket_batches` and `repeats` have no effect, because they would separate neighbours.
 
     Raises:
-        DataError: fewer rows than a batch has have a neighbour.
+        DataError: too few rows have a neighbour to fill a batch.
     """
 
     def __init__(self, training_rows: TrainingRows, settings: OrderSettings) -> None:
@@ -75,7 +75,7 @@ class NeighbourOrder:
                 for number in rng.permutation(len(window))[max(0, done - window_start) :]:
                     yield GlobalBatch(self._training_rows.name, window[number])
                 window_start += len(window)
-                window.clear()  # frees these rows before the next window's are read
+                window.clear()  # frees these rows before the next window is read
 
     def _first_row(self, epoch: int) -> int:
         """Draw the number of the first row of the epoch's first piece, among the rows with a neighbour."""

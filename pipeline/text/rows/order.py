@@ -21,7 +21,7 @@ class ShuffledOrder:
     """Yield every row once an epoch, in shuffled batches.
 
     Row groups are shuffled, and the rows of each window of row groups are shuffled. Rows at the end of an
-    epoch that do not fill a batch are left out; they are other rows in each epoch.
+    epoch that do not fill a batch are left out; these rows differ between epochs.
 
     Raises:
         DataError: there are fewer rows than in a batch.

@@ -64,7 +64,10 @@ def is_blank(texts: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def has_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """(n,) bool: whether each text is there and not blank; `convert_values` finds those not in UTF-8."""
+    """(n,) bool: whether each text is neither missing nor blank.
+
+    Texts that are not UTF-8 are found by `convert_values`.
+    """
     texts = column.cast(pa.large_string())
     shown = pc.if_else(pa.chunked_array([_valid_utf8(texts)]), pc.fill_null(texts, BLANK), "not in UTF-8")
     return pc.invert(is_blank(shown))

@@ -53,8 +53,8 @@ def required_texts(settings: SourceSettings, roles: Sequence[str], needed: Seque
     Args:
         settings: with missing=drop, these are all roles of texts.
         roles: roles of the columns that are read.
-        needed: those of them that the objectives cannot do without. With missing=blank, hard negatives among
-            these are required, and not blank: a blank would be trained as a negative.
+        needed: the roles that the objectives need. With missing=blank, a hard negative among these must still
+        have a text, because a blank would be trained as a negative.
     """
     if settings.missing == "drop":
         return tuple(role for role in roles if role in TEXTS)
@@ -96,7 +96,10 @@ def read_labelled(settings: SourceSettings, group: RowGroup, roles: Sequence[str
 
 
 def with_texts(piece: pa.Table, roles: Sequence[str]) -> pa.Table:
-    """The rows that have a text in every one of these roles. A blank one is no text of a hard negative."""
+    """The rows that have a text in every one of these roles.
+
+    A blank does not count as the text of a hard negative.
+    """
     lacking = [role for role in roles if role in NEGATIVES or piece[role].null_count]
     if not lacking:
         return piece

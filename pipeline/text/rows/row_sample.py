@@ -1,4 +1,4 @@
-"""A random sample of training rows that reads a bounded number of rows, however many there are."""
+"""A random sample of training rows, for a plan: it reads a bounded number of rows, however many there are."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 from pipeline.text.rows.row_groups import Span
 from pipeline.text.rows.training_rows import TrainingRows
 
-_MAX_GROUPS = 32  # each is opened once: a few seconds at most for files in S3
+_MAX_GROUPS = 32  # row groups, each opened once: a few seconds at most for files in S3
 _MAX_READ = 1 << 20  # rows: all rows of one row group of pyarrow's default size; less than a second
 
 
@@ -25,7 +25,7 @@ def sample_rows(
     Args:
         training_rows: the rows.
         roles: columns to read.
-        size: number of rows to sample; all if the row groups have fewer.
+        size: number of rows to sample; if the chosen row groups have fewer, all of them.
         seed: seed of the draws.
 
     Raises:

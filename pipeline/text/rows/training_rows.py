@@ -36,7 +36,10 @@ _NEGATIVE = re.compile(r"(hard[_-]?)?negatives?[_-]?\d*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Rows of training files, by role. It contains counts from the footers but no rows: cheap to pickle."""
+    """Rows of training files, by role.
+
+    It has the counts of the footers but no rows, so it is cheap to pickle.
+    """
 
     settings: SourceSettings
     roles: tuple[str, ...]
@@ -124,7 +127,7 @@ def open_training_rows(
 
     Raises:
         DataError: there is no file or no row, a column is missing or has the wrong type, there is a column
-            negative2 without one of the role negative, a label is not in the set, or a score is out of range.
+        negative2 without a column negative, a label is not in the set, or a score is out of range.
     """
     files = training_files(settings.uri)
     footers = list(map(_read_footer, files))
@@ -339,7 +342,7 @@ def _count_excluded(
     required = [role for role, count in nulls.items() if count != 0 or role in NEGATIVES]
     if not checked:
         known = [count for role in required if (count := nulls[role]) is not None]
-        if group.kept in known:  # a column of nulls alone: every row lacks its text
+        if group.kept in known:  # the column has only nulls: every row lacks its text
             return Counter(missing=group.kept)
         has_negatives = any(role in NEGATIVES for role in required)
         if len(required) <= 1 and len(known) == len(required) and not has_negatives:

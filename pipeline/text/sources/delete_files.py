@@ -22,7 +22,7 @@ from pipeline.text.sources.lake_file import DeleteFile, DeletionVector
 from pipeline.text.sources.storage_errors import storage_errors
 
 _NO_ROWS = np.zeros(0, np.int64)
-_MAX_CACHED_ROWS = 1 << 20  # rows of a file of positions that is kept in memory: 8 MiB of numbers
+_MAX_CACHED_ROWS = 1 << 20  # largest file of positions that is kept in memory, in rows: 8 MiB of numbers
 _MAGIC = (1_681_511_377).to_bytes(4, "little")  # begins a deletion vector, in both formats
 _VERSION = b"\1"  # begins a file of deletion vectors of Delta
 
@@ -38,7 +38,7 @@ def data_files_of(file: DeleteFile) -> frozenset[str]:
 
 @lru_cache(maxsize=16)
 def deleted_rows(file: DeleteFile, location: str, rows: int) -> np.ndarray:
-    """Return (n,) int64, ascending: the rows of a data file of so many rows that a delete file lists."""
+    """Return (n,) int64, ascending: the rows of a data file with `rows` rows that a delete file lists."""
     if not file.is_puffin and (by_data_file := _rows_by_data_file(file)) is not None:
         return by_data_file.get(location, _NO_ROWS)
     found = [_NO_ROWS]
@@ -56,9 +56,9 @@ def deleted_rows(file: DeleteFile, location: str, rows: int) -> np.ndarray:
     return np.unique(np.concatenate(found))
 
 
-@lru_cache(maxsize=2)  # a data file that is divided is opened several times
+@lru_cache(maxsize=2)  # cached, because a data file that is divided is opened several times
 def rows_of_vector(vector: DeletionVector, rows: int) -> np.ndarray:
-    """Return (n,) int64, ascending: the rows of a data file of so many rows that a deletion vector lists."""
+    """Return (n,) int64, ascending: the rows of a data file with `rows` rows that a deletion vector lists."""
     with _stored(vector.uri) as (store, name):
         if vector.content is not None:
             found = _rows_of_bitmap(vector.content, rows)
@@ -138,7 +138,9 @@ def _stored(uri: str) -> Iterator[tuple[Store, str]]:
 
 
 def _blobs(content: bytes) -> list[Any]:
-    """Return what the footer of a Puffin file says about its vectors; raise ValueError if it is none."""
+    """Return the descriptions of vectors in the footer of a Puffin file; raise ValueError for
+    another file.
+    """
     from pyiceberg.table.puffin import PuffinFile
 
     return list(PuffinFile(content).footer.blobs)
@@ -168,7 +170,7 @@ def _rows_of_bitmap(vector: bytes, rows: int) -> np.ndarray:
         raise ValueError("no deletion vector")
     bitmap = BitMap64.deserialize(vector[4:])
     if bitmap:
-        _check_last(bitmap.max(), rows)  # before all rows are in memory
+        _check_last(bitmap.max(), rows)  # checked before all rows are in memory
     return np.array(bitmap.to_array(), np.int64)
 
 

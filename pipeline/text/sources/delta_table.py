@@ -1,6 +1,6 @@
 """List the live data files of a Delta table, with the library deltalake.
 
-Apart from `detect_lakes`, which recognizes tables without their libraries.
+It is apart from `detect_lakes`, because deltalake is an optional dependency.
 
 The library does not say which deletion vectors data files have, and reads vectors itself with a value in
 memory for every row. So a log that may name vectors is read here, too.
@@ -52,7 +52,7 @@ _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10})|\.[\da-fA-F-]{36})?\.(?:parquet|json)")
 # The columns of a checkpoint that are read: an action is a value of one of them.
 _ACTIONS = ["add.path", "add.deletionVector", "sidecar.path"]
-# From the base 85 alphabet of ZeroMQ to Python's; characters that only Python's has are invalid.
+# From ZeroMQ's base 85 alphabet to Python's; characters that only Python's alphabet has are invalid.
 _FROM_Z85 = bytes.maketrans(
     f"{digits}{ascii_lowercase}{ascii_uppercase}.-:+=^!/*?&<>()[]{{}}@%$#;_`|~".encode(),
     f"{digits}{ascii_uppercase}{ascii_lowercase}!#$%&()*+-;<=>?@^_`{{|}}~     ".encode(),
@@ -121,7 +121,9 @@ def _open(uri: str, snapshot: int | datetime | None) -> Any:
 
 
 def _check_log(root: str | None) -> None:
-    """Raise DataError if the log of a local table has a pipe or the like: the library would wait for it."""
+    """Raise DataError if the log of a local table has a file that is not regular: the library would wait for
+    a pipe.
+    """
     folder = Path(root or "", _LOG)
     entries = [*folder.glob("*"), *folder.glob(f"{_SIDECARS}/*")] if root else []
     for entry in entries:
@@ -130,9 +132,10 @@ def _check_log(root: str | None) -> None:
 
 
 def _check_time(uri: str, version: int, snapshot: datetime) -> None:
-    """Raise DataError if the version was committed later: the library opens the first one if all were.
+    """Raise DataError if the version was committed later: the library opens the first version if all are
+    later.
 
-    As for the library, the time of a commit is that of its file in the log.
+    The time of a commit is the time of its file in the log, as in the library.
     """
     entry = open_store(uri).entry(f"{_LOG}/{version:020d}.json")
     if entry is not None and int(entry.modified * 1_000) > int(snapshot.timestamp() * 1_000):

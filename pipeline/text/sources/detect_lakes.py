@@ -1,4 +1,5 @@
-"""Recognize Delta and Iceberg tables, and refuse to read some of their files as plain Parquet.
+"""Recognize Delta and Iceberg tables without their libraries, and refuse to read some of their files as plain
+Parquet.
 
 Such a table looks like a folder of Parquet files, but some of the files still hold removed rows: only the
 table's log says which files are live.
@@ -59,7 +60,7 @@ def _is_delta(uri: str) -> bool:
 
 
 def _metadata_names(uri: str) -> tuple[str, ...]:
-    """Return the names in the folder metadata if one is that of a metadata file of Iceberg."""
+    """Return the names in the folder metadata if one of them is the name of an Iceberg metadata file."""
     names = tuple(_names_in(uri, "metadata"))
     return names if any(map(METADATA.fullmatch, names)) else ()
 

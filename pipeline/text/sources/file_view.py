@@ -55,7 +55,7 @@ class FileView:
         return stop - start - int(np.diff(np.searchsorted(self.deleted, [start, stop]))[0])
 
     def live_rows(self, rows: pa.Table, start: int) -> pa.Table:
-        """Return rows of the file, of which `start` is the number of the first, without the deleted ones."""
+        """Return these rows of the file without deleted rows; `start` is the number of the first."""
         first, last = np.searchsorted(self.deleted, [start, start + len(rows)])
         if first == last:
             return rows
@@ -108,8 +108,8 @@ def view_of(file: SourceFile, schema: pa.Schema, rows: int) -> FileView:
 def _wider(kind: pa.DataType, in_table: pa.DataType) -> pa.DataType:
     """Return the type of a column by its types in the file and in the table.
 
-    Types in the table differ from those in older files if they were widened, and from those of times that are
-    stored as INT96, which has no time zone. Nanoseconds that the file has are kept.
+    Types in the table differ from types in older files if they were widened, and for times that are stored as
+    INT96, which has no time zone. Nanoseconds in the file are kept.
     """
     plain = plain_type(kind)
     if pa.types.is_timestamp(in_table):

@@ -1,6 +1,6 @@
 """Read the metadata of Iceberg tables through the project's stores, with their retries and settings.
 
-A table is untrusted, and pyiceberg unpacks whole files at once: how large they are is checked before. This
+A table is untrusted, and pyiceberg unpacks whole files at once, so their unpacked size is checked first. This
 module cannot be imported without pyiceberg.
 """
 
@@ -94,14 +94,14 @@ def _zstandard(block: bytes) -> _Unpacked:
 
 
 def _snappy(block: bytes) -> _Unpacked:
-    """Return a stream as large as snappy would allocate at once, by the size before the content."""
+    """Return a stream of the size that snappy would allocate at once: the size that precedes the content."""
     size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(block[:5]))
     first_end = next((place for place, byte in enumerate(block[:5]) if byte < 0x80), 4)
     size &= (1 << 7 * (first_end + 1)) - 1
     return io.BytesIO(bytes(min(size, _MAX_UNPACKED + 1)))
 
 
-# Streams of the codecs of Avro; blocks of others are as they are.
+# Streams that unpack blocks, by Avro's codec; blocks of other codecs are read as they are.
 _CODECS: dict[str, Callable[[bytes], _Unpacked]] = {
     "deflate": _Inflated,
     "bzip2": lambda block: bz2.BZ2File(io.BytesIO(block)),

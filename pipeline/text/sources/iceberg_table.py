@@ -1,4 +1,4 @@
-"""List the live data files of an Iceberg table, with the library pyiceberg."""
+"""List the live data files of an Iceberg table, with pyiceberg, an optional dependency."""
 
 import contextlib
 import re
@@ -148,7 +148,7 @@ def _is_down(error: Exception) -> bool:
     """Return whether an error says that a catalog gave no answer, or an error of its own."""
     from pyiceberg.exceptions import ServerError, ServiceUnavailableError, TooManyRequestsError
 
-    if isinstance(error, OSError):  # errors of requests; of an address that is no URL, also a ValueError
+    if isinstance(error, OSError):  # requests raises these; for an address that is no URL, also a ValueError
         return not isinstance(error, ValueError)
     busy = (ServerError, ServiceUnavailableError, TooManyRequestsError)
     return isinstance(error, busy) or type(error).__name__ == "OperationalError"
@@ -157,8 +157,8 @@ def _is_down(error: Exception) -> bool:
 def _latest_metadata(uri: str, names: Iterable[str]) -> str:
     """Return the metadata file of the current version of a table.
 
-    A table without a catalog names it in version-hint.text, or a later one follows by its number. In the
-    folder of a table with a catalog it is the one of the highest number, if there is only one.
+    A table without a catalog names it in version-hint.text, or a later file has the next number. In the
+    folder of a table with a catalog it is the file of the highest number, if only one has it.
     """
     numbers = {name: int(match[1] or match[2]) for name in names if (match := METADATA.fullmatch(name))}
     if _HINT in names and (hint := open_store(uri).read(f"metadata/{_HINT}").decode().strip()) in numbers:
@@ -233,8 +233,8 @@ def _constants(table: Any, schema: Any, file: Any) -> Iterator[tuple[str, pa.Sca
 def _delete_files(tasks: Sequence[Any]) -> list[tuple[DeleteFile, ...]]:
     """Return the delete files of each data file.
 
-    A manifest gives all delete files of a partition to each of its data files. Those that list no rows of a
-    data file are left out, so that it is not read again because rows of others were deleted.
+    A manifest gives all delete files of a partition to each of its data files. Delete files that list no row
+    of a data file are left out, so that it is not read again when rows of other data files are deleted.
     """
     files = [[_delete_file(file) for file in task.delete_files] for task in tasks]
     counts = Counter(chain.from_iterable(files))

@@ -1,4 +1,4 @@
-"""A data file of a Delta or Iceberg table, as the table's metadata describes it."""
+"""Values that describe a data file of a Delta or Iceberg table, as in the table's metadata."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -73,8 +73,8 @@ class TableFile:
     def stamp(self, used: Iterable[str]) -> str:
         """Return a digest of the used columns and of the deleted rows, which changes if the live rows may.
 
-        The type of a time counts: a date that became a time has another type in units, beside which new times
-        cannot be stored. Numbers of a narrower type can be.
+        The type of a time counts: a date that became a time has another type in units, with which new times
+        cannot be stored. Numbers of a narrower type can be stored with wider ones.
         """
         used = set(used)
         columns = {

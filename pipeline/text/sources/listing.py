@@ -203,7 +203,7 @@ def _stat_files(paths: Iterable[str]) -> Iterator[FoundFile]:
             if os.path.islink(path) and not os.path.basename(path).startswith((".", "_")):
                 remedy = "restore the file or directory, or remove the link"
                 raise DataError(path, "a file or directory", "a link that leads to none", remedy) from None
-            continue  # it was removed since it was listed
+            continue  # the file was removed since it was listed
         if stat.S_ISREG(status.st_mode):
             yield FoundFile(path, path, status.st_size, str(status.st_mtime_ns))
 

@@ -63,8 +63,7 @@ class SourceFile:
     """changes whenever the content changes"""
     format: Format
     modified: str = ""
-    """etag or modification time from the listing, with which `stamp` begins unless that is a hash of the
-    content
+    """etag or modification time from the listing; `stamp` begins with it, unless it is a hash of the content
     """
     partitions: dict[str, str | None] = field(default_factory=dict, hash=False)
     """values of the key=value directories in the path, by key"""
@@ -84,7 +83,7 @@ class CorpusFiles(NamedTuple):
     files: list[SourceFile]
     """sorted by name"""
     left_out: dict[str, int]
-    """number of files that are not read, by their name, or by the folder whose name begins with . or _"""
+    """number of files that are not read, by name, or by the folder beginning with . or _ that hides them"""
 
     @property
     def warning(self) -> str | None:
@@ -107,9 +106,9 @@ def list_corpus(corpus: CorpusSettings) -> CorpusFiles:
 
     Names that begin with . or _ and files with other suffixes are left out. The stamp is the etag or the
     modification time in ns; with `corpus.fingerprint: full` it is the sha256 of the content. Values that rows
-    get from hive directories of the URI itself are part of it. If the URI is
-    that of a Delta or Iceberg table, the files are the data files of its snapshot, and the stamp also changes
-    with their deleted rows and the names of their columns.
+    get from hive directories of the URI itself are part of the stamp. If the URI is that of a Delta or
+    Iceberg table, the files are the data files of its snapshot, and the stamp also changes with their deleted
+    rows and the names of their columns.
 
     Raises:
         DataError: no file is left, some but not all files of a Delta or Iceberg table are named, or the table
@@ -162,8 +161,8 @@ def _refuse_arrow_files(uri: str, names: Iterable[str]) -> None:
 def _left_out(names: Iterable[str], read: set[str]) -> dict[str, int]:
     """Count files that may hold rows but are not read, by name, or by the folder that hides them.
 
-    Hidden files of other formats are those of writers (_SUCCESS, .a.parquet.crc), and a release root below
-    the corpus has files of its own.
+    Hidden files of other formats do not count, because writers leave them (_SUCCESS, .a.parquet.crc), nor do
+    the files of a release root below the corpus.
     """
     others = sorted(name for name in names if name not in read)
     split = (name.rpartition("/commits/") for name in others)

@@ -11,7 +11,7 @@ from pipeline.errors import ConfigError, DataError, PipelineError, TransientErro
 from pipeline.store.files.retry import is_transient
 
 LEAVE_OUT = "; corpus.bad_files=skip leaves such files out"
-"""End of a remedy for a file of a corpus."""
+"""End of the remedy of an error about a file of a corpus."""
 
 
 @contextlib.contextmanager
@@ -53,6 +53,6 @@ def storage_errors(where: str, leave_out: str = LEAVE_OUT) -> Iterator[None]:
 
 def _error_types() -> tuple[type[Exception], ...]:
     """Return the errors of the system, of Arrow, of names that are not UTF-8, and of the S3 client."""
-    module = sys.modules.get("botocore.exceptions")  # if the client is loaded
+    module = sys.modules.get("botocore.exceptions")  # only if the client is loaded
     of_client = (module.BotoCoreError, module.ClientError) if module else ()
     return (OSError, pa.ArrowException, UnicodeDecodeError, *of_client)

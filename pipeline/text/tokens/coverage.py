@@ -10,7 +10,7 @@ from pipeline.store.records.units import sum_counts
 from pipeline.text.tokens.scripts import SCRIPTS, scripts_of
 from pipeline.text.tokens.tokens import TokenCounts
 
-WARN_PROPORTION = 0.05  # proportion of unknown or lost tokens from which a warning is given
+WARN_PROPORTION = 0.05  # warn if at least this proportion of the tokens is unknown or lost
 # There is no warning about a script with fewer texts than this and with a smaller proportion of all texts.
 _MIN_TEXTS, _MIN_PROPORTION = 20, 0.01
 _PREFIX = "script_"  # prefix of the names of a unit's counts by script
@@ -216,7 +216,7 @@ def token_warnings(counts: Mapping[str, int]) -> list[str]:
 
 
 def token_facts(counts: Mapping[str, int]) -> dict[str, object] | None:
-    """Token statistics for --json, from a release's counts; None if no token was counted.
+    """Return token statistics for --json, from a release's counts; None if no token was counted.
 
     Returns:
         Proportions over all units, by script, and (as "tonight") over the units encoded for this release.

@@ -39,7 +39,7 @@ def listed_tokens(folder: Path) -> list[ListedToken]:
     """
     head = read_head(folder)
     if not head:
-        return []  # transformers builds the tokenizer, with all its tokens
+        return []  # without tokenizer.json, transformers builds the tokenizer with all its tokens
     own = {token["content"]: _listed(token) for token in head.get("added_tokens") or ()}
     settings = token_settings(folder)
     listed = {token.content: token for token in _by_id(folder, settings, own)}
@@ -85,7 +85,10 @@ def _by_role(settings: Mapping[str, Any]) -> Iterator[ListedToken]:
 
 
 def _listed(token: str | Mapping[str, Any]) -> ListedToken:
-    """Return a token of a file, with the defaults of the tokenizers library. A bare text is special."""
+    """Return a token of a file, with the defaults of the tokenizers library.
+
+    A token that is written as a plain string is special.
+    """
     options = {"content": token} if isinstance(token, str) else token
     special = bool(options.get("special", True))
     return ListedToken(

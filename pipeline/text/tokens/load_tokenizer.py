@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Only after an ASCII letter or digit, with which a following character is never combined.
 _SPACE = re.compile(r"(?<=[0-9A-Za-z]) ")
 _SPACE_OR_CHINESE = re.compile(r"(?<=[0-9A-Za-z]) |(?<=[\u4e00-\u9fff])(?=[\u4e00-\u9fff])")
-_MAX_IDS = 1 << 24  # no vocabulary has more; arrays with a value for each id are as long as the largest id
+_MAX_IDS = 1 << 24  # no vocabulary has more ids; arrays by id are as long as the largest id
 _SPACES = ("\u0120", "\u2581")  # tokens of a space: byte-level BPE, SentencePiece
 _BUILDING_ERRORS = (OSError, ImportError, *MODEL_FAILURES)
 _SPLITS_AT_SPACE = {"BertPreTokenizer", "WhitespaceSplit", "Whitespace"}
@@ -75,7 +75,7 @@ def read_tokenizer(folder: Path, *, alone: bool = False) -> Any:
         alone: ignore what the files beside tokenizer.json say.
 
     Returns:
-        A tokenizer of the tokenizers library, or of transformers if that has one in Python only.
+        A tokenizer of the tokenizers library, or of transformers if that has it in Python only.
 
     Raises:
         ModelError: the files are missing or damaged.
@@ -255,7 +255,8 @@ def byte_ids(vocabulary: Mapping[str, int]) -> tuple[int, ...]:
 def _special_tokens(
     backend: "tokenizers.Tokenizer", folder: Path
 ) -> tuple[tuple[int, ...], tuple[int, ...], TokenTypes | None]:
-    """(ids before every text, ids after it, token types): of the post-processor, and tokenizer_config.json.
+    """Return (ids before every text, ids after it, token types), by the post-processor and
+    tokenizer_config.json.
 
     Models that pool the last token, such as e5-mistral, need the tokens of tokenizer_config.json.
     transformers 4 added them; version 5 ignores them if the folder has a tokenizer.json.
@@ -330,11 +331,12 @@ def _from_slow(loaded: Any, folder: Path, max_length: int, *, prompt: str, lower
 
 
 def _split_pattern(description: dict[str, Any]) -> re.Pattern[str] | None:
-    """Pattern of positions at which this tokenizer splits a text into independent parts; None if unknown.
+    """Return the pattern of positions at which this tokenizer splits a text into independent parts; None if
+    unknown.
 
     The positions are known if every normalizer works character by character, a pre-tokenizer splits at white
-    space, and no added token contains white space. They are single spaces, and positions between Chinese
-    characters if BERT's normalizer puts spaces around these.
+    space, and no added token contains white space. Then the positions are single spaces, and positions
+    between Chinese characters if BERT's normalizer puts spaces around these.
     """
     normalizers = _steps(description.get("normalizer"), "normalizers")
     splitters = _steps(description.get("pre_tokenizer"), "pretokenizers")

@@ -1,4 +1,7 @@
-"""Pairs of texts as one sequence of tokens: [CLS] a [SEP] b [SEP], with token types 0 and 1 (BERT)."""
+"""Pairs of texts as one sequence of tokens, [CLS] a [SEP] b [SEP], with token types 0 and 1 (BERT).
+
+It needs no torch.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,11 +20,11 @@ class PairFormat:
     """Special tokens of a pair, and its token types. The two texts are given as `Tokenizer` returns them."""
 
     prefix: tuple[int, ...]
-    """special tokens before the first text, of a text alone and of a pair"""
+    """special tokens before the first text, for a single text and for a pair"""
     middle: tuple[int, ...]
     """special tokens between the texts of a pair; their token type is 0"""
     suffix: tuple[int, ...]
-    """special tokens after the last text, of a text alone and of a pair"""
+    """special tokens after the last text, for a single text and for a pair"""
     has_types: bool
     """the second text and the tokens after it have token type 1; False: the model has one type, or the
     tokenizer uses one"""
@@ -67,7 +70,7 @@ class PairFormat:
         Args:
             left: n texts with their special tokens.
             right: n texts with their special tokens.
-            max_length: largest number of tokens of a pair; None for that of the format.
+            max_length: largest number of tokens of a pair; None: the format's.
         """
         limit = min(max_length or self.max_length, self.max_length)
         room = limit - len(self.prefix) - len(self.middle) - len(self.suffix)
@@ -100,7 +103,8 @@ def _longest_first(lengths: np.ndarray, room: int) -> np.ndarray:
     """Numbers of tokens (n, 2) to keep of texts with (n, 2) tokens, so that the two sum to at most `room`.
 
     A text that is shorter than half of the room is kept whole. Otherwise the shorter text gets half of it and
-    the longer one the rest; of equal texts the second is the longer one, as in the tokenizers library.
+    the longer one the rest; if both have the same length, the second counts as longer, as in the tokenizers
+    library.
     """
     shorter, longer = lengths.min(axis=1), lengths.max(axis=1)
     of_shorter = np.where(lengths.sum(axis=1) > room, np.minimum(shorter, room // 2), shorter)

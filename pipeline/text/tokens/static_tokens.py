@@ -1,4 +1,6 @@
-"""Tokenizers of static embeddings, which read texts as sentence-transformers or model2vec does."""
+"""Tokenizers of static embeddings, which read texts as sentence-transformers or model2vec does: two loaders
+of a tokenizer.
+"""
 
 import json
 from dataclasses import dataclass, fields, replace
@@ -79,7 +81,7 @@ def _read_plain(folder: Path) -> "tokenizers.Tokenizer":
 
 
 def _unknown_id(backend: "tokenizers.Tokenizer") -> int | None:
-    """Return the id of the unknown token, None if there is none."""
+    """Return the id of the unknown token; None if there is none."""
     if not hasattr(backend.model, "unk_token"):  # Unigram, whose other settings only the JSON has
         unigram = json.loads(backend.to_str())["model"].get("unk_id")
         return None if unigram is None else int(unigram)

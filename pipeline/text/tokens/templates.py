@@ -126,7 +126,8 @@ def apply_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, 
             f"{tokenizer.max_length}, of which {len(around)} belong to the template",
             "raise it",
         )
-    # Counted from the nearer end: it must not depend on the text, which may contain the mask token too.
+    # Counted from the nearer end, because the text in between has any length and may contain the mask token,
+    # too.
     index = around.index(mask)
     position = index if mask in tokenizer.prefix else index - len(around)
     return replace(tokenizer, mask=position if masked else None)

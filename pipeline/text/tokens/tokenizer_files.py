@@ -1,4 +1,6 @@
-"""Read the files beside tokenizer.json: options of it that they replace, and tokens with a role."""
+"""Read the files beside tokenizer.json: options of tokenizer.json that they replace, and tokens
+with a role.
+"""
 
 import json
 import re
@@ -22,7 +24,7 @@ class _ClassOptions(NamedTuple):
     type: str
     """type of that part; other types keep their options"""
     keys: Mapping[str, tuple[str, bool | None]]
-    """key of tokenizer_config.json, and the value without that key, by the name of the option"""
+    """by the name of the option: its key in tokenizer_config.json, and its value without that key"""
     tokens: tuple[str, ...]
     """tokens with a role, if no file names them"""
 
@@ -141,8 +143,8 @@ def passes_token_types(folder: Path) -> bool:
 def check_passes_types(folder: Path) -> None:
     """Refuse a tokenizer with token types whose files do not say whether they reach the model.
 
-    Without model_input_names, a class decides. For classes of no family, transformers 4 passes the types, and
-    transformers 5 does not.
+    Without model_input_names, the tokenizer's class decides. For general classes, transformers 4 passes the
+    types, and transformers 5 does not.
     """
     file = folder / "tokenizer_config.json"
     config = read_mapping(file)

@@ -18,7 +18,7 @@ from pipeline.text.tokens.positions import surroundings, tokens_at
 Side = Literal["start", "end"]
 
 SKIPPED_WORD = -1
-"""A `TextsToIds` returns it in place of an unknown word for which there is no token at all."""
+"""A `TextsToIds` returns it for an unknown word for which the vocabulary has no token at all."""
 # Limits of the texts that are given to the tokenizer's threads at once. Their encodings take about 100 bytes
 # a token until they are copied.
 _BATCH_TEXTS = 1_024
@@ -46,8 +46,7 @@ class Tokens:
     absent: np.ndarray | None = None
     """(n, 2) int64: tokens of the text that did not fit, and words that were skipped; None: not counted.
 
-    The tokens that did not fit are estimated from the number of characters if the text was not tokenized to
-    its end.
+    If the text was not tokenized to its end, the tokens that did not fit are estimated from its characters.
     """
     keys: np.ndarray | None = None
     """(n, 2) uint64: text_key of each text, without the prompt; None: not computed"""
@@ -73,7 +72,7 @@ class Tokens:
         return np.arange(len(self.ids)) - np.repeat(self.offsets[:-1], self.lengths)
 
     def outside_text(self, specials: tuple[int, int]) -> np.ndarray:
-        """(tokens,) bool: tokens that are not of the text itself, but of its template, or special.
+        """(tokens,) bool: tokens of the template, and special tokens, but not tokens of the text itself.
 
         Args:
             specials: number of special tokens (before, after) each text; used if there is no template.
@@ -240,7 +239,7 @@ class Tokenizer:
 
     def counts(self, tokens: Tokens) -> "TokenCounts":
         """Token counts of the texts that were tokenized to `tokens`."""
-        fixed = [*self.prefix, *self._prompt_ids, *self.suffix]  # the tokens that every text has
+        fixed = [*self.prefix, *self._prompt_ids, *self.suffix]  # tokens around every text
         content = np.maximum(tokens.lengths - len(fixed), 0)
         unknown = np.zeros(len(tokens), np.int64)
         if self.unknown:
