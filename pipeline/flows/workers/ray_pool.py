@@ -129,7 +129,7 @@ def stand_by_rows(items: int, workers: int) -> int:
 
 
 class StandBy:
-    """What a worker does when it has no item of its own: second attempts.
+    """Second attempts, which a worker makes when it has no item of its own.
 
     Args:
         call: handle to the board, which knows the slow items.
