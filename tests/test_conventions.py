@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer import losses as theirs
 from transformers import get_linear_schedule_with_warmup
 
 from pipeline.evaluate.similarity import row_similarities
-from pipeline.losses import similarity_distillation
+from pipeline.losses.distillation import similarity_distillation
 from pipeline.objectives.contrastive_tension import ContrastiveTension
 from pipeline.objectives.distillation import Distillation
 from pipeline.objectives.triplet import Triplet

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
-from pipeline.losses import enqueue, moco, moving_average, random_queue
+from pipeline.losses.momentum import enqueue, moco, moving_average, random_queue
 from pipeline.models.layers.post_pooling import draw_weights
 from pipeline.objectives import OBJECTIVES, Batch, KeepsState, Loss, PositiveFloat, Roles, View
 

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pipeline.losses import FEATURES, SBERT_FEATURES, Feature, classification, pair_features
+from pipeline.losses.classification import FEATURES, SBERT_FEATURES, Feature, classification, pair_features
 from pipeline.models.layers.post_pooling import draw_weights
 from pipeline.objectives import OBJECTIVES, Batch, ClassifiesPairs, Loss
 

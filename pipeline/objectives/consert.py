@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
-from pipeline.losses import nt_xent
+from pipeline.losses.contrastive import nt_xent
 from pipeline.models.trainable.perturbations import Probe, cutoff, keeps_special, shuffled_positions
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat, View
 from pipeline.text.tokens.tokens import Tokens

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
-from pipeline.losses import contrastive_tension
+from pipeline.losses.pairs import contrastive_tension
 from pipeline.objectives import OBJECTIVES, Batch, Loss, OffersCandidates, TrainedModel, View
 
 _NEGATIVES = 7  # for each positive, as published

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.losses import nt_xent
+from pipeline.losses.contrastive import nt_xent
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat, View
 from pipeline.objectives.draws import row_generators
 

@@ -8,7 +8,8 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
-from pipeline.losses import cosines, embedding_distillation, similarity_distillation
+from pipeline.losses.contrastive import cosines
+from pipeline.losses.distillation import embedding_distillation, similarity_distillation
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat, Roles, View

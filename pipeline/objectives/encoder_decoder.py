@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
-from pipeline.losses import word_prediction
+from pipeline.losses.words import word_prediction
 from pipeline.models.classic.recurrence import CELLS
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.transfer import to_device

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pipeline.losses import sampled_word_prediction, word_prediction
+from pipeline.losses.words import sampled_word_prediction, word_prediction
 from pipeline.models.classic.word_table import draw_vectors
 from pipeline.objectives import OBJECTIVES, AddsRowTerms, Batch, Loss, View
 from pipeline.objectives.draws import (

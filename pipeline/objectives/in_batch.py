@@ -8,7 +8,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from pipeline.losses import Similarity, info_nce
+from pipeline.losses.contrastive import Similarity, info_nce
 from pipeline.models.layers.post_pooling import DenseModule, HeadName, head_of
 from pipeline.objectives import Batch, Loss, Objective, TrainedModel, View
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
-from pipeline.losses import jensen_shannon
+from pipeline.losses.information import jensen_shannon
 from pipeline.models.folder.modules import Normalization
 from pipeline.models.layers.backbones import AtEmbedding
 from pipeline.models.spec.pooling import NGRAMS

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
-from pipeline.losses import mask_tokens, masked_lm
+from pipeline.losses.classification import mask_tokens, masked_lm
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.mlm_head import can_be_saved, has_language_head, load_language_head
 from pipeline.objectives import OBJECTIVES, AddsRowTerms, Batch, Loss, MasksWords, Roles, TrainedModel, View

@@ -112,8 +112,8 @@ class Objective(nn.Module):
     has_positive_pairs: bool = False
     """True if row i of the first view and row i of the second mean the same, and other rows do not"""
     numbers_rows: ClassVar[bool] = False
-    """True if it has weights for each row, so that the rows of all sources must be numbered one source after
-    another"""
+    """True if it has weights for each row, so that row numbers are unique over all sources: those of a source
+    follow those of the source before it"""
     encoder: TrainableEncoder
 
     def __init__(self, encoder: nn.Module) -> None:
@@ -168,7 +168,8 @@ class Objective(nn.Module):
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         """Mean loss over this rank's rows, so that the mean over ranks is the mean over all rows.
 
-        Runs no encoder. Vectors of other ranks come from `batch.peers.gather`.
+        Runs no encoder. Vectors of other ranks come from `batch.peers.gather`. A loss that is not a mean over
+        rows is computed from the gathered vectors of all ranks, so that it is equal on each of them.
 
         Args:
             reps: vectors (n, dim) of each view, in the order of `views`.
@@ -209,14 +210,14 @@ class Objective(nn.Module):
 
 
 class AddsRowTerms(Objective):
-    """Part of the loss, or all of it, is a mean over rows of terms that each row has by itself."""
+    """Part of the loss, or all of it, is a mean of terms, each computed from one row alone."""
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         """Return no loss by default: `row_terms` returns it."""
         return Loss.of()
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
-        """Mean over rows of the part of the loss that each row has by itself, such as that of masked words.
+        """Mean over rows of the terms that are computed from one row alone, such as those of masked words.
 
         Called for some of the batch's rows at a time, so that it may run the encoder again on few rows.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.errors import DataError, ModelError
-from pipeline.losses import sampled_word_prediction
+from pipeline.losses.words import sampled_word_prediction
 from pipeline.models.classic.paragraph import ROWS, ParagraphBackbone
 from pipeline.objectives import OBJECTIVES, AddsRowTerms, Batch, Loss, View
 from pipeline.objectives.draws import numpy_generator

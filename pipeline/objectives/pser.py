@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 from torch import Tensor, nn
 
-from pipeline.losses import pser
+from pipeline.losses.divergence import pser
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.trainable.perturbations import pools_special, shuffled_positions
 from pipeline.objectives import OBJECTIVES, Batch, Loss, PositiveFloat, View

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, JsonValue
 from torch import Tensor, nn
 
-from pipeline.losses import quick_thoughts
+from pipeline.losses.context import quick_thoughts
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, TrainedModel, View
 

@@ -7,7 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pipeline.losses import SBERT_FEATURES, Feature, classification, symmetric_divergence
+from pipeline.losses.classification import SBERT_FEATURES, Feature, classification
+from pipeline.losses.divergence import symmetric_divergence
 from pipeline.objectives import OBJECTIVES, Batch, Loss, PositiveFloat, View
 from pipeline.objectives.classification import Classification
 

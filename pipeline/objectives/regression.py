@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pipeline.losses import cosine_regression
+from pipeline.losses.pairs import cosine_regression
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective
 
 

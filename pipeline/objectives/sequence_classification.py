@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pipeline.losses import classification
+from pipeline.losses.classification import classification
 from pipeline.objectives import OBJECTIVES, Batch, Loss
 from pipeline.objectives.sequence import FineTuning
 

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pipeline.losses import score_regression
+from pipeline.losses.pairs import score_regression
 from pipeline.objectives import OBJECTIVES, Batch, Loss, PositiveFloat
 from pipeline.objectives.sequence import FineTuning
 

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
-from pipeline.losses import Similarity
+from pipeline.losses.contrastive import Similarity
 from pipeline.models.layers.post_pooling import HeadName
 from pipeline.objectives import OBJECTIVES, Batch, Loss, PositiveFloat, Roles, View
 from pipeline.objectives.in_batch import Second, TwoEncoderContrast, default_temperature

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from pipeline.losses import Similarity
+from pipeline.losses.contrastive import Similarity
 from pipeline.models.layers.post_pooling import HeadName
 from pipeline.objectives import OBJECTIVES, PositiveFloat
 from pipeline.objectives.in_batch import Second, TwoEncoderContrast, default_temperature

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from pipeline.losses import triplet
+from pipeline.losses.pairs import triplet
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat
 
 

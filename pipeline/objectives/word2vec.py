@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
-from pipeline.losses import sampled_word_prediction
+from pipeline.losses.words import sampled_word_prediction
 from pipeline.models.classic.word_table import WordTable, draw_vectors
 from pipeline.objectives import OBJECTIVES, AddsRowTerms, Batch, Loss, PositiveFloat, View
 from pipeline.objectives.draws import (

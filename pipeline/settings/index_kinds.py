@@ -93,8 +93,9 @@ class IndexKind:
     """least number of training rows of its transforms"""
     code_recall: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     """`dims_per_byte` -> recall@10 of the codes among 2,500, 10,000 and 40,000 captions, or only the last,
-    measured by `tests.benchmarks.index_kinds`; largest code first. `auto` chooses among these if it has to
-    compress vectors; empty for a kind that does not, or has no lists"""
+    measured by `tests.benchmarks.index_kinds`; largest code first. A kind without a product quantizer has
+    the key `DIMS_PER_BYTE` alone. `auto` chooses among these if it has to compress vectors; empty for a kind
+    that does not, or has no lists"""
     mapped_bytes: Callable[[IndexShape], int] | None = None
     """bytes of a row's second code, which is read for the best candidates of a search only; None for a kind
     that is not refined"""

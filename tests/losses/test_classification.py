@@ -9,7 +9,7 @@ import torch
 from scipy.special import log_softmax
 
 from pipeline.errors import ConfigError, DataError, Defect, ModelError
-from pipeline.losses import FEATURES, classification, mask_tokens, masked_lm, pair_features
+from pipeline.losses.classification import FEATURES, classification, mask_tokens, masked_lm, pair_features
 
 U, V = torch.tensor([[1.0, 2]], dtype=torch.float64), torch.tensor([[3.0, -1]], dtype=torch.float64)
 RNG = np.random.default_rng(0)

@@ -8,8 +8,7 @@ import torch
 from scipy.special import log_softmax
 
 from pipeline.errors import ConfigError, DataError, Defect
-from pipeline.losses import quick_thoughts
-from pipeline.losses.context import neighbours
+from pipeline.losses.context import neighbours, quick_thoughts
 
 F3 = torch.tensor([[1.0, 0], [0, 1], [1, 1]], dtype=torch.float64)
 G3 = torch.tensor([[1.0, 1], [1, 0], [0, 2]], dtype=torch.float64)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from scipy.special import i0, logsumexp
 
 from pipeline.errors import ConfigError, Defect
-from pipeline.losses import cosines, info_nce, nt_xent
+from pipeline.losses.contrastive import cosines, info_nce, nt_xent
 
 Z = torch.tensor([[1.0, 0], [0, 1]], dtype=torch.float64)
 ZP = torch.tensor([[1.0, 1], [0, 2]], dtype=torch.float64)

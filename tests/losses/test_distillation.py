@@ -7,7 +7,8 @@ from scipy.special import softmax
 from scipy.stats import entropy
 
 from pipeline.errors import ConfigError, Defect
-from pipeline.losses import cosines, embedding_distillation, similarity_distillation
+from pipeline.losses.contrastive import cosines
+from pipeline.losses.distillation import embedding_distillation, similarity_distillation
 
 RNG = np.random.default_rng(0)
 S, T = (torch.from_numpy(RNG.normal(size=(6, 4))) for _ in range(2))

@@ -7,7 +7,7 @@ from scipy.special import softmax
 from scipy.stats import entropy
 
 from pipeline.errors import ConfigError, Defect
-from pipeline.losses import pser, symmetric_divergence
+from pipeline.losses.divergence import pser, symmetric_divergence
 
 P, Q = (torch.tensor([row], dtype=torch.float64).log() for row in ([0.7, 0.2, 0.1], [0.5, 0.3, 0.2]))
 RNG = np.random.default_rng(0)

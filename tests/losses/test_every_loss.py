@@ -5,20 +5,12 @@ import pytest
 import torch
 
 from pipeline.errors import ModelError
-from pipeline.losses import (
-    contrastive_tension,
-    cosine_regression,
-    embedding_distillation,
-    info_nce,
-    moco,
-    nt_xent,
-    pser,
-    quick_thoughts,
-    similarity_distillation,
-    symmetric_divergence,
-    triplet,
-)
-from pipeline.losses.contrastive import cosines
+from pipeline.losses.context import quick_thoughts
+from pipeline.losses.contrastive import cosines, info_nce, nt_xent
+from pipeline.losses.distillation import embedding_distillation, similarity_distillation
+from pipeline.losses.divergence import pser, symmetric_divergence
+from pipeline.losses.momentum import moco
+from pipeline.losses.pairs import contrastive_tension, cosine_regression, triplet
 
 ROWS, DIM = 6, 5
 RNG = np.random.default_rng(0)

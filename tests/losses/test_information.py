@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError, Defect, ModelError
-from pipeline.losses import jensen_shannon
+from pipeline.losses.information import jensen_shannon
 
 COUNTS = torch.tensor([3, 1, 4, 2])
 RNG = np.random.default_rng(0)

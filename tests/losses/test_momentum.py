@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from pipeline.errors import ConfigError, Defect
-from pipeline.losses import enqueue, info_nce, moco, moving_average, random_queue
+from pipeline.losses.contrastive import info_nce
+from pipeline.losses.momentum import enqueue, moco, moving_average, random_queue
 
 Q = torch.tensor([[1.0, 1], [0, 3]], dtype=torch.float64)
 K = torch.tensor([[1.0, 0], [1, 2]], dtype=torch.float64)

@@ -6,8 +6,7 @@ import torch
 from scipy.special import expit
 
 from pipeline.errors import ConfigError, DataError, Defect
-from pipeline.losses import contrastive_tension, cosine_regression, triplet
-from pipeline.losses.pairs import row_cosines
+from pipeline.losses.pairs import contrastive_tension, cosine_regression, row_cosines, triplet
 
 RNG = np.random.default_rng(0)
 U, V, T = (torch.from_numpy(RNG.normal(size=(6, 4))) for _ in range(3))

@@ -12,20 +12,10 @@ import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 from torch import Tensor, nn
 
-from pipeline.losses import (
-    FEATURES,
-    SBERT_FEATURES,
-    Feature,
-    classification,
-    contrastive_tension,
-    cosine_regression,
-    embedding_distillation,
-    info_nce,
-    nt_xent,
-    pair_features,
-    similarity_distillation,
-    triplet,
-)
+from pipeline.losses.classification import FEATURES, SBERT_FEATURES, Feature, classification, pair_features
+from pipeline.losses.contrastive import info_nce, nt_xent
+from pipeline.losses.distillation import embedding_distillation, similarity_distillation
+from pipeline.losses.pairs import contrastive_tension, cosine_regression, triplet
 from pipeline.objectives.build import Matryoshka
 from pipeline.objectives.supervised import Supervised
 from tests.objectives.tiny import Tiny, batch_of, texts

@@ -8,7 +8,7 @@ import torch
 from scipy.special import expit, log_softmax
 
 from pipeline.errors import Defect, ModelError
-from pipeline.losses import sampled_word_prediction, word_prediction
+from pipeline.losses.words import sampled_word_prediction, word_prediction
 
 TABLE = torch.tensor([[1.0, 0], [0, 0.5], [-1, 1]], dtype=torch.float64)
 SENTENCE = torch.tensor([[2.0, 1]], dtype=torch.float64)  # of the words 0 and 2 of [[1, 0], [0, 1], [1, 1]]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.losses import info_nce
+from pipeline.losses.contrastive import info_nce
 from pipeline.objectives import NO_PEERS, Batch, Loss, Objective, Peers, View
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError, DataError, Defect
-from pipeline.losses import info_nce
+from pipeline.losses.contrastive import info_nce
 from pipeline.models.spec.pooling import Segments
 from pipeline.objectives import AddsRowTerms, Batch, Loss, Objective, View
 from pipeline.objectives.simcse import SimCSE

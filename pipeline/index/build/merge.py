@@ -48,7 +48,7 @@ class FilledShard:
     probe_vectors: np.ndarray
     """(p, d) float32, their vectors"""
     space_id: str
-    """space of the vectors. It is compared because flat shards have no training to compare"""
+    """space of the vectors: `merge` checks it, because flat shards have no training that would differ"""
 
 
 def merge(shards: Sequence[FilledShard]) -> Any:

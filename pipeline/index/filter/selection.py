@@ -182,7 +182,7 @@ class Filters:
         used in between.
 
         Args:
-            proceed: is called often while the filter is evaluated; it may raise, to end this.
+            proceed: called often while the filter is evaluated; may raise an error to stop the evaluation.
 
         Raises:
             ConfigError: the filter is invalid.

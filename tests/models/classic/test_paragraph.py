@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pipeline.errors import ModelError
-from pipeline.losses import sampled_word_prediction
+from pipeline.losses.words import sampled_word_prediction
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable

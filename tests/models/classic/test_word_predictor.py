@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.losses import sampled_word_prediction, word_prediction
+from pipeline.losses.words import sampled_word_prediction, word_prediction
 from pipeline.models.classic.paragraph import WordPredictor, contexts_of, sum_in_order
 from pipeline.text.tokens.tokens import Tokens
 
