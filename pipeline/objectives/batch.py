@@ -59,8 +59,8 @@ class Batch:
     false_negatives: Mapping[str, np.ndarray] = field(default_factory=dict)
     """(n, candidates) bool by role, True where a candidate means the same as the row without being its
     positive. For the roles "text", "next" and "next3" the candidates are the texts of that role of all peers;
-    for "anchor" they are the positives of all peers, followed by their negatives if there are any, then those
-    of the role negative2"""
+    for "anchor" they are the positives of all peers, then their negatives and their texts of the role
+    negative2, if there are any"""
     source: str = ""
     """data source of the rows"""
     indices: np.ndarray | None = None
@@ -68,8 +68,9 @@ class Batch:
     counts: Mapping[str, int] = field(default_factory=dict)
     """counts of the rows of all ranks, by name; see `MetricsLine.counts`"""
     max_length: int | None = None
-    """largest number of tokens that `tokenize` returns for a text, which pairs of texts keep to, too; None:
-    that of the encoder"""
+    """largest number of tokens that `tokenize` returns for a text, also of a pair of texts; None: the
+    encoder's limit
+    """
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -32,20 +32,22 @@ from pipeline.text.rows.adjacent import ADJACENT, RUNNING_TEXT
 
 @dataclass(frozen=True)
 class Term:
-    """Objective in a sum, the weight of its loss, and the prefix of the names of its loss's parts."""
+    """An objective in a sum, with the weight of its loss, and the prefix for the names of the
+    loss's parts.
+    """
 
     name: str
     weight: float
     objective: Objective
     source: str | None = None
-    """name of the data source whose batches it trains on; None: those of all sources"""
+    """name of the data source whose batches it trains on; None: all sources"""
 
 
 class Composite(AddsRowTerms, KeepsState):
     """Base class of objectives that combine other objectives over the same rows.
 
-    Each inner objective has its own views; the views of a step share a forward pass. The trained model
-    is that of the first inner objective, with the first language head of an inner objective.
+    Each inner objective has its own views; the views of a step share a forward pass. The trained model is the
+    first inner objective's, with the first language head that any inner objective has.
     """
 
     def __init__(self, encoder: nn.Module, inner: Sequence[Objective]) -> None:
@@ -58,7 +60,7 @@ class Composite(AddsRowTerms, KeepsState):
         )
         self.has_positive_pairs = inner[0].has_positive_pairs
         self.min_rows = max(objective.min_rows for objective in inner)
-        self.inner = list(inner)  # a list, so that only the subclass's name for them is in `state_dict`
+        self.inner = list(inner)  # a list, so that `state_dict` has them only under the subclass's name
         self._view_counts: list[int] = []  # views per objective trained in this step
 
     @property
@@ -103,7 +105,7 @@ class Composite(AddsRowTerms, KeepsState):
 
 
 class Sum(Composite):
-    """Weighted sum of objectives over the same rows, or over those of the source that a term is bound to.
+    """Weighted sum of objectives over the same rows; a term may be bound to the rows of one source.
 
     With bound terms this is multi-task training: each step trains the encoder and the heads of the terms of
     its batch, and leaves other heads as they are.
@@ -210,8 +212,7 @@ class DataRequirements(NamedTuple):
     """roles of the columns that are used if they exist"""
     order: Order
     """"contiguous" if a batch must be consecutive sentences of documents; "adjacent" if each row needs
-    sentences before or after its text, which are made from the order of the rows: those of
-    `adjacent_roles`"""
+    sentences before or after its text, which are made from the order of the rows (`adjacent_roles`)"""
 
 
 def build_objective(settings: TrainSettings, encoder: nn.Module) -> Objective:
@@ -271,7 +272,7 @@ def _order(roles: Roles) -> Order:
 def _common_order(orders: Mapping[str, Order]) -> Order:
     """Return the order of rows for objectives with these orders, by name.
 
-    If one objective needs an order, all get it: those that need none can use any.
+    If one objective needs an order, all get it, because other objectives can use any order.
     """
     needed = {name: order for name, order in orders.items() if order != "shuffled"}
     if len(set(needed.values())) > 1:

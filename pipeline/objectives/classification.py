@@ -1,4 +1,7 @@
-"""Classification of sentence pairs by their vectors: SBERT (Reimers & Gurevych 2019), InferSent (2017)."""
+"""Classify sentence pairs by their vectors:
+
+SBERT (Reimers & Gurevych 2019), InferSent (2017). One objective per file.
+"""
 
 from itertools import pairwise
 from typing import Annotated, cast

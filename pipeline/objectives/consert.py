@@ -35,8 +35,8 @@ class Consert(Objective):
     `keep_special`: shuffling does not move the first and the last token. The default, None, means True if the
     pooling uses one of them.
 
-    The paper trains without dropout (train.dropout=0), so that the two views differ by these changes alone.
-    `simcse` has views that differ by dropout alone.
+    The paper trains without dropout (train.dropout=0), so that the two views differ only by these changes.
+    The views of `simcse` differ only by dropout.
     """
 
     columns = ("text",)

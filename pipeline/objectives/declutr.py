@@ -27,8 +27,8 @@ class Declutr(Objective):
     program. Other anchors and positives of the same document are negatives, too. The losses of the two
     directions are added; `temperature` divides the cosines.
 
-    A document that is too short for `anchors` spans of `longest` words, fewer than 2,048 words with the
-    defaults, is left out in the paper; here both limits are smaller in proportion.
+    The paper leaves out a document that is too short for `anchors` spans of `longest` words (2,048 words with
+    the defaults); here both limits become smaller in proportion for such a document.
 
     A document's spans depend on the step's seed and its row number, so that they are the same for any number
     of ranks. The paper adds the loss of masked words: the objective `masked_lm`. For texts of one sentence

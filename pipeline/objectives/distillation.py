@@ -100,7 +100,7 @@ class Distillation(Objective):
         )
 
     def truncate(self, reps: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
-        """Truncate the student's vectors; the teacher's too if vectors are compared entry by entry."""
+        """Truncate the student's vectors, and the teacher's if vectors are compared entry by entry."""
         students, teachers = reps[: len(self.columns)], reps[len(self.columns) :]
         return (
             *super().truncate(students, dim),

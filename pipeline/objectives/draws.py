@@ -1,4 +1,4 @@
-"""Random numbers of objectives, and words that they draw by how often these occur."""
+"""Random numbers of objectives, and random words in proportion to their frequency."""
 
 import numpy as np
 import torch

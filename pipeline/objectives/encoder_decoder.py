@@ -20,9 +20,10 @@ from pipeline.text.tokens.tokens import Tokens
 
 # New output vectors are uniform in [-0.1, 0.1], as all non-recurrent weights of Skip-Thought.
 _OUTPUT_RANGE = 0.1
-# Offset of ranks in Zipf's law, as Mandelbrot (1953) found it for English words.
+# Offset of the ranks in Zipf's law, by Mandelbrot (1953) for English words.
 _RANK_OFFSET = 2.7
-_LARGE_VOCABULARY = 30_000  # words; Skip-Thought has 20,000, and the output takes most of a step
+# warn above this many words: Skip-Thought has 20,000, and the output takes most of a step
+_LARGE_VOCABULARY = 30_000
 
 
 class EncoderDecoder(AddsRowTerms):
@@ -36,8 +37,8 @@ class EncoderDecoder(AddsRowTerms):
 
     The published programs of Skip-Thought and SDAE have output biases, too. Here they start as logarithms of
     the frequencies that Zipf's law gives words by their rank, because vocabularies list frequent words first.
-    Without that, the first steps make v the same for all texts: a decoder that knows no frequencies takes
-    them from it.
+    Otherwise the first steps make v the same for all texts, because decoders that know no frequencies learn
+    them through v.
 
     Args:
         encoder: the encoder to train, with a start and an end token around each text.
@@ -101,7 +102,7 @@ class EncoderDecoder(AddsRowTerms):
             rows=torch.arange(len(states), device=table.device),
             bias=self.bias,
         )
-        return mean * (len(states) / len(tokens))  # from the mean over words to that over texts
+        return mean * (len(states) / len(tokens))  # from the mean over words to the mean over texts
 
 
 def _log_frequencies(count: int, never: Sequence[int]) -> Tensor:

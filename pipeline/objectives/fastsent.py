@@ -18,7 +18,7 @@ from pipeline.objectives.draws import (
     vocabulary_counts,
 )
 
-_LARGE_VOCABULARY = 20_000  # words; above, a softmax over all of them takes most of a step
+_LARGE_VOCABULARY = 20_000  # warn above this many words: a softmax over all of them takes most of a step
 
 
 class _Targets(NamedTuple):

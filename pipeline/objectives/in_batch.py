@@ -39,14 +39,15 @@ class InBatchContrast(Objective):
         return vectors
 
     def project_candidates(self, vectors: Tensor) -> Tensor:
-        """Project vectors of candidates before the loss; by default as those of queries."""
+        """Project vectors of candidates before the loss; by default like vectors of queries."""
         return self.project(vectors)
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         queries = self.project(reps[0])
         candidates, *negatives = [batch.peers.gather(self.project_candidates(rep)) for rep in reps[1:]]
         excluded = batch.false_negative_mask(self.compared_role, queries.device)
-        if excluded is not None:  # other objectives may read further negatives of the batch, which come last
+        # the batch may have further negatives, for other objectives; these come last
+        if excluded is not None:
             excluded = excluded[:, : sum(map(len, (candidates, *negatives)))]
         return Loss.of(
             info_nce=info_nce(

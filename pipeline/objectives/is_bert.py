@@ -22,8 +22,8 @@ class IsBert(Objective):
 
     Requires an encoder with the pooling ngrams: the features are convolutions over windows of 1, 3 and 5
     tokens of the last hidden states, new ones if the encoder has none, and the vector is their mean. The loss
-    is low if a token's features have a large inner product with the vector of their own sentence, and a small
-    one with those of other sentences. As in the paper, it is a sum over the tokens of a sentence; the
+    is low if a token's features have a large inner product with the vector of their own sentence, and small
+    ones with vectors of other sentences. As in the paper, it is a sum over the tokens of a sentence; the
     published program divides it by the mean number of tokens in the batch. `simcse` and `consert` compare
     vectors of whole texts, of any pooling.
     """

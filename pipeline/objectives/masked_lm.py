@@ -35,7 +35,7 @@ class MaskedLanguageModelling(AddsRowTerms, MasksWords):
 
     columns = ("text",)
     min_rows = 1
-    allows_truncation = True  # it compares no vectors
+    allows_truncation = True  # its loss compares no vectors
 
     def __init__(
         self,

@@ -94,18 +94,21 @@ class Objective(nn.Module):
     `views` and `loss`; an objective that does more, such as predicting classes, extends the class below that
     says so.
 
-    The keyword arguments of `__init__` are the objective's options in the settings; their defaults are those
-    of the paper. An option without a default is the path of an encoder folder. The class attributes below
-    may be overridden by an instance, where they depend on its options.
+    The keyword arguments of `__init__` are the objective's options in the settings, with the paper's
+    defaults. An option without a default is the path of an encoder folder. The class attributes below may be
+    overridden by an instance, where they depend on its options.
     """
 
     columns: tuple[str, ...] = ()
-    """roles of the columns that it requires. Those of `adjacent.ADJACENT`, such as next, are made from the
-    rows before and after; with position, a batch has consecutive sentences of documents"""
+    """roles of the columns that it requires.
+
+    Roles of `adjacent.ADJACENT`, such as next, are made from the rows before and after; the role position
+    makes each batch consecutive sentences of documents
+    """
     optional: tuple[str, ...] = ()
     """roles of the columns that it uses if they exist"""
     min_rows: int = 2
-    """smallest number of rows, over all peers, for which the loss is defined"""
+    """smallest number of rows of a step, over all peers, for which the loss is defined"""
     allows_truncation: bool = False
     """True if the loss may be computed on truncated vectors, because no layer or queue depends on their full
     dimension"""
@@ -130,7 +133,7 @@ class Objective(nn.Module):
     def correction(cls, options: Mapping[str, JsonValue], encoder: EncoderFolder) -> str | None:
         """Name the correction of a published method that changed what these options train; None without one.
 
-        It becomes part of the identity of a training, so that one from before the correction is not
+        It becomes part of a training's identity, so that a training from before the correction is not
         continued with other computations. Trainings that it does not change keep their identity.
 
         Args:
@@ -154,7 +157,7 @@ class Objective(nn.Module):
 
     @property
     def parts(self) -> tuple["Objective", ...]:
-        """Objectives that this one combines, or itself. Dev measures predictions of the first."""
+        """Return the objectives that this one combines, or itself. Dev measures predictions of the first."""
         return (self,)
 
     def views(self, batch: Batch) -> Sequence[View]:
@@ -228,7 +231,9 @@ class AddsRowTerms(Objective):
         raise NotImplementedError
 
     def tokens_beside_views(self, batch: Batch) -> int:
-        """Count the tokens of the step's batch that `row_terms` reads and no view has; by default none."""
+        """Count the tokens that `row_terms` reads in addition to the views of the step's batch; by default
+        none.
+        """
         return 0
 
 
@@ -296,6 +301,6 @@ class MasksWords(Objective):
 
         Args:
             masked: result of `mask`.
-            ids: ids of the tokens of the texts as they were.
+            ids: ids of the original tokens of the texts.
         """
         raise NotImplementedError

@@ -112,7 +112,7 @@ class ParagraphVector(AddsRowTerms):
 
 
 def _of_rows(predictions: _Predictions, indices: np.ndarray) -> _Predictions:
-    """Select the words of the rows at these positions of the batch, with rows counted from 0."""
+    """Select the words of the rows `indices` of the batch, and number these rows from 0."""
     local = np.full(max(indices.max(), predictions.rows.max(initial=0)) + 1, -1)
     local[indices] = np.arange(len(indices))
     rows = local[predictions.rows]

@@ -25,10 +25,10 @@ class QuickThoughts(Objective):
     from its own candidates, "zero" gives it score 0, as the published program does.
 
     `second` chooses the encoder g. "copy" starts with the weights of f. "drawn" starts with new weights; the
-    paper draws those of f too. "same" is f itself, which favours vectors that are all alike. `inference`:
-    "both" concatenates the vectors of both encoders, as published, which doubles the dimension; "first" uses
-    f alone. `skip_thought` writes the neighbours instead of finding them; `simcse` may have the next sentence
-    as positive.
+    paper also draws new weights for f. "same" is f itself, which favours vectors that are all alike.
+    `inference`: "both" concatenates the vectors of both encoders, as published, which doubles the dimension;
+    "first" uses f alone. `skip_thought` writes the neighbours instead of finding them; `simcse` may have the
+    next sentence as positive.
     """
 
     columns = ("text", "document", "position")

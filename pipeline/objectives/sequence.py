@@ -37,12 +37,12 @@ class FineTuning(PredictsRows):
             encoder: encoder from a folder.
             outputs: number of outputs of the layer.
             pairs: read sentence1 and sentence2 as one sequence; False: read text.
-            dropout: rate of dropout of the vectors; None for that of the encoder's hidden states.
+            dropout: rate of dropout of the vectors; None for the rate on the encoder's hidden states.
 
         Raises:
-            ModelError: an encoder of pairs that no library could load, because its vector is not that of the
-                pooling cls_mlp, its family has another classifier, or it has a prompt; or a folder that has
-                the layer of cls_mlp twice.
+            ModelError: an encoder of pairs that no library could load, because it does not have the pooling
+                cls_mlp, its family has another classifier, or it has a prompt; or a folder that has the layer
+                of cls_mlp twice.
         """
         super().__init__(encoder)
         _check_single_pooler(self.encoder.folder)

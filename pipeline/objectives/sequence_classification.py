@@ -17,8 +17,8 @@ class SequenceClassification(FineTuning):
 
     `classes` is the number of labels. `pairs` reads sentence1 and sentence2 as one sequence, [CLS] a [SEP] b
     [SEP] with token types 0 and 1, so that the encoder becomes a cross-encoder; without it, the column is
-    text. `dropout` is that of the vectors in the training, by default that of the encoder's hidden states:
-    0.1 in BERT. For scores use `sequence_regression`; for a vector of each text, `classification`.
+    text. `dropout` is the rate on the vectors in the training, by default the rate on the encoder's hidden
+    states: 0.1 in BERT. For scores use `sequence_regression`; for a vector of each text, `classification`.
     """
 
     target = "label"

@@ -17,7 +17,7 @@ class SequenceRegression(FineTuning):
 
     `pairs` reads sentence1 and sentence2 as one sequence, as in `sequence_classification`; without it, the
     column is text. The output is a score from 0 to `scale`: 5 as in STS-B, whatever the range of the data's
-    scores (`values.score_range`). `dropout` is that of `sequence_classification`. For a vector of each text
+    scores (`values.score_range`). `dropout` is as in `sequence_classification`. For a vector of each text
     use `regression`.
     """
 

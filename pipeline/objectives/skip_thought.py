@@ -16,8 +16,8 @@ class SkipThought(EncoderDecoder):
 
     The published models are a GRU of one direction (uni-skip), of two directions (bi-skip), and both side by
     side (combine-skip): `beside` is the encoder folder of a model that was trained on the same rows before.
-    The result appends the vectors of that model to those of the trained encoder. `quickthoughts` finds the
-    neighbours among other sentences; `fastsent` predicts their words without an order.
+    The result appends that model's vectors to the trained encoder's. `quickthoughts` finds the neighbours
+    among other sentences; `fastsent` predicts their words without an order.
     """
 
     columns = ("previous", "text", "next")

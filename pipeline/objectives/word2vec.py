@@ -25,7 +25,7 @@ _REMEDY = "train new word vectors (train.word_table.dim)"
 
 
 class _WordPredictions(NamedTuple):
-    """The words that a step predicts, and the words that each of them is predicted from."""
+    """The words that a step predicts, each with the words that predict it."""
 
     rows: np.ndarray
     """(M,) int64 position of each predicted word's row within the batch of the step"""
@@ -45,10 +45,11 @@ class Word2Vec(AddsRowTerms):
 
     With `model: cbow` each word is predicted from the mean of the vectors of all words within `window`; with
     `skipgram` each of these words is predicted from the word in their middle. The window is the same for all
-    words, whereas the program of word2vec draws a smaller one for most. Of a word with proportion f of all
-    words, each occurrence is left out with probability 1 - sqrt(subsample / f), anew in each step and before
-    windows are taken; null leaves none out. `negatives` words are drawn for each predicted one, in proportion
-    to their counts to the power of 0.75. The loss is the mean over rows of the sum over predicted words.
+    words, whereas the program of word2vec draws a smaller one for most. Each occurrence of a word that makes
+    up a proportion f of all words is left out with probability 1 - sqrt(subsample / f), drawn in each step
+    and before windows are taken; null leaves none out. `negatives` words are drawn for each predicted one, in
+    proportion to their counts to the power of 0.75. The loss is the mean over rows of the sum over predicted
+    words.
 
     It trains word vectors alone (`train.word_table`); output vectors are trained with them, and are not part
     of the result. The objective has no views: its loss is a row term. For vectors of texts use `fastsent` or
@@ -81,7 +82,7 @@ class Word2Vec(AddsRowTerms):
         self._cumulative = cumulative_noise(counts)
         self._kept = None if subsample is None else _keep_probabilities(counts, subsample)
         self.output = nn.Parameter(draw_vectors(torch.empty(len(counts), backbone.width)))
-        # Of the current step, from `views` to `row_terms`.
+        # State of the current step, from `views` to `row_terms`.
         self._predictions: _WordPredictions | None = None
         self._tokens = 0
 

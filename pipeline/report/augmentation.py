@@ -1,4 +1,7 @@
-"""Render the page of an augmented corpus: numbers of variants, reasons of rejection, and examples."""
+"""Render the page of an augmented corpus: numbers of variants, reasons of rejection, examples.
+
+One page, one module.
+"""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -10,7 +13,7 @@ from pipeline.report.evaluation_report import Chart
 from pipeline.report.formats import MAX_VARIANT, join_alternatives, mark_changes, plain, proportion
 from pipeline.report.page import Filters, render_template
 
-# Limits of proportions; beyond them the page shows a warning.
+# Limits of proportions beyond which the page shows a warning.
 _MIN_KEPT = 0.5  # variants of a label that are kept
 _MAX_REJECTED = 0.2  # variants of a label that are rejected for one reason
 _MAX_TOO_LONG = 0.02  # texts that are longer than a model reads

@@ -21,7 +21,7 @@ class RowChange:
 
 @dataclass(frozen=True)
 class ReleaseChange:
-    """Differences of a release from the previous one, beside those of rows and answers."""
+    """Differences of a release from the previous one, except differences of rows and answers."""
 
     number: int
     """number of the previous release"""

@@ -1,4 +1,4 @@
-"""Render the page of near-duplicates of a release."""
+"""Render the page of near-duplicates of a release. Each page has a module that knows only its values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -18,7 +18,7 @@ WIDTH = 600  # pixels; wider than other charts, because of the task names
 _LEFT, _RIGHT, _TOP, _BOTTOM = 140, 12, 8, 40  # margins in pixels
 _ROW_HEIGHT, _DOT_STEP = 24, 7  # pixels: height of a task's row, and distance between the dots in it
 _MAX_NAME = 24  # characters of a task's name
-_MARGIN = 1.08  # limit of the axis over the largest value, so that no dot is cut off at the edge
+_MARGIN = 1.08  # limit of the axis, as a multiple of the largest value, so that no dot is cut off at the edge
 COLOURS = 5  # candidates beyond this number get the first colours again
 
 
@@ -56,7 +56,7 @@ def difference_chart(rows: Sequence[tuple[str, Sequence[ScoreEstimate | None]]],
 
 
 def _row(frame: ChartFrame, name: str, differences: Sequence[ScoreEstimate | None], y: float) -> str:
-    """Draw a task's name, and the differences of the candidates below each other, centred at pixel `y`."""
+    """Draw a task's name and, below each other, the candidates' differences, centred at pixel `y`."""
     defined = ((number, estimate) for number, estimate in enumerate(differences) if estimate)
     present = [(number, estimate) for number, estimate in defined if estimate.value is not None]
     first_y = y - _DOT_STEP * (len(present) - 1) / 2

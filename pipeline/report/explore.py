@@ -1,4 +1,4 @@
-"""Render the page on which people look at a corpus: a search, its answers, and a map."""
+"""Render the page on which people look at a corpus (a search, its answers, a map) from its values alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,6 @@
-"""Build the sections of the evaluation page about the geometry of the vector space."""
+"""Build the sections of the evaluation page about the geometry of the vector space: one subject of
+the page.
+"""
 
 from collections.abc import Sequence
 

@@ -20,7 +20,7 @@ _METRICS = {
     "uniformity": ("uniformity: how evenly all texts are spread", "lower"),
 }
 _SAME_ROWS_METRICS = {
-    "loss": _METRICS["loss"],  # before retrieval, because pages show the metrics in this order
+    "loss": _METRICS["loss"],  # listed before retrieval, because pages show the metrics in this order
     "retrieval": ("retrieval: rows whose positive is the nearest of the batch, in percent", "higher"),
     **_METRICS,
 }

@@ -1,4 +1,4 @@
-"""Build the sections of the evaluation page about reading by words."""
+"""Build the sections of the evaluation page about reading by words: one subject of the page."""
 
 from pipeline.evaluate.mask_words import READINGS, MaskWordsReport, NamedMaskWords
 from pipeline.report.evaluation_report import Section

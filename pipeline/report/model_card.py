@@ -112,13 +112,13 @@ def _usage(report: TrainingReport) -> str:
 
 
 def _scores(report: TrainingReport) -> str:
-    """Describe the scores on dev, and those of the trained model's predictions on dev and test."""
+    """Describe the scores on dev, and the scores of the trained model's predictions on dev and test."""
     parts = [_dev_scores(report), _final_scores(report)]
     return "## Scores\n\n" + ("\n\n".join(part for part in parts if part) or "Nothing was measured.")
 
 
 def _dev_scores(report: TrainingReport) -> str:
-    """Describe the scores on dev before the first step, of the best weights and of the last ones."""
+    """Describe the scores on dev before the first step, with the best weights and with the last weights."""
     lines = report.dev_lines
     if lines is None:
         return ""

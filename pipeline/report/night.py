@@ -31,7 +31,7 @@ from pipeline.text.tokens.coverage import ScriptCoverage, script_phrase
 from pipeline.transforms.choose import Curve
 
 Status = Literal["published", "refused", "held"]
-"""A held night passed every gate and is not published, because the root is held at another release."""
+"""held: the night passed every gate and is not published, because the root is held at another release."""
 
 
 class NightCounts(RowCounts):
@@ -142,7 +142,7 @@ class NightReport:
     answers: tuple[ChangedAnswers, ...] = ()
     """fixed queries with their results in the previous release and in this one"""
     change: ReleaseChange | None = None
-    """differences from the previous release, beside rows and answers"""
+    """differences from the previous release, except rows and answers"""
     relevance: RelevanceSection | None = None
     """measurements of gates.relevance"""
     settings: str = ""
@@ -224,7 +224,9 @@ def _format_differences(report: NightReport) -> dict[str, str]:
 
 
 def _latency_difference(now: Latency, previous: Summary) -> str:
-    """Describe how the median and the p99 differ from the previous release; once if both differ alike."""
+    """Describe how the median and the p99 differ from the previous release; in one phrase if they differ
+    alike.
+    """
     median, p99 = (
         format_difference(value, before, previous.release, 0.01, " ms")
         for value, before in ((now.p50_ms, previous.p50_ms), (now.p99_ms, previous.p99_ms))
@@ -269,7 +271,7 @@ def _charts(report: NightReport) -> dict[str, Markup]:
 
 
 def _row_parts(counts: NightCounts) -> list[tuple[str, str, int]]:
-    """Return (CSS class, label, number) of the parts into which rows are divided, without empty ones."""
+    """Return (CSS class, label, number) of each kind of rows, without empty kinds."""
     return [
         part
         for part in (

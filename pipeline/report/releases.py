@@ -22,8 +22,8 @@ from pipeline.store.releases.commits import Commit
 from pipeline.store.releases.summary import Summary
 
 _MARGIN = 0.12  # room above the highest and below the lowest point, as a proportion of the range
-# Smallest range of an axis that does not start at 0, as a proportion of the highest value: without it, noise
-# would fill the chart and look like a change.
+# Smallest range of an axis that does not start at 0, as a proportion of the highest value: otherwise noise
+# fills the chart and looks like a change.
 _MIN_RANGE = 0.05
 
 

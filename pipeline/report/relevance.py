@@ -21,6 +21,6 @@ class RelevanceSection:
     sentences: tuple[str, ...]
     """what was measured, and how it differs from the previous release"""
     differing: int = 0
-    """number of queries whose score differs from that in the previous release"""
+    """number of queries whose score differs from the previous release"""
     changed: tuple[QueryScores, ...] = ()
-    """of these the queries that changed most, the worst first"""
+    """the queries among these that changed most, the largest loss first"""

@@ -1,4 +1,4 @@
-"""Build the sections of the evaluation page about the bias of token embeddings."""
+"""Build the sections of the evaluation page about the bias of token embeddings: one subject of the page."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -20,7 +20,8 @@ def plane_chart(points: Sequence[tuple[str, float, float, int]], attribute: str)
     """Draw tokens as dots, coloured by group.
 
     Args:
-        points: token, first and second component, and number of the group, which is that of its colour.
+        points: token, first and second component, and number of its group, which is also the number of its
+        colour.
         attribute: property by which tokens are grouped.
     """
     xs, ys = [x for _, x, _, _ in points], [y for _, _, y, _ in points]

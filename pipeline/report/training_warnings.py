@@ -1,4 +1,4 @@
-"""Find out what is wrong with a training: warnings for its page and its model card."""
+"""Warnings about a training, for its page and its model card."""
 
 import math
 from collections import Counter
@@ -10,7 +10,8 @@ from pipeline.report.training_report import TrainingReport
 from pipeline.settings.training import TrainSettings
 from pipeline.store.records.units import sum_counts
 
-_AT_CHANCE = 0.02  # relative distance from ln N, the loss of a random choice among N, that counts as equal
+# relative distance from ln N, the loss of a random choice among N, within which a loss counts as equal to it
+_AT_CHANCE = 0.02
 _EQUAL = 0.9999  # cosine from which two views count as equal, because of rounding in half precision
 _COLLAPSED = 0.98  # with this mean cosine of different texts or a larger one, vectors count as collapsed
 _MAX_WAITING = 0.2  # proportion of the time spent waiting for batches
@@ -20,11 +21,11 @@ _REPEATS_CONSEQUENCE = {
     "drop": ", although rows were exchanged with other batches: too few others were left.",
     "mask": ", and were not used as negatives of each other.",
 }
-"""ending of the sentence about texts that repeat within a batch, by train.order.repeats"""
+"""end of the sentence about texts that repeat within a batch, by train.order.repeats"""
 
 
 def training_warnings(report: TrainingReport) -> list[str]:
-    """Return warnings to consider before the encoder is used, those of the objective first."""
+    """Return warnings to consider before the encoder is used; the objective's warnings come first."""
     return [
         *report.objective_warnings,
         *_result_warnings(report),
@@ -37,7 +38,7 @@ def training_warnings(report: TrainingReport) -> list[str]:
 
 
 def _result_warnings(report: TrainingReport) -> Iterator[str]:
-    """Warn if the trained encoder is no better than the one that the training started from, or may not be."""
+    """Warn if the trained encoder is not, or may not be, better than the encoder at the start."""
     dev, changes = report.dev_lines, changes_on_same_rows(report.lines)
     if dev:
         if dev.best.step == 0 and report.steps:
@@ -115,9 +116,10 @@ def _weights(settings: TrainSettings) -> dict[str, float]:
 
 
 def _candidates_at_chance(loss: float, settings: TrainSettings) -> int | None:
-    """Return the number N of candidates if the loss is ln N, that of a random choice; None if it is not.
+    """Return the number N of candidates if the loss is ln N, the loss of a random choice; None if it is not.
 
-    N is the number of rows of a batch or twice as many: the numbers that objectives compare a row with.
+    N is the number of rows of a batch, or twice this number: objectives compare a row with so many
+    candidates.
     """
     rows = settings.order.batch_rows
     if not settings.across_ranks:

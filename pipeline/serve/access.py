@@ -32,7 +32,7 @@ _OTHER_SITE = (
     b'{"error":"CrossSite","message":"without a token, this service refuses cross-site requests of '
     b'browsers: open its address directly"}'
 )
-_MAX_BODIES = 8  # bodies of the largest size that may be read at one time
+_MAX_BODIES = 8  # how many bodies of the largest size may be read at one time
 _TOO_MANY = "too many large bodies are received at the same time: send them again later"
 _TOO_LARGE = "the body is too large: send fewer queries at a time"
 
@@ -71,7 +71,7 @@ class LoopbackOnly:
 
     Otherwise any web page that is open in a browser on this machine could read the corpus, under a name that
     its author lets resolve to this machine (DNS rebinding). Requests that a page of another site makes a
-    browser send get 403: the page could not read the answers, but keep the service busy.
+    browser send get 403: the page could not read the answers, but could keep the service busy.
     """
 
     def __init__(self, app: AsgiApp, hosts: Collection[str] = ()) -> None:
@@ -94,7 +94,9 @@ class LoopbackOnly:
             await self._app(scope, receive, send)
 
     def _is_of_another_site(self, scope: Scope) -> bool:
-        """Return whether a browser says so; older ones send only an Origin, and not with every request."""
+        """Return whether the browser says that a page of another site sent the request; older browsers send
+        only an Origin, and not with every request.
+        """
         headers = dict(scope["headers"])
         if headers.get(b"sec-fetch-site") == b"cross-site":
             return True
@@ -104,7 +106,7 @@ class LoopbackOnly:
 class BodyLimit:
     """Answers 413 to requests whose body is too large, before it is read.
 
-    While the bodies of all requests that are being received take too much memory, further ones get 503.
+    While the bodies that are being received take too much memory together, further requests get 503.
     """
 
     def __init__(self, app: AsgiApp, limit: int) -> None:

@@ -1,6 +1,6 @@
 """Answer concurrent searches together, as the encoder and faiss are faster with many queries at a time.
 
-Searches with a filter wait in a queue of their own, with a thread of its own, as a filter may take long.
+Searches with a filter have a separate queue and thread, because a filter may take long.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from pipeline.targets.values import json_rows
 
 _MAX_WAITING = 4_096  # queries; later requests are refused until some are answered
 _FILTER_S = 30.0  # longest time for the rows of a filter
-_POLL_S = 0.2  # time between two looks for clients that have gone while their searches are computed
+_POLL_S = 0.2  # time between two checks for clients that have gone while their searches are computed
 
 
 IsGone = Callable[[], Awaitable[bool]]
@@ -118,7 +118,7 @@ class Batches:
         """Answer a search.
 
         Args:
-            is_gone: says whether the client has gone; its search is then not computed, or no further.
+            is_gone: returns whether the client has gone; its search is then not begun, or stopped.
 
         Raises:
             PipelineError: the queries or the filter are invalid, or a file of the release is missing.
@@ -181,10 +181,10 @@ class Batches:
     def answer(
         self, searches: Sequence[Search], is_wanted: Callable[[int], bool] = _always
     ) -> list[Found | Exception]:
-        """Answer searches, all from one release. Errors are returned in the place of answers.
+        """Answer searches, all from one release. Errors are returned in place of answers.
 
         Args:
-            is_wanted: says whether somebody still waits for the answer to search number i.
+            is_wanted: returns whether somebody still waits for the answer to search number i.
         """
         release = self._release.snapshot()
         results: dict[int, Found | Exception] = {}
@@ -205,7 +205,8 @@ class Batches:
         """Evaluate a filter, whose rows the release then keeps. Returns the error if that fails.
 
         Args:
-            wanted: say of each search with the filter whether somebody still waits for its answer.
+            wanted: functions, one per search with the filter, that return whether somebody still waits for
+            its answer.
         """
         if where is None:
             return None
@@ -237,13 +238,13 @@ async def _drop_gone(searches: list[_Waiting]) -> list[_Waiting]:
 def _answer_same(release: OpenRelease, searches: list[Search]) -> list[Found | Exception]:
     """Answer searches of one key together. If that fails, halve them, so that only the faulty ones fail.
 
-    A fault of the store is met once for all of them, as each attempt to read it may take long.
+    A fault of the store is not retried for each search, because an attempt to read it may take long.
     """
     try:
         return list(_answers(release, searches))
     except TransientError as error:
         return [error] * len(searches)
-    except BaseException as error:  # it ends these requests, but not the service
+    except BaseException as error:  # the error ends these requests, but not the service
         if len(searches) == 1:  # a panic in Rust code is not an Exception in Python
             panicked = RuntimeError(f"{type(error).__name__}: {error}")
             return [error if isinstance(error, Exception) else panicked]

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _MAX_CONNECTIONS = 4_096
-_SPARE_FILES = 64  # file descriptors left for others: opening a release needs so many
-_REPEATED_S = 60.0  # time in which a fault is logged once
+_SPARE_FILES = 64  # file descriptors that are left for opening a release
+_REPEATED_S = 60.0  # interval in which a fault is logged only once
 _SHUTDOWN_S = 5  # time for open requests to end after SIGTERM
 
 
@@ -49,7 +49,7 @@ def server_config(app: "FastAPI", limits: Limits | None = None, **options: Any) 
     """Return the configuration of a server with limits.
 
     Args:
-        limits: default: those of the process.
+        limits: default: limits of the process.
         options: further options of uvicorn.
     """
     for name in ("uvicorn.error", "asyncio"):
@@ -138,7 +138,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             return
         self._stop()
         self._waits_for, self._since = waits_for, time.monotonic()
-        if waits_for:  # also if it is closing: a client that reads nothing keeps it open
+        if waits_for:  # even while it is closing, because a client that reads nothing keeps it open
             self._timer = self.loop.call_later(limit_s, self._close)
 
     def _stop(self) -> None:
@@ -170,14 +170,14 @@ class SeldomRepeated(logging.Filter):
 
 
 class Seldom:
-    """Counts faults by kind, and says which of them to report: the first of each kind in a minute."""
+    """Counts faults by kind, and decides which to report: the first of each kind in a minute."""
 
     def __init__(self) -> None:
         self._reported: dict[str, float] = {}
         self._left_out: dict[str, int] = {}
 
     def left_out(self, kind: str) -> int | None:
-        """Return the number of faults that were not reported since the last one; None: do not report this."""
+        """Return how many faults were left out since the last report; None: do not report this one."""
         now = time.monotonic()
         if now - self._reported.get(kind, -_REPEATED_S) < _REPEATED_S:
             self._left_out[kind] = self._left_out.get(kind, 0) + 1

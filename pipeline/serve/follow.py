@@ -1,4 +1,4 @@
-"""Follow the current release of a root: open a newer one beside the served one, then swap.
+"""Follow the current release of a root: open a newer release while the old one is served, then swap.
 
 A lease below the root names the served release, so that prune keeps its files.
 """
@@ -108,7 +108,10 @@ class Follower:
         self._report(sentence)
 
     def _swap(self, newer: ReleaseManifest, poll_s: float) -> bool:
-        """Swap to a release. Returns False if it could not be opened a short time ago: that costs much."""
+        """Swap to a release.
+
+        Returns False, without a try, if opening it failed a short time ago, because a try costs much.
+        """
         if newer.id == self._failed and time.monotonic() < self._try_again:
             return False
         self._failures = self._failures + 1 if newer.id == self._failed else 1
@@ -154,7 +157,7 @@ def open_held(root: str | tuple[str, str]) -> Iterator[tuple[OpenRelease, contex
     while True:
         number = releases.get_or_current(None).release
         with _hold(releases, number) as held:
-            # prune keeps the current release; another is current if a night published since
+            # prune keeps the current release; another release is current if a night has published since
             if releases.get_or_current(None).release != number:
                 continue
             release = open_release(releases)
@@ -168,7 +171,7 @@ def _hold(releases: Releases, number: int) -> contextlib.ExitStack:
     held = contextlib.ExitStack()
     try:
         held.enter_context(lease(releases.store, SERVED, release=number))
-    except (OSError, PipelineError) as error:  # such as a root that this service may only read
+    except (OSError, PipelineError) as error:  # as at a root that this service may only read
         why = f"no lease can be written ({error})"
         announce(f"`manta releases prune` does not know that release {number} is served: {why}")
     return held

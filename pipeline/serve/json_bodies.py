@@ -53,7 +53,7 @@ def _has_few_values(body: bytes) -> bool:
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(
             b'\\"', b""
-        )  # so that only quotes that delimit strings remain
+        )  # removes escapes, so that only quotes that delimit strings remain
     characters = np.frombuffer(body, np.uint8)
     in_string = np.bitwise_xor.accumulate(characters == ord('"'))
     return all(
@@ -62,7 +62,7 @@ def _has_few_values(body: bytes) -> bool:
 
 
 def _position(body: bytes, message: str) -> int:
-    """Return the byte that a message of the parser names by line and column; 0 if it names none."""
+    """Return the byte offset that the parser's message names by line and column; 0 if it names none."""
     if (found := _PLACE.search(message)) is None:
         return 0
     line, column = map(int, found.groups())

@@ -1,4 +1,4 @@
-"""Routes of the page on which people look at a corpus. It works without scripts and external resources."""
+"""Routes for people: the page on which they look at a corpus, without scripts and external resources."""
 
 import time
 from dataclasses import replace
@@ -74,7 +74,7 @@ def _add_search_page(app: FastAPI, release: OpenRelease, batches: Batches, follo
 
 
 def _same(opened: OpenRelease, found: Found, release: OpenRelease) -> OpenRelease:
-    """Return the release that answered: `opened`, or the one that took its place meanwhile."""
+    """Return the release that answered: `opened`, or the release that has replaced it meanwhile."""
     return opened if found.release == opened.number else release.snapshot()
 
 

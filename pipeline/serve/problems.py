@@ -1,4 +1,7 @@
-"""Responses to failed requests: 400 to 499 for faults of a request, 500 and above for the service's."""
+"""Responses to failed requests:
+
+400 to 499 for faults of a request, 500 and above for faults of the service.
+"""
 
 from http import HTTPStatus
 from typing import Any
@@ -30,7 +33,8 @@ def add_problems(app: FastAPI) -> None:
 def status_of(error: PipelineError) -> int:
     """Return the status of the response to a request that failed.
 
-    The encoder was loaded before the first request, so a SpaceMismatch is about the vectors of a request.
+    The encoder was loaded before the first request, so a SpaceMismatch can only concern the vectors of a
+    request.
     """
     if isinstance(error, SpaceMismatch):
         return 409
@@ -57,7 +61,7 @@ async def _explain_invalid(request: Request, error: Exception) -> JSONResponse:
 
 
 def _sentence(fault: dict[str, Any]) -> str:
-    """Return the place of a fault, and its reason: the parser's, if the body is not JSON."""
+    """Return where a fault is and its reason; if the body is not JSON, the parser's reason."""
     reason = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "json_invalid":
         reason = f"{reason}: {fault['ctx']['error']}"

@@ -1,4 +1,4 @@
-"""Place a sample of the rows of a release on a plane: by UMAP if it is installed, else by PCA."""
+"""Place a sample of the rows of a release on a plane: by UMAP (an optional dependency), else by PCA."""
 
 import asyncio
 import importlib
@@ -43,7 +43,7 @@ class _Drawing(NamedTuple):
 
 
 class SampleMap:
-    """Cache of one map: that of the release last requested. It is called in one event loop.
+    """Caches the map of the release that was last requested. It is called in one event loop.
 
     A map is drawn once, in a thread of its own, however many requests wait: UMAP may take long.
     """
@@ -94,7 +94,9 @@ def _place(release: OpenRelease) -> PlacedRows:
 
 
 def _principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the first two principal components (n, 2) of vectors (n, d), and their part of the variance."""
+    """Return the first two principal components (n, 2) of vectors (n, d), and the proportion of the variance
+    that they explain.
+    """
     centred = vectors - vectors.mean(axis=0)
     _, spread, directions = np.linalg.svd(centred, full_matrices=False)
     directions = directions[:2]

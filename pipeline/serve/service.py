@@ -1,4 +1,4 @@
-"""The parts of a running service, and the routes over them."""
+"""Build a running service, and its routes for programs. `manta serve` runs it."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ class ServiceOptions:
     """Options of a service."""
 
     poll_s: float = 30.0
-    """seconds between two looks for another release"""
+    """seconds between two checks for another release"""
     same_space: bool = True
     """refuse releases of another space"""
     token: str = ""
@@ -90,7 +90,7 @@ def _add_search(app: FastAPI, batches: Batches) -> None:
         queries = tuple(body.queries) if body.queries is not None else _matrix(body.vectors or [])
         fields = body.model_dump(include={"k", "space_id", "where", "group", "texts"})
         found = await batches.search(Search(queries, **fields), request.is_disconnected)
-        content = await run_in_threadpool(_to_json, found)  # may be megabytes
+        content = await run_in_threadpool(_to_json, found)  # the body may have megabytes
         return Response(content, media_type="application/json")
 
 
@@ -104,7 +104,7 @@ def _matrix(vectors: list[list[float]]) -> np.ndarray:
     lengths = sorted({len(vector) for vector in vectors})
     if len(lengths) > 1:
         raise QueryError("search: vectors", "one length", f"{lengths[0]} and {lengths[-1]}", "check them")
-    with np.errstate(over="ignore"):  # infinity is refused by the search
+    with np.errstate(over="ignore"):  # the search refuses infinity
         return np.array(vectors, dtype=np.float32)
 
 

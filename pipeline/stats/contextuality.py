@@ -1,8 +1,8 @@
 """Contextuality of word vectors, layer by layer (Ethayarajh 2019).
 
 The metrics are self-similarity, intra-sentence similarity and maximum explainable variance, each with the
-value that random words of the same layer give. The states of all texts are read as a stream; only the states
-of the chosen word occurrences are held in memory.
+value for random words of the same layer. The states of all texts are read as a stream; only the states of the
+chosen word occurrences are held in memory.
 """
 
 from collections.abc import Iterable

@@ -30,7 +30,7 @@ class WordSimilarity(Settings):
 class Level(Settings):
     """Metrics of one layer; layer 0 is the output of the embedding layer.
 
-    Metrics with names that begin with sentence_ are of mean-pooled sentences, the others of words (see
+    Metrics whose names begin with sentence_ measure mean-pooled sentences, all others words (see
     `contextuality`).
     """
 
@@ -103,7 +103,9 @@ class GeometryReport(Settings):
     mev: Mev
     """definition of the explained variance of words; see `explained_variance`"""
     gold_edits: Metric | None
-    """correlation of the gold scores with edit distance, to compare with the correlation of the cosines"""
+    """correlation of the gold scores with edit distance, for comparison with the correlation of the
+    cosines
+    """
     series: tuple[NamedSpace, ...]
     """sentence spaces, one per candidate"""
     depths: tuple[NamedLayers, ...]

@@ -72,7 +72,7 @@ def rank_correlation(x: np.ndarray, y: np.ndarray, of: str, seed: int | None = N
         x: first values.
         y: second values.
         of: unit of n, such as "pairs".
-        seed: of the sample that x and y come from; None if they are not a sample.
+        seed: seed of the sample that x and y come from; None if they are not a sample.
     """
     if len(x) < 2 or _is_constant(x) or _is_constant(y):
         return None

@@ -62,7 +62,7 @@ class TableBias(Stored):
     shown: tuple[ShownToken, ...]
     """sample of tokens, evenly over the frequency ranks"""
     correlations: dict[str, float]
-    """Spearman x100 of cosines of averaged embeddings with human scores, by the tokens that are left out"""
+    """Spearman x100 of cosines of averaged embeddings with human scores, by what the averages leave out"""
     points: FileRef
     """Parquet file of all tokens: token, count, group of each attribute, x, y"""
 
@@ -79,7 +79,7 @@ class EncoderTokenBias(Stored):
 
 
 class NamedTokenBias(Settings):
-    """Bias of the tables of one encoder, with the name of the candidates that have the encoder."""
+    """Bias of the tables of one encoder, named after the candidates that use it."""
 
     name: str
     bias: EncoderTokenBias

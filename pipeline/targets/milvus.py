@@ -16,7 +16,7 @@ from pipeline.targets.values import id_array, json_rows
 
 _KEY = "manta.position"  # property of the collection
 _MAX_ID_BYTES = 65_535  # limit of a VARCHAR
-_MAX_ID = 2**63 - 1  # largest id that is a number
+_MAX_ID = 2**63 - 1  # largest integer id
 _BATCH_IDS = 1_000  # in one condition of a deletion
 # Codes of the server for invalid parameters and collections, of Milvus Lite (6), and statuses of gRPC.
 _REFUSALS = (
@@ -119,7 +119,8 @@ class MilvusTarget(Target):
         """Distinguish requests that the server refuses from a server that does not answer."""
         errors: Any = self._module.exceptions
         rpc: Any = self.client("grpc")
-        if isinstance(error, rpc.RpcError):  # as the client raises answers that it does not repeat
+        # the client raises this for answers after which it does not repeat a request
+        if isinstance(error, rpc.RpcError):
             status = error.code().name
         elif isinstance(error, errors.MilvusException):
             status = str(error.code)

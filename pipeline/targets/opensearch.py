@@ -18,7 +18,8 @@ from pipeline.targets.requests import in_requests, is_refusal
 from pipeline.targets.target import TARGETS, Position, Target
 from pipeline.targets.values import id_array, json_rows
 
-_TEXT = {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": 256}}}  # as servers guess
+# the types that servers guess
+_TEXT = {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": 256}}}
 _UNPARSED = {"type": "object", "enabled": False}  # stored, but not searchable
 
 # Types of Arrow, and the types of fields that take their values in JSON.

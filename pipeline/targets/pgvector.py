@@ -16,8 +16,9 @@ from pipeline.targets.values import json_value, python_column
 
 _POSITIONS = "manta_positions"  # a table with one row per target
 _BATCH_ROWS = 8_192
-# Classes of SQLSTATE (appendix A of PostgreSQL's manual) that no repetition changes: invalid values, violated
-# constraints, and limits such as the size of an id; missing features, logins, databases, schemas, privileges.
+# Classes of SQLSTATE (appendix A of PostgreSQL's manual) for which a repetition cannot help: invalid values,
+# violated constraints, and limits such as the size of an id; missing features, logins, databases, schemas,
+# privileges.
 _INVALID_DATA = ("22", "23", "54")
 _INVALID_REQUEST = ("0A", "28", "3D", "3F", "42")
 _REMEDY = "see the manual of pgvector, or the privileges of the user"
@@ -197,7 +198,7 @@ class PgvectorTarget(Target):
         try:
             return self._psycopg.connect(self.uri, autocommit=True)
         except self._psycopg.OperationalError as error:
-            # libpq gives no SQLSTATE here, but knows whether the server answers; a full one does, too.
+            # libpq gives no SQLSTATE here, but knows whether the server answers; a full server answers, too.
             is_full = "too many" in str(error) or "connection slots" in str(error)
             pq = self._psycopg.pq
             if is_full or pq.PGconn.ping(self.uri.encode()) != pq.Ping.OK:

@@ -26,8 +26,8 @@ _HOST = re.compile(r"localhost|\d+(\.\d+){3}|\[.*\](:\d+)?|[^/\\]+:\d+", re.IGNO
 class QdrantTarget(Target):
     """A collection NAME, with cosine similarity. The key of the API is in QDRANT_API_KEY.
 
-    Qdrant takes no ids of any text, so the id of a point is the UUID (version 5) of the row's id. It stores
-    vectors of length 1.
+    Qdrant does not take arbitrary texts as ids, so the id of a point is the UUID (version 5) of the row's id.
+    It stores vectors of length 1.
     """
 
     extra: ClassVar[str | None] = "qdrant"
@@ -123,7 +123,7 @@ class QdrantTarget(Target):
     def explain(self, error: Exception) -> PipelineError | None:
         """Distinguish requests that the server refuses from a server that does not answer."""
         errors = self.client("qdrant_client.http.exceptions")
-        status = getattr(error, "status_code", None)  # an UnexpectedResponse has one
+        status = getattr(error, "status_code", None)  # an UnexpectedResponse has a status
         if isinstance(error, ValueError) or is_refusal(status):
             return self.refused(error, "check the address, the name and QDRANT_API_KEY")
         is_locked = isinstance(error, RuntimeError) and "already accessed" in str(error)  # a folder

@@ -1,4 +1,6 @@
-"""Cut rows into requests that servers accept, and recognize answers that refuse them however often sent."""
+"""Divide rows into requests that servers accept, and recognize answers after which a repetition
+cannot help.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar

@@ -22,24 +22,26 @@ class HeldRelease(Settings):
 
     number: int
     sha256: str
-    """of its manifest, so that a release of another root with the same number is recognized"""
+    """sha256 of its manifest, by which a release of another root with the same number is recognized"""
 
 
 EMPTY = HeldRelease(number=0, sha256="")
 """Stands for no rows, in the position of a target that is being filled."""
 
 UNKNOWN = HeldRelease(number=-1, sha256="")
-"""Stands for rows of releases that were pruned, in the position of a target that is written as a whole."""
+"""Stands for rows of pruned releases, in the position of a target that is being written as a whole."""
 
 
 class Position(Settings):
-    """The release that a target equals, or the releases that its rows may be of while an export runs."""
+    """The release that a target equals or, while an export runs, the releases from which its rows
+    may come.
+    """
 
     space_id: str
     columns: dict[str, str]
     """names and types of all columns"""
     releases: tuple[HeldRelease, ...]
-    """one if no export is running; of each, some rows may be in the target"""
+    """one release if no export is running; else the target may have rows of each"""
     next: HeldRelease | None = None
     """the release that is being exported, of which some rows may be in the target too"""
     steps: int = 0
@@ -60,9 +62,9 @@ class Target(abc.ABC):
     extra: ClassVar[str | None] = None
     """extra of the package that installs the client"""
     credentials: ClassVar[str] = ""
-    """variables of the environment with user, password or key; empty: those of the address's scheme"""
+    """environment variables with user, password or key; empty: the variables of the address's scheme"""
     is_atomic: ClassVar[bool] = False
-    """whether readers see nothing of an export before it has ended"""
+    """whether readers see no change of an export before it has ended"""
     takes_paths: ClassVar[bool] = True
     """whether an address without scheme is a path of this machine"""
     page_ids: ClassVar[int] = 8_192
@@ -190,7 +192,7 @@ class Target(abc.ABC):
             ) from None
 
     def foreign(self, kind: str, advice: str = "choose another --name") -> DataError:
-        """Return the error for a table, or what else `kind` names it, that no export wrote."""
+        """Return the error for a table that no export wrote; `kind` is the target's word for a table."""
         expected = f"no {kind} of this name, or one that an export wrote"
         return DataError(self.where, expected, f"{kind} of another program", advice)
 

@@ -71,7 +71,7 @@ _CONVERSIONS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 
 def id_array(ids: list[Any]) -> pa.Array:
-    """Return ids that a client gave, texts or whole numbers; numbers beyond int64 are of uint64."""
+    """Return ids from a client, texts or whole numbers, as an array; numbers beyond int64 are uint64."""
     is_beyond = any(isinstance(each, int) and each > _INT64_MAX for each in ids)
     return pa.array(ids, pa.uint64() if is_beyond else None)
 

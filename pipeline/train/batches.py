@@ -1,4 +1,4 @@
-"""Batches of one rank, read and tokenized ahead of the training steps."""
+"""Batches of one rank, read and tokenized ahead of the training steps, without knowledge of a cluster."""
 
 from collections.abc import Callable, Generator, Sequence
 
@@ -23,7 +23,7 @@ def rank_batches(
 ) -> Generator[Batch, None, None]:
     """Yield this rank's batches from step `start` on, without end.
 
-    A thread reads the batches and tokenizes their texts a few batches ahead. Its errors are raised when their
+    A thread reads the batches and tokenizes their texts a few batches ahead. An error is raised when its
     batch is due; closing the generator ends the thread.
 
     Args:

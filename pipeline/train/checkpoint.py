@@ -1,4 +1,5 @@
-"""Checkpoints of a training in a store, written in the background. The last and the best ones are kept.
+"""Checkpoints of a training in a store, written in the background; the latest and the best are kept. It knows
+no cluster.
 
 A checkpoint is a file with a hash of its content in its name, and a record with the file's sha256, which is
 written last. A file without a record is ignored, so a training that is killed while it writes continues from
@@ -90,7 +91,7 @@ class Checkpoints:
         Of equal scores the earliest wins. Checkpoints that are missing or damaged are logged and skipped.
 
         Args:
-            step: step of the checkpoint; None for that of any step.
+            step: step of the checkpoint; None for any step.
         """
         return self._local_copy_of_highest(
             lambda record: _by_score(record) if step in (None, record.step) else None

@@ -29,8 +29,8 @@ from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gather import Ranks, world_size
 
 _LABELLED = ("premise", "hypothesis", "label")
-# Pairs above this proportion of the highest score are positive. In SimCSE's figures, too: above 4, where
-# the highest score is 5 (Gao et al. 2021, section 5).
+# Pairs above this proportion of the highest score are positive. SimCSE's figures use the same limit: above 4
+# of 5 (Gao et al. 2021, section 5).
 _POSITIVE = 0.8
 _MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # tokens of one forward pass, as in encoding; by type of device
 
@@ -188,11 +188,11 @@ def encode_on_all_ranks(model: TrainedModel, tokens: Tokens) -> np.ndarray:
 def buffers_of_rank(
     tokens: Tokens, max_length: int, device: torch.device
 ) -> Iterator[tuple[np.ndarray, bool]]:
-    """Yield the rows of each forward pass of this rank, and whether its result is to be used.
+    """Yield the rows of each forward pass of this rank, and whether its result is used.
 
     The buffers do not depend on the number W of ranks; each rank has every W-th buffer. All ranks run equally
-    many passes, because sharded weights are gathered for each pass; in the last round, ranks without a buffer
-    of their own get the last buffer once more, and drop the result.
+    many passes, because sharded weights are gathered for each pass; in the last round, a rank without a
+    buffer computes the last buffer again, and drops the result.
     """
     buffers = plan_buffers(tokens.lengths, max(_MAX_TOKENS[device.type], max_length))
     for first in range(0, len(buffers), world_size()):
@@ -292,7 +292,7 @@ class MaskedTexts:
         """Compute the mean natural logarithm of the probability of a masked word.
 
         Every rank has to call it, and gets the same value. The modules are in eval mode; words are masked as
-        in the training, the same ones each time.
+        in the training, the same words each time.
 
         Args:
             model: modules to evaluate.
@@ -319,7 +319,7 @@ class MaskedTexts:
                 for rows, is_own in buffers_of_rank(masked, encoder.folder.max_length, device):
                     summed = masking.summed_log_likelihood(masked.of_rows(rows), tokens.of_rows(rows).ids)
                     total += is_own * summed.double()
-        except ModelError as error:  # an error of a step would name the rows of a batch
+        except ModelError as error:  # unlike an error of a step, it does not name the rows of a batch
             found = f"{error.found}, of {error.where}"
             raise DataError(self.where, error.expected, found, DIVERGED) from None
         if world_size() > 1:

@@ -1,10 +1,10 @@
 """Collective operations of data-parallel training: gather vectors, average gradients, find shards.
 
 Each rank computes the mean loss of its own rows, with candidates gathered from all ranks. The mean over ranks
-of loss and gradient is then that of the whole batch, provided that the gradient of a gathered vector flows
-back to the rank that encoded it: the backward pass of `Ranks.gather` sums the gradients of all ranks.
-Encoders and heads are not wrapped for data parallelism: `average_gradients` runs once, after all chunks of a
-step, so that no gradient is sent twice and parameters keep their names.
+of loss and gradient then equals loss and gradient of the whole batch, provided that the gradient of a
+gathered vector flows back to the rank that encoded it: the backward pass of `Ranks.gather` sums the gradients
+of all ranks. Encoders and heads are not wrapped for data parallelism: `average_gradients` runs once, after
+all chunks of a step, so that no gradient is sent twice and parameters keep their names.
 """
 
 from collections.abc import Iterable, Iterator

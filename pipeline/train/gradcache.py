@@ -15,7 +15,7 @@ from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gather import average_gradients, mean_over_ranks, set_gradient_sync, world_size
 from pipeline.train.generators import RandomGenerators
 
-# Relative difference of the vectors of two passes. Rounding in half precision stays below it; different
+# Largest relative difference of the vectors of two passes. Rounding in half precision stays below it; other
 # dropout masks, at the usual rate of 0.1, change vectors by tens of per cent.
 _MAX_DIFFERENCE = 0.02
 
@@ -25,7 +25,7 @@ class Pass:
     """One forward pass of an encoder, for one or several views of the same rows."""
 
     indices: tuple[int, ...]
-    """positions of these views among those of the objective"""
+    """indices of these views among the objective's views"""
     joined: View
     """a single view with the texts of all of them, one view after the other"""
 
@@ -167,7 +167,7 @@ class StepResult:
     reps: tuple[Tensor, ...]
     """(n, dim) vectors of each view, of this rank's rows"""
     tokens: int
-    """number of tokens of all views on all ranks, and of those that the objective reads beside them"""
+    """number of tokens on all ranks: of all views, and further tokens that the objective reads"""
 
 
 def loss_and_backward(
@@ -262,7 +262,8 @@ def _backward_through_encoders(
     state = generators.state()
     for chunk in chunks:
         outputs = chunk.encode_again(generators)
-        generators.restore(state)  # row terms draw as if no chunk had been encoded again
+        # row terms draw the same random numbers as if no chunk had been encoded again
+        generators.restore(state)
         terms = _row_terms(objective, batch, chunk, outputs)
         state = generators.state()
         set_gradient_sync(objective, chunk is chunks[-1])

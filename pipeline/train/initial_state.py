@@ -1,4 +1,4 @@
-"""The encoder that a training starts from: the configured one, or a new one."""
+"""The encoder that a training starts from: the configured one, or a new one. It runs without a cluster."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -57,8 +57,9 @@ _NEW_ENCODERS = {
 def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
     """Return `encoder`, or the new encoder of `TrainSettings.new_encoder`.
 
-    A new encoder is built in this machine's cache, once for each set of settings and files. Its vocabulary is
-    that of a file of word vectors, or else the words of the training rows, counted in one streaming pass.
+    A new encoder is built in this machine's cache, once for each set of settings and files. Its vocabulary
+    comes from a file of word vectors, or else from the words of the training rows, counted in one streaming
+    pass.
 
     Raises:
         ConfigError, DataError, ModelError: as in `open_training_rows` and the function that writes the
@@ -81,7 +82,7 @@ def _version(train: TrainSettings, settings: NewEncoderSettings, file_format: in
     """Return a digest of everything that decides the new encoder."""
     described, vocabulary_source = settings.model_dump(mode="json"), _training_files(train)
     if isinstance(settings, VocabularySettings):
-        path = described.pop("words")  # its content is part of the digest instead
+        path = described.pop("words")  # the file's content is part of the digest instead of its path
         if path is not None:
             folder = word_vector_folder(settings)
             vocabulary_source = [digest_of_file(folder / name) for name in _WORD_VECTOR_FILES]
@@ -97,7 +98,7 @@ def _version(train: TrainSettings, settings: NewEncoderSettings, file_format: in
 
 
 def _count_words(train: TrainSettings, settings: NewEncoderSettings) -> Counter[str]:
-    """Count the words of the training rows, unless the vocabulary is that of a file of word vectors."""
+    """Count the words of the training rows, unless the vocabulary comes from a file of word vectors."""
     if isinstance(settings, VocabularySettings) and settings.words is not None:
         return Counter()
     announce("counting the words of the training rows; this is done once per machine")
@@ -105,7 +106,9 @@ def _count_words(train: TrainSettings, settings: NewEncoderSettings) -> Counter[
 
 
 def _count_rows(train: TrainSettings) -> int:
-    """Count the rows of all sources, also those that are not trained on: they have numbers too."""
+    """Count the rows of all sources, including rows that are not trained on, because these have
+    numbers, too.
+    """
     return sum(_open(train, source).counts["rows"] for source in train.data)
 
 

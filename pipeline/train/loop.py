@@ -256,7 +256,7 @@ class Training:
 
         Every rank has to call it; it is empty on all ranks but the first.
         """
-        random_states = [self._generators.state()] * world_size()  # one for each rank
+        random_states = [self._generators.state()] * world_size()  # one state for each rank
         if world_size() > 1:
             dist.all_gather_object(random_states, random_states[0])
         state = {
@@ -283,7 +283,7 @@ class Training:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Resume from a state, which must be equal on every rank.
 
-        Each rank continues its random numbers if the numbers of ranks and devices are those of the state.
+        Each rank continues its random numbers if there are as many ranks and devices as in the state.
         Otherwise generators are seeded again, from seed, step and rank.
         """
         objective, optimizer = state["objective"], state["optimizer"]
@@ -309,7 +309,7 @@ def fit(training: Training, batches: Iterator[Batch], *, until: int) -> Iterator
 
     Args:
         training: state to continue from.
-        batches: endless batches, starting with that of the next step.
+        batches: endless batches, beginning with the next step's.
         until: number of the last step.
 
     Raises:

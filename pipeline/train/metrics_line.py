@@ -9,7 +9,7 @@ class MetricsLine(Settings):
     """Means over the steps after the previous line, up to and including `step`.
 
     Metrics that were not measured are None and are omitted from metrics.jsonl. Alignment, uniformity and
-    cosines are those of the first rank's vectors as encoded in the steps, with dropout and without the
+    cosines are measured on the first rank's vectors as encoded in the steps, with dropout and without the
     objective's heads. Alignment and cosines are measured only if the objective has positive pairs (see
     `Objective.has_positive_pairs`).
     """

@@ -1,4 +1,6 @@
-"""Mixed precision, loss scaling, activation checkpointing and compilation."""
+"""Mixed precision, loss scaling, activation checkpointing and compilation: the loop's options for
+encoders.
+"""
 
 from typing import Any
 
@@ -19,8 +21,8 @@ _GROWTH_INTERVAL = 2_000  # steps without an overflow, as in Micikevicius et al.
 class LossScale:
     """Factor of the loss that keeps small gradients from becoming zero in float16 (Micikevicius et al. 2018).
 
-    The factor is halved when a gradient overflows, and doubled after 2,000 steps without an overflow (section
-    3.2 there). It is 1 for other precisions.
+    The factor is halved when a gradient overflows, and doubled after 2,000 steps without an overflow (their
+    section 3.2). It is 1 for other precisions.
     """
 
     def __init__(self, precision: str) -> None:
@@ -31,7 +33,7 @@ class LossScale:
     def lower(self) -> bool:
         """Halve the scale after an overflow, and return True.
 
-        Returns False if the scale is 1 already: then it did not cause the overflow.
+        Returns False if the scale is 1 already, so that it did not cause the overflow.
         """
         if self.value <= 1.0:
             return False

@@ -48,14 +48,14 @@ class PredictedRows:
     measure: Measure
     """metric of `score`, one of `measures`"""
     measures: tuple[Measure, ...]
-    """metrics of `scores`: those of the objective that the labels allow"""
+    """metrics of `scores`: the objective's metrics, as far as the labels allow them"""
 
     @classmethod
     def open(cls, settings: TrainSettings, file: DevSettings | TestSetSettings) -> "PredictedRows":
         """Read the rows of a file that have a label or a score.
 
         Labels have the names, and scores the range, of the first source of the training's data. `measure` is
-        that of dev, whatever the file.
+        the setting of dev, whatever the file.
 
         Args:
             settings: settings of the training, whose first objective predicts.
@@ -141,7 +141,7 @@ def _check_gold(where: str, gold: np.ndarray, target: str, measure: Measure | No
     Args:
         where: path or URI of the file.
         gold: (n,) classes or scores.
-        target: role of these, label or score.
+        target: role of these values, label or score.
         measure: metric that chooses the weights; None if the file chooses none.
         values: names of the labels.
     """

@@ -1,4 +1,5 @@
-"""Sharding of weights, gradients and optimizer state over the ranks (FSDP2: Zhao et al. 2023).
+"""Sharding of weights, gradients and optimizer state over the ranks (FSDP2: Zhao et al. 2023): one of two
+strategies.
 
 Each parameter of a backbone is sharded: the weights of a layer are gathered for its forward or backward pass
 and released afterwards, and torch averages their gradients over the ranks. Heads and other small modules stay

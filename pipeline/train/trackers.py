@@ -35,7 +35,10 @@ class Tracker(abc.ABC):
         """Send the metrics of a line."""
 
     def flush(self) -> None:  # noqa: B027 (optional)
-        """Make all metrics so far durable. Called at a checkpoint; by default `log` has done so already."""
+        """Make all metrics so far durable.
+
+        Called at a checkpoint; by default does nothing, if `log` makes them durable.
+        """
 
     @abc.abstractmethod
     def close(self) -> None:

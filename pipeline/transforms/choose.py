@@ -69,7 +69,7 @@ def tune_transform(
         moments: moments of all rows.
         dev: task whose score "dev" maximizes.
         held_out: moments of some of these rows; "likelihood" maximizes their likelihood under a fit on the
-            others.
+        other rows.
 
     Returns:
         The settings with numbers, and the curves of the choices.
@@ -136,7 +136,7 @@ def _likelihood(variances: np.ndarray, squares: np.ndarray, k: int) -> float:
 
 
 def _likelihood_curve(moments: Moments, held_out: Moments) -> Curve:
-    """Score values of k by the likelihood of the held-out rows under a fit on the others."""
+    """Score values of k by the likelihood of the held-out rows under a fit on the other rows."""
     fitted = moments.without(held_out)
     values = _k_values(fitted)
     scores = dict(zip(values, held_out_likelihood(fitted, held_out, values), strict=True))
@@ -176,7 +176,7 @@ def _k_values(moments: Moments) -> tuple[int, ...]:
 
 
 def _remove_values(moments: Moments, settings: WhitenSettings) -> tuple[int, ...]:
-    """Return the values of remove to score: those of _REMOVE_VALUES that the vectors allow."""
+    """Return the values of remove to score: the values of _REMOVE_VALUES that the vectors allow."""
     moments_before = _moments_before("components", moments, settings)
     spectrum = spectrum_of(moments_before) if settings.centred else uncentred_spectrum_of(moments_before)
     limit = min(spectrum.rank, moments.count // ROWS_PER_COMPONENT + 1)

@@ -13,7 +13,7 @@ from pipeline.stats.geometry import unit_rows
 Map = Callable[[np.ndarray], np.ndarray]
 """function from vectors (n, d) to vectors (n, k)"""
 
-MIN_WORDS = 8  # words of a text; halves with fewer than four words say too little about it
+MIN_WORDS = 8  # least words of a text: halves with fewer than four words say too little about it
 _TIE = 1e-6  # tolerance of ties: cosines of equal vectors differ by rounding within a matrix product
 _QUERY_ROWS = 1_024  # queries per block of similarities
 

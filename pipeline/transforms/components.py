@@ -17,7 +17,7 @@ from pipeline.stats.spectrum import spectrum_of, uncentred_spectrum_of
 from pipeline.transforms.files import TensorFile, check_vectors, content_id, too_few_rows
 from pipeline.transforms.transform import TRANSFORMS, Affine
 
-_ROWS_PER_DIRECTION = 5  # as for whitening: with fewer, a direction depends on single rows
+_ROWS_PER_DIRECTION = 5  # as for whitening: with fewer rows, a direction depends on single rows
 
 
 @TRANSFORMS.register("components")
@@ -43,7 +43,7 @@ class Components(TensorFile):
 
     @property
     def k(self) -> int:
-        """Dimension, the same as that of the input: removed directions become zeros."""
+        """Dimension of output and input: removed directions become zeros."""
         return len(self.mean)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ class Standardize(TensorFile):
 
     @property
     def k(self) -> int:
-        """Dimension, the same as that of the input."""
+        """Dimension of output and input."""
         return len(self.mean)
 
     @cached_property

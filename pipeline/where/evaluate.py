@@ -46,7 +46,9 @@ class ColumnComparison:
 
 @dataclass(frozen=True)
 class IsNotNull:
-    """The same answer for all rows with a value, such as whether an int8 is below 1,000; null for others."""
+    """A condition with the same answer for all rows with a value, such as an int8 below 1,000; null for other
+    rows.
+    """
 
     column: str
     answer: bool
@@ -155,7 +157,7 @@ class Or:
 
 
 def comparable_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which pyarrow can look up and compare the values of a type, which it can hold."""
+    """Return a type that can hold the values of a type, and in which pyarrow can look up and compare them."""
     if pa.types.is_float16(kind):
         return pa.float32()
     if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):

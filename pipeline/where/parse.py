@@ -188,9 +188,9 @@ def scalar_of(field: pa.Field, token: Token) -> pa.Scalar:
 
 
 def _beyond_all_numbers(field: pa.Field, operator: str, infinity: pa.Scalar) -> Condition:
-    """Compare a column of floats with a number that is beyond all finite ones of its type.
+    """Compare a column of floats with a number beyond all finite numbers of its type.
 
-    The number rounds to infinity, but is less than infinity, as which a row may be stored.
+    The number rounds to infinity, but is less than infinity, which a row may contain.
     """
     if operator in ("=", "!="):
         return IsNotNull(field.name, operator == "!=")
@@ -254,7 +254,7 @@ def _cast_time(text: str, kind: pa.DataType) -> pa.Scalar:
     except pa.ArrowInvalid:
         if not (pa.types.is_timestamp(kind) and kind.tz):
             raise
-        # An offset is missing. pyarrow takes none after a date alone.
+        # An offset is missing. pyarrow takes no offset after a date alone.
         return pa.scalar(text).cast(pa.timestamp(kind.unit)).cast(kind)
 
 
@@ -290,7 +290,7 @@ def _bounds(kind: pa.DataType) -> tuple[int, int]:
     return -(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1
 
 
-# Nesting of parentheses and not; each level takes some frames of Python's stack.
+# Levels of nested parentheses and `not`; each level takes some frames of Python's stack.
 _MAX_DEPTH = 100
 # Limits of what a row costs. A comparison takes up to a microsecond. A pattern with ten or more _ after a %
 # takes some microseconds for each character of the row's text.
@@ -374,7 +374,7 @@ class _Parser:
         return condition
 
     def _predicate(self) -> Condition:
-        """Read a column and what is said about it."""
+        """Read a column and the condition on it."""
         self._conditions += 1
         if self._conditions > _MAX_CONDITIONS:
             remedy = "write several values of one column as a list: lang in ('de', 'en')"

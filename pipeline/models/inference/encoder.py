@@ -111,8 +111,8 @@ class Encoder:
     def encode(self, texts: str | Sequence[str], *, query: bool = False) -> np.ndarray:
         """Encode one text or several.
 
-        A string, or queries, are computed in the smallest buffer that holds them, in a fraction of the time.
-        The vector of a text then depends on that buffer by rounding, about 1e-5.
+        A single string, or queries, are computed in the smallest buffer that holds them, in a fraction of the
+        time. A vector then depends on the size of that buffer by rounding, about 1e-5.
 
         Args:
             texts: a string; or n strings: a sequence, NumPy or pyarrow array, or pandas or Polars series.
@@ -132,11 +132,11 @@ class Encoder:
         return vectors[0] if is_single else vectors
 
     def encode_each(self, texts: Sequence[str], *, query: bool = False) -> tuple[np.ndarray, dict[int, str]]:
-        """Encode texts as `encode` does, without those for which the encoder raises.
+        """Encode texts as `encode` does, but tolerate texts for which the encoder raises.
 
         Returns:
-            (n, dim) float32 in input order, with NaN for texts that cannot be encoded; and for each of
-            these, by its number, the reason.
+            (n, dim) float32 in input order, with NaN for texts that cannot be encoded; and the reason for
+            each of these, by its number.
 
         Raises:
             ModelError: the encoder cannot encode a plain sentence either.
@@ -230,7 +230,9 @@ class Encoder:
                 began = time.perf_counter()
 
     def _small_buffer(self, tokens: Tokens) -> int:
-        """Smallest power of two that holds all tokens: few sizes, as the first use of each is slow."""
+        """Return the smallest power of two that holds all tokens: few sizes, because the first use of each is
+        slow.
+        """
         return min(self.max_tokens, 1 << (max(len(tokens.ids), _SMALLEST_BUFFER) - 1).bit_length())
 
     def _encode_window(
@@ -257,7 +259,7 @@ class Encoder:
         while True:
             with suppress(torch.OutOfMemoryError):  # on a GPU; a CPU without memory raises another error
                 return self._run_passes(tokens, max_tokens, skip, on_progress)
-            max_tokens = self._halve(max_tokens)  # after the handler, which holds memory of the failed pass
+            max_tokens = self._halve(max_tokens)  # outside the handler, which holds memory of the failed pass
 
     def _halve(self, max_tokens: int) -> int:
         """Halve max_tokens, for this and later windows. ModelError if no text of max_length would fit."""
@@ -365,7 +367,7 @@ def load_backbone(
     return model, FixedRows(load_mlp(checkpoint, model.width)).to(arithmetic.torch_device)
 
 
-_load_cached = functools.lru_cache(maxsize=2)(load_encoder)  # two, so that a caller can compare them
+_load_cached = functools.lru_cache(maxsize=2)(load_encoder)  # two encoders, so that a caller can compare them
 
 
 def encode(

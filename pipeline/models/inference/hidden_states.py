@@ -1,4 +1,4 @@
-"""Compute hidden states of an encoder for analysis: every token, layer by layer, and the word table."""
+"""Compute hidden states of an encoder for analysis: all tokens in all layers, and rows of the word table."""
 
 from collections.abc import Iterator, Sequence
 
@@ -78,7 +78,7 @@ class HiddenStates:
     def table(self, ids: np.ndarray) -> np.ndarray:
         """Look up rows of the word table: (m, d) float32 for token ids (m,)."""
         rows = np.zeros((len(ids), self._table_width), np.float32)
-        # as texts of max_length tokens, the longest that the model accepts
+        # looked up as texts of max_length tokens, the longest that the model accepts
         offsets = np.append(np.arange(0, len(ids), self._folder.max_length), len(ids))
         tokens = Tokens(ids.astype(np.int32), offsets, np.zeros(len(offsets) - 1, dtype=bool))
         for texts in self._model.plan(tokens.lengths, self._max_tokens):
@@ -87,7 +87,7 @@ class HiddenStates:
         return rows
 
     def _states(self, tokens: Tokens, rows: np.ndarray, numbers: list[int]) -> tuple[np.ndarray, ...]:
-        """Compute the hidden states (tokens, d) of these numbers for the texts `rows`."""
+        """Compute the hidden states (tokens, d) with these numbers for the texts `rows`."""
         with torch.inference_mode():
             states, segments = self._model.states(tokens, rows, set(numbers), self._max_tokens, 0)
             return tuple(states[number][segments.indices].float().cpu().numpy() for number in numbers)

@@ -1,4 +1,4 @@
-"""Packed (unpadded) forward pass of the families in `spec/families.py`.
+"""Packed (unpadded) forward pass of the families in `spec/families.py`: one of the kinds of `Model`.
 
 Every layer computes (T, d) with the same number of tokens T, so that shapes do not depend on the texts. Only
 a text of more than T tokens is computed alone, with the smallest multiple of T that holds it.
@@ -63,7 +63,7 @@ class LayerLoader:
         return self._checkpoint.tensor(f"{name}.weight", (rows, self._architecture.width))
 
     def norm(self, name: str | None) -> Norm | None:
-        """Load a normalization of the states; None for None."""
+        """Load a normalization of the states; None if there is none."""
         if name is None:
             return None
         kind, shape = self._architecture.norm, (self._architecture.width,)
@@ -122,7 +122,7 @@ class LayerLoader:
     def _inputs(
         self, prefix: str, names: SublayerNames, rows: tuple[int, ...], has_bias: bool
     ) -> list[tuple[Tensor, Tensor | None]]:
-        """Read the first maps of a sublayer, stored one by one or as one. rows: output width of each."""
+        """Read the first maps of a sublayer, stored one by one or joined. rows: output width of each."""
         width = self._architecture.width
         if len(names.inputs) == len(rows):
             return [
@@ -244,7 +244,7 @@ class PackedModel(Model):
         scale = self.shape.score_scale
         if not self._varlen:
             return self._grouped(tokens.lengths, scale)
-        # the bounds have to cover the buffer, so its padding is divided into texts, too
+        # the bounds have to cover the buffer, so its padding is treated as texts, too
         longest = varlen_limit(tokens.lengths)
         ends = [*range(len(tokens.ids), size, longest), size]
         bounds = self.put(np.array([*tokens.offsets[:-1], *ends], np.int32))
@@ -268,7 +268,8 @@ class PackedModel(Model):
     def _embeddings(self, loader: LayerLoader, names: Names) -> tuple[Tensor, Tensor | None]:
         """Load the word table, and the rows that are added to it.
 
-        They are a table of positions, the row of token type 0, which all tokens have, their sums, or None.
+        These rows are the table of positions, the row of token type 0 (which all tokens have), the sums of
+        both, or None.
         """
         words = loader.for_sums(loader.table(names.words, self.shape.vocabulary))
         added = None

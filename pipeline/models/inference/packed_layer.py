@@ -18,10 +18,10 @@ from pipeline.models.layers.linear import LinearMap
 from pipeline.models.layers.padded_mask import Heads
 from pipeline.models.layers.rotary import Angles, rotate
 
-# Tokens of a buffer from which on a compiled kernel saves time. Its call takes the processor 70 µs, those of
-# the two kernels that it replaces take 20.
+# A compiled kernel saves time for buffers of at least this many tokens. Its call takes the processor 70 µs,
+# the calls of the two kernels that it replaces take 20.
 _LEAST_FUSED = 4_096
-# Rows of a kernel's first call. The compiler chooses block sizes, and with them the order of sums, for it.
+# Rows of a kernel's first call, for which the compiler chooses block sizes, and with them the order of sums.
 _COMPILED_ROWS = 8_192
 
 Attend = Callable[[Heads], Tensor]
@@ -29,7 +29,7 @@ Attend = Callable[[Heads], Tensor]
 
 
 class FusedKernel:
-    """Compiled function of tensors (rows, ...), and of others.
+    """Compiled function of tensors (rows, ...), and of other arguments.
 
     The compiler would choose a kernel, and with it the order of sums, for the rows of the first call.
     So the function is first called with a fixed number of rows, and the kernel of that call computes all.
@@ -125,7 +125,7 @@ class Residual:
         """Return x plus the output of the sublayer (Vaswani et al. 2017).
 
         Args:
-            x: (T, d), in the type of the sum, which may be wider than that of the linear maps.
+            x: (T, d), in the type of the sum, which may be wider than the linear maps' type.
             compute: the sublayer without its last map.
         """
         update = self.output(compute(x if self.norm_before is None else self.norm_before(x))).to(x.dtype)
@@ -160,7 +160,7 @@ class PackedAttention:
     fused_rotation: FusedKernel | None
 
     def __call__(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
-        """Return (T, d) for x (T, d). angles: of the tokens' positions; None without rotation."""
+        """Return (T, d) for x (T, d). angles: rotations by the tokens' positions; None without rotation."""
         return self.residual(x, lambda normed: attend(self._heads(self.inputs(normed), angles)))
 
     def _heads(self, mapped: Tensor, angles: Angles | None) -> Heads:

@@ -1,4 +1,6 @@
-"""Padded forward pass through transformers, for architectures without a packed forward pass."""
+"""Padded forward pass through transformers, for architectures without a packed one: one of the kinds of
+`Model`.
+"""
 
 import inspect
 from collections.abc import Mapping
@@ -17,7 +19,7 @@ from pipeline.text.tokens.budget import longest_first
 from pipeline.text.tokens.tokens import Tokens
 
 _LENGTH_MULTIPLE = 16  # lengths are padded to multiples: few shapes, less than 16 wasted tokens per text
-# encoder-decoders of which sentence-transformers pools the decoder's states
+# encoder-decoders whose decoder states sentence-transformers pools
 _POOLED_DECODERS = (
     *(
         "bart",
@@ -38,12 +40,12 @@ class PaddedModel(Model):
     """Transformers model on a device.
 
     All batches of texts padded to L tokens have the same number of rows, max_tokens // L but at least
-    one; dummy rows fill a batch up. If tokens would see padding, L is the length of the texts, or the least
-    that the model computes. Shapes, and therefore a text's bits, do not depend on the other texts, as in the
-    packed forward pass. A text may be longer than max_tokens. A mixture of experts multiplies the tokens of
-    all rows that chose an expert, so each text is alone in its pass. On a GPU, several rows have one more
-    dummy row: transformers drops a mask without padding, and without a mask a GPU computes attention by
-    another kernel.
+    one; dummy rows fill a batch up. If tokens would see padding, L is the texts' own length, or the shortest
+    length that the model computes. Shapes, and therefore a text's bits, do not depend on the other texts, as
+    in the packed forward pass. A text may be longer than max_tokens. A mixture of experts multiplies the
+    tokens of all rows that chose an expert, so each text is alone in its pass. On a GPU, several rows have
+    one more dummy row: transformers drops a mask without padding, and without a mask a GPU computes attention
+    by another kernel.
     """
 
     def __init__(self, folder: EncoderFolder, arithmetic: Arithmetic) -> None:
@@ -111,7 +113,7 @@ class PaddedModel(Model):
 def _shortest(config: Any) -> int:
     """Return the least number of tokens that a model computes; shorter texts are padded to it."""
     match config.model_type:
-        case "canine":  # the stride of its downsampling convolution
+        case "canine":  # stride of the model's downsampling convolution
             return int(config.downsampling_rate)
         case "funnel":  # every block but the first halves the tokens after the first one
             return 2 ** (len(config.block_sizes) - 1) + 1

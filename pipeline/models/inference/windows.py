@@ -11,8 +11,8 @@ from pipeline.text.normalize import check_sequence
 from pipeline.text.tokens.budget import deduplicate
 from pipeline.text.tokens.tokens import TokenCounts, Tokenizer, Tokens
 
-# rows of the first window; it is small so that the forward pass starts early, and the next ones grow so that
-# the tokenizer stays ahead of it
+# rows of the first window: few, so that the forward pass starts early; later windows grow, so that the
+# tokenizer stays ahead
 _FIRST_WINDOW = 2_048
 
 
@@ -27,7 +27,7 @@ class EncodedBatch:
     counts: TokenCounts
 
     def split(self, rows: Sequence[int]) -> "Iterator[EncodedBatch]":
-        """Split into parts of `rows` rows each."""
+        """Split into pieces of `rows` rows each."""
         parts = (np.split(part, np.cumsum(rows)[:-1]) for part in (self.vectors, self.bad, *self.counts))
         for vectors, bad, *counts in zip(*parts, strict=True):
             yield EncodedBatch(vectors, bad, TokenCounts(*counts))

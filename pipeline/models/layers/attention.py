@@ -18,15 +18,15 @@ from pipeline.models.layers.padded_mask import Heads, Sight, attend
 # in 4 blocks, 24.3 in 8, 27.6 in one block per length, 70.1 in one block.
 _BLOCK_TEXTS = 16
 _MAX_BLOCKS = {"cpu": 8, "cuda": 2}  # by kind of device; on a GPU the launches of a block's kernels cost more
-_LEAST_VARLEN = 128  # lowest limit told to the kernel: the most tokens of its blocks
+_LEAST_VARLEN = 128  # lowest limit that the kernel is given: its largest block of tokens
 
 
 @dataclass(frozen=True)
 class Group:
     """Adjacent texts of equal length: `count` texts of `length` tokens each, from token `start` on.
 
-    They share one kernel call. The kernel works text by text, so the bits of a text do not depend on the
-    others.
+    They share one kernel call. The kernel works text by text, so the bits of a text do not depend on other
+    texts.
     """
 
     start: int
@@ -54,11 +54,11 @@ class Group:
 def groups_of(
     lengths: np.ndarray, most: int = 0, put: Callable[[np.ndarray], Tensor] = torch.from_numpy
 ) -> tuple[Group | PaddedGroup, ...]:
-    """Group adjacent texts of equal length, and those that are padded to the same length.
+    """Group adjacent texts of equal length, and adjacent texts that are padded to the same length.
 
     Args:
         lengths: tokens of each text; the first one begins at token 0.
-        most: tokens of the longest text that is padded; 0: none is.
+        most: longest text to pad, in tokens; 0: no text is padded.
         put: copies an array to the device.
     """
     starts = np.cumsum(lengths) - lengths
@@ -158,7 +158,7 @@ def attend_varlen(heads: Heads, bounds: Tensor, longest: int, sight: Sight) -> T
     before, after = (-1 if limit is None else limit for limit in (sight.before, sight.after))
     options = {
         "enable_gqa": heads.queries.shape[1] != heads.keys.shape[1],
-        # Otherwise newer kernels choose a number of splits, and with it a text's bits, by the other texts.
+        # Otherwise newer kernels choose a number of splits by the other texts, and it changes a text's bits.
         "num_splits": 1,
     }
     attended = varlen_attn(
@@ -188,7 +188,9 @@ class Block:
     longest: int
     """tokens of the longest text"""
     positions: Tensor | None
-    """(tokens,) int64 index of each token among texts * longest padded ones; None if no text is padded"""
+    """(tokens,) int64 index of each token among the texts * longest padded tokens; None if no text
+    is padded
+    """
     mask: Tensor | None
     """(texts, 1, 1, longest) bool, False for padding; None if no text is padded"""
 
@@ -296,7 +298,7 @@ def _bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     """
     half, exact = buckets // 2, buckets // 4
     size = distance.abs()
-    # Negative below `exact`, and -inf at 0, which no integer represents: `where` takes `size` there.
+    # Negative below `exact`, and -inf at 0, which no integer represents; there, `where` takes `size`.
     logarithmic = torch.log(size.float() / exact) / math.log(max_distance / exact) * (half - exact)
     far = torch.clamp(exact + logarithmic.clamp(min=0).long(), max=half - 1)
     return (distance > 0).long() * half + torch.where(size < exact, size, far)

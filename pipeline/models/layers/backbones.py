@@ -110,10 +110,10 @@ class Model:
     layers: int
     device: torch.device
     has_token_states = True
-    """whether there is one hidden state for each token; other states in a buffer are padding"""
+    """whether there is one hidden state for each token, so that the other states of a buffer are padding"""
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-        """Group texts into forward passes of at most max_tokens tokens; longer texts are alone in theirs.
+        """Group texts into forward passes of at most max_tokens tokens; a longer text has a pass of its own.
 
         Args:
             lengths: (n,) tokens of each text.

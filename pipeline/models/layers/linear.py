@@ -14,10 +14,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 LEAST_ACTIVATIONS = {"gelu": -0.17, "gelu_new": -0.1701, "relu": -1e-3, "silu": -0.2785}
-"""limits just below the least values of the activations"""
+"""by activation: a limit just below its least value"""
 LinearMap = Callable[[Tensor], Tensor]
 """Linear layer with its activation: (rows, outer) for (rows, inner)."""
-# by activation: the last arguments of mkldnn._linear_pointwise (operation, scalars, variant of the operation)
+# by activation: the last arguments of mkldnn._linear_pointwise (operation, scalars, algorithm)
 _ONEDNN: dict[str | None, tuple[str, list[Any], str]] = {
     None: ("none", [], ""),
     "gelu": ("gelu", [], "none"),  # the erf form
@@ -74,7 +74,7 @@ def trainable_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _OneDnnLinear(torch.autograd.Function):
-    """Linear layer whose backward products are linear layers without bias, too.
+    """Linear layer whose backward pass also consists of linear layers, without bias.
 
     The input's gradient is gradient @ weight, the weight's gradient is gradient.T @ x.
     """

@@ -50,7 +50,8 @@ class NgramPooling(nn.Module):
         x, counts = at_least_float32(states[segments.indices]), segments.counts
         texts = torch.arange(len(counts), device=x.device)
         owners = torch.repeat_interleave(texts, counts, output_size=len(x))
-        # as many rows as the buffer has, so that the bits of a row do not depend on the other texts
+        # the product has as many rows as the buffer, so that the bits of a row do not depend on the other
+        # texts
         missing = len(states) - len(x)
         x, owners = F.pad(x, (0, 0, 0, missing)), F.pad(owners, (0, missing), value=len(counts))
         outputs = [
@@ -69,7 +70,7 @@ class NgramPooling(nn.Module):
 
 
 def neighbourhoods(x: Tensor, owners: Tensor, reach: int) -> Tensor:
-    """Put the tokens of the window around each token side by side: (T, (2 * reach + 1) * d) for x (T, d).
+    """Concatenate the tokens of the window around each token: (T, (2 * reach + 1) * d) for x (T, d).
 
     Tokens of other texts are zero, as the padding of a convolution, so that texts do not change each other.
 
@@ -92,7 +93,7 @@ def load_ngrams(folder: EncoderFolder, width: int, *, trained: bool = False) -> 
     Args:
         folder: the encoder's folder.
         width: values of a hidden state.
-        trained: do not draw new layers.
+        trained: require trained layers: do not draw new ones.
 
     Raises:
         ModelError: the folder has no trained layers although they are required, or they do not fit.

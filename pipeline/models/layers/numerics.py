@@ -16,7 +16,7 @@ from pipeline.models.layers.linear import is_onednn
 from pipeline.models.layers.quantized import check_int8
 from pipeline.settings import Dtype, EncodeSettings
 
-# to be changed whenever a change of the models' code changes bits
+# raise it whenever a change of the models' code changes bits
 _VERSION = "packed-1"
 # bfloat16 on a CPU: residual sums are float32 since packed-2, attention of padded texts since packed-3
 _VERSION_OF_WIDE_SUMS = "packed-3"
@@ -35,7 +35,7 @@ class Arithmetic:
     device: Device
     dtype: Dtype
     max_tokens: int
-    """size of a forward pass; smaller ones are padded, because the size of a product can change bits"""
+    """size of a forward pass; smaller passes are padded, because the size of a product can change bits"""
     fused: bool
     """normalization fused with the residual sum, and rotation of heads, by compiled kernels (GPU)"""
 
@@ -46,7 +46,7 @@ class Arithmetic:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Type of weights and activations; with int8, of everything but the products of linear layers."""
+        """Type of weights and activations; with int8, linear layers compute in another type."""
         return torch.float32 if self.is_quantized else cast(torch.dtype, getattr(torch, self.dtype))
 
     @property
@@ -162,7 +162,7 @@ def whole_float32(device: Device) -> Iterator[None]:
     products: Any = torch.backends.cuda.matmul
     cudnn: Any = torch.backends.cudnn
     before = {each: each.fp32_precision for each in (products, cudnn.conv, cudnn.rnn)}
-    # torch has two interfaces, and refuses to read the older one if they contradict each other.
+    # torch has two interfaces for this, and refuses to read the older one if they contradict each other.
     products.allow_tf32 = cudnn.allow_tf32 = False
     for each in before:
         each.fp32_precision = "ieee"

@@ -1,7 +1,7 @@
 """Attention of packed texts in bfloat16 on a CPU: texts of similar length padded, and multiplied by oneDNN.
 
-torch's own kernel multiplies 32 or 64 queries at a time, for which calls of its matrix library cost more than
-they compute.
+torch's own kernel multiplies 32 or 64 queries at a time; for so few, the calls of its matrix library take
+longer than the products.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,9 @@ from torch import Tensor
 from pipeline.models.layers.padded_mask import Heads, Sight
 
 MOST_PADDED = 512
-"""tokens of the longest text that is padded: one of 1,000 tokens is faster in torch's kernel"""
-_MULTIPLE = 16  # padded lengths are multiples: otherwise softmax computes a row's rest value by value
+"""longest text to pad, in tokens: a text of 1,000 tokens is faster in torch's kernel"""
+# padded lengths are multiples of this: otherwise softmax computes the rest of a row value by value
+_MULTIPLE = 16
 # Scores computed together. They take 0.5 MB in bfloat16 and 1 MB in float32, and so stay in the cache.
 _SCORES = 2**18
 
@@ -41,8 +42,10 @@ class PaddedGroup:
     places: Tensor
     """(stop - start,) int64, padded position of each token"""
     mask: Tensor
-    """(texts, 1, length) float32, -inf for padding, else 0. No row is all -inf, whose softmax would be NaN:
-    every text has a token"""
+    """(texts, 1, length) float32, -inf for padding, else 0.
+
+    Every text has a token, so no row is all -inf, whose softmax would be NaN
+    """
 
     def attend(self, heads: Heads, sight: Sight) -> Tensor:
         """Attend from each token to all tokens of its text (Vaswani et al. 2017, eq. 1).
@@ -51,7 +54,7 @@ class PaddedGroup:
         masked in float32, so that scaled scores are not rounded again. Probabilities are rounded once.
 
         Args:
-            heads: of all texts, (T, heads, head width) each, bfloat16.
+            heads: heads of all texts, (T, heads, head width) each, bfloat16.
             sight: without limits.
 
         Returns:
@@ -113,7 +116,7 @@ def padded_length(lengths: np.ndarray) -> np.ndarray:
 
 
 def most_padded(sight: Sight) -> int:
-    """Return the tokens of the longest text that is padded: of those whose tokens all see each other."""
+    """Return the length of the longest text to pad: texts are padded only if all tokens see each other."""
     if sight.after == 0:
         return 0
     limits = (limit + 1 for limit in (sight.before, sight.after) if limit is not None)
@@ -121,7 +124,8 @@ def most_padded(sight: Sight) -> int:
 
 
 def _heads_at_once(heads: int, length: int) -> int:
-    """Return how many heads are computed together: those of whole texts, or an equal part of one's heads.
+    """Return how many heads are computed together: all heads of some texts, or an equal share of one text's
+    heads.
 
     oneDNN prepares a kernel for each number of heads, in half a millisecond, so there should be few.
     """

@@ -1,4 +1,4 @@
-"""Attention of the tokens of padded texts to all tokens, to earlier ones, or to near ones.
+"""Attention of the tokens of padded texts: to all tokens, to earlier tokens, or to near tokens.
 
 Attention to near tokens takes time and memory that are linear in the length of a text.
 """
@@ -18,7 +18,9 @@ _MOST_STEP = 1_024  # bounds the mask of a step: 1,024 rows of 4 kB for each 1,0
 
 
 class Heads(NamedTuple):
-    """Queries, keys and values by head; keys and values may have fewer heads, which then serve several."""
+    """Queries, keys and values by head; keys and values may have fewer heads, each shared by several heads of
+    queries.
+    """
 
     queries: Tensor
     keys: Tensor
@@ -33,7 +35,7 @@ class Sight(NamedTuple):
     after: int | None = None
     """number of tokens after it; None: all; 0: attention is causal"""
     scale: float | None = None
-    """factor of the products of queries and keys; None: one by the root of a head's width"""
+    """factor of the products of queries and keys; None: 1 / sqrt(head width)"""
 
     def within(self, length: int) -> "Sight":
         """Return the same for texts of `length` tokens, with None where the limit has no effect."""
@@ -90,7 +92,7 @@ def _attend_near(
         is_seen &= distance >= -sight.before
     if sight.after is not None:
         is_seen &= distance <= sight.after
-    # itself: a query of padding may see padding only, and attention over no token gives NaN
+    # each query sees itself: padding may see only padding, and attention over no token gives NaN
     is_seen = is_seen if mask is None else is_seen & (mask[..., start:stop] | (distance == 0))
     part = Heads(
         heads.queries[:, :, first:last], heads.keys[:, :, start:stop], heads.values[:, :, start:stop]

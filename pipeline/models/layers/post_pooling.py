@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     **{kind.__name__: kind for kind in _ELEMENTWISE},
     **{kind.__name__: partial(kind, dim=-1) for kind in _ROW_WISE},
 }
-"""function that makes an activation of a dense layer, by its name in torch.nn"""
+"""functions that make the activation of a dense layer, by name in torch.nn"""
 # Names in SimCSE's code, in its published checkpoints, and in RoBERTa's models for sequence classification.
 _MLP_HEADS = ("mlp.dense", "pooler.dense", "classifier.dense")
 
@@ -128,7 +128,7 @@ class DenoiseModule(nn.Module):
         """Use a transform and a table.
 
         Args:
-            transform: applied to the vectors, as it was to the table; None: no transform.
+            transform: applied to the vectors; the table contains its outputs already. None: no transform.
             table: (lengths, d) vectors of the template alone, by the text's number of tokens.
             shortest: number of tokens of the first row.
         """
@@ -153,8 +153,8 @@ class DenoiseModule(nn.Module):
 def new_dense(in_features: int, out_features: int, activation: Literal["Tanh", "Identity"]) -> DenseModule:
     """Create a layer that keeps the scale of its input, however many are stacked.
 
-    It maps (n, in_features) to (n, out_features). New weights are those of Glorot & Bengio (2010), with the
-    gain of the activation, and biases are zero.
+    It maps (n, in_features) to (n, out_features). New weights are drawn as by Glorot & Bengio (2010), with
+    the gain of the activation; biases are zero.
     """
     layer = DenseModule(
         Dense("", in_features, out_features, bias=True, activation=activation, residual=False)
@@ -181,7 +181,7 @@ def head_of(name: HeadName, dim: int) -> nn.Module:
 
 
 class FixedRows(nn.Module):
-    """Apply a module to parts of 64 rows, the last part padded with zeros.
+    """Apply a module to blocks of 64 rows, the last block padded with zeros.
 
     As all products have one shape, a row's bits do not depend on the other rows.
     """

@@ -1,7 +1,8 @@
 """Linear layers in 8-bit integers, for processors with instructions that multiply and add these (VNNI).
 
-Weights have a scale for each output, activations one for each row, found when the row is computed. Products
-are added up in 32-bit integers, which is exact; so a row's bits depend neither on other rows nor on threads.
+Weights have a scale per output, activations a scale per row, which is found when the row is computed.
+Products are added up in 32-bit integers, which is exact; so a row's bits depend neither on other rows nor on
+threads.
 """
 
 import torch
@@ -13,7 +14,7 @@ from pipeline.models.layers.linear import ACTIVATIONS
 
 ROWS_AT_ONCE = 256
 """rows of a feed-forward layer that are computed together, so that their inner values stay in the cache"""
-# Added to a value below 2**22, it leaves the nearest integer in the last bits of the float32.
+# A value below 2**22 plus this has the nearest integer in the last bits of the float32.
 _ROUNDING = 1.5 * 2**23
 _CODES = 255  # highest code of an activation
 _LOWEST_SCALE = 1e-30  # scale of rows that are zero
@@ -23,7 +24,7 @@ class QuantizedLinear:
     """`activation(x @ weight.T + bias)` for x (rows, inner) float32, in 8-bit integers.
 
     A value x of a row with scale s has the code round(x / s) + zero, from 0 to 255. oneDNN has a fast kernel
-    for such unsigned codes only: signed ones are computed by its reference code, a thousand times slower. So
+    for such unsigned codes only; signed codes are computed by its reference code, a thousand times slower. So
     codes of values of both signs have their zero at 128.
     """
 

@@ -1,4 +1,5 @@
-"""Rotary positions: pairs of a head's values are rotated by angles that grow with it (Su et al. 2021).
+"""Rotary positions: pairs of a head's values are rotated by angles that grow with the position (Su et al.
+2021).
 
 The pairs are (x[i], x[i + width / 2]), as in transformers.
 """
@@ -27,7 +28,8 @@ def angles_of(positions: Tensor, base: float, width: int) -> Angles:
         width: values of a head, an even number.
     """
     steps = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device)
-    frequencies = 1.0 / (base ** (steps / width))  # rounded as in transformers: far positions magnify it
+    # rounded as in transformers, because far positions magnify differences
+    frequencies = 1.0 / (base ** (steps / width))
     angles = positions.float()[:, None] * frequencies  # bfloat16 has no integer between 256 and 258
     cosines, sines = angles.cos(), angles.sin()
     return Angles(torch.cat([cosines, cosines], dim=1)[:, None], torch.cat([-sines, sines], dim=1)[:, None])
@@ -39,7 +41,7 @@ def rotate(x: Tensor, angles: Angles) -> Tensor:
 
 
 def rotate_by(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Do the same with angles as two arguments, to be compiled."""
+    """Rotate as `rotate` does, with the angles as two arguments, so that it can be compiled."""
     wide = x.float()
     rotated = torch.addcmul(wide * cosines, wide.roll(x.shape[-1] // 2, dims=-1), sines)
     return rotated.to(x.dtype)

@@ -21,13 +21,13 @@ def encoder_of(model: Any) -> Any:
 class ModuleState:
     """The attributes of a model's modules, to which `restore` returns them after a forward pass.
 
-    Vectors of later texts would depend on what a pass changes: BigBird changes to full attention at the first
-    short text, and dynamic rotary positions are computed for the longest text so far. Hooks, which
+    Otherwise vectors of later texts depend on what a pass has changed: BigBird changes to full attention at
+    the first short text, and dynamic rotary positions are computed for the longest text so far. Hooks, which
     transformers adds at the first pass that returns inner states, stay.
     """
 
     def __init__(self, model: Any) -> None:
-        # a module's attributes, buffers and inner modules, each as it changes and as it is now
+        # a module's attributes, buffers and inner modules: the live mapping, and a copy of it
         self._saved = [
             tuple((now, dict(now)) for now in (vars(module), module._buffers, module._modules))
             for module in model.modules()
@@ -56,13 +56,15 @@ def hidden_states(
         layers: number of its layers.
         inputs: arguments of its call, (rows, L) each.
         wanted: numbers of hidden states, as `layers_of` gives them.
-        state: of the encoder before any pass, restored after this one; None: the pass may change the encoder.
+        state: state of the encoder before any pass, restored after this pass; None: the pass may change the
+        encoder.
 
     Returns:
         Hidden states (rows * L, d) by number.
     """
     states: dict[int, Tensor] = {}
-    if TABLE_STATE in wanted:  # the table itself: some models scale its rows before the first layer
+    # from the table itself, because some models scale its rows before the first layer
+    if TABLE_STATE in wanted:
         states[TABLE_STATE] = F.embedding(inputs["input_ids"], encoder.get_input_embeddings().weight)
     if wanted - {TABLE_STATE}:
         needs_inner = bool(wanted - {TABLE_STATE, layers})

@@ -15,7 +15,7 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.spec.tensor_names import NAMES
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
-# what transformers writes before the names of a model's tensors, if it saves the model with a head
+# prefixes of tensor names that transformers writes if it saves a model with a head
 _BASES = ("bert.", "distilbert.", "model.", "mpnet.", "new.", "nomic_bert.", "roberta.")
 
 
@@ -45,7 +45,9 @@ class Checkpoint:
         self.names = {
             _current_name(name.removeprefix(prefix)): name for name in load if name.startswith(prefix)
         }
-        """name in the file by name without prefix, for the encoder's tensors only, not those of heads"""
+        """names in the file by name without prefix, for the encoder's tensors only, not for tensors
+        of heads
+        """
 
     def __contains__(self, name: str) -> bool:
         return name in self._load
@@ -109,7 +111,7 @@ class Checkpoint:
             )
 
     def check_used(self, names: Iterable[str]) -> None:
-        """Check that the encoder's parts have no tensors but these; log tensors of heads, for `manta -v`.
+        """Check that the encoder's parts have no other tensors; log tensors of heads, for `manta -v`.
 
         Raises:
             ModelError: there are more; the message names the first ones and their number.
@@ -178,8 +180,8 @@ def _from_pickle(file: Path) -> dict[str, Callable[[], Tensor]]:
 def _prefix(path: str, names: Iterable[str], table: str) -> str:
     """Return the characters before the name of the word table; "" if there is none.
 
-    Of several tables, as in a checkpoint of two encoders, the one without prefix is the encoder's, or else
-    the one under a name that transformers gives to a model with a head.
+    If there are several tables, as in a checkpoint of two encoders, the encoder's is the one without prefix,
+    or else the one under a prefix that transformers gives to a model with a head.
     """
     found = [name.removesuffix(table) for name in names if name.endswith(table)]
     if "" in found or not found:

@@ -9,7 +9,7 @@ from pipeline.text.tokens.tokens import Tokens
 
 
 class Biases(NamedTuple):
-    """Which linear maps and normalizations of a layer have biases."""
+    """Flags: linear maps and normalizations of a layer have biases."""
 
     inputs: bool = True
     """query, key and value"""
@@ -49,7 +49,7 @@ class Architecture:
     head_width: int
     vocabulary: int
     epsilon: float
-    """of the normalizations"""
+    """epsilon of the normalizations"""
     activation: str
     attention: tuple[LayerAttention, ...]
     """by layer"""

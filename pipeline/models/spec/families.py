@@ -1,6 +1,6 @@
-"""Families of the packed forward pass, and what config.json says about their models.
+"""Families of the packed forward pass, and the architecture that config.json describes.
 
-Defaults of missing keys are those of transformers. Imports neither torch nor transformers.
+Missing keys have the defaults of transformers. Imports neither torch nor transformers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from pipeline.models.spec.architecture import Architecture, Biases, LayerAttenti
 Config = Mapping[str, Any]
 
 FULL, NEAR = "full_attention", "sliding_attention"
-"""kinds of attention in `layer_types`: to all tokens, and to near ones"""
+"""kinds of attention in `layer_types`: to all tokens, and to near tokens"""
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_new",
@@ -151,7 +151,7 @@ ROTARY_FAMILIES = {
 DECODER_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 PACKED_FAMILIES = TABLE_FAMILIES | ROTARY_FAMILIES
 
-# keys that make a decoder of an encoder
+# keys that turn an encoder into a decoder
 _OF_DECODERS = ("is_causal", "is_decoder", "is_encoder_decoder", "add_cross_attention")
 _NO_BIASES = Biases(inputs=False, attention=False, inner=False, outer=False, norms=False)
 _NOMIC_SIZES = {
@@ -162,7 +162,7 @@ _NOMIC_SIZES = {
     "layer_norm_eps": "layer_norm_epsilon",
     "rope_theta": "rotary_emb_base",
 }
-"""keys of that code by those of transformers"""
+"""keys of its authors' code, by the keys of transformers"""
 
 
 def architecture_of(config: Config) -> Architecture | None:
@@ -306,7 +306,7 @@ def _decoder_attention(config: Config, window: int | None) -> tuple[LayerAttenti
     Args:
         config: config.json.
         window: tokens that a token sees, itself included, if attention is causal; None for all. If it is not
-            causal, transformers lets a token see so many on either side, and itself.
+        causal, transformers lets a token see this many on either side, and itself.
     """
     is_causal, base = config.get("is_causal", True), rotary_base(config, 10_000.0)
     require(isinstance(is_causal, bool))

@@ -13,8 +13,8 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Hidden states have numbers: 0 is the embedding layer's output, 1 the first layer's. This one stands for the
-# rows of the word table.
+# Hidden states have numbers: 0 is the embedding layer's output, 1 the first layer's. This number stands for
+# the rows of the word table.
 TABLE_STATE = -1
 _BLOCK_TOKENS = 1 << 16  # tokens of one text summed together: 256 MB of vectors at 1,024 dimensions
 NGRAMS = "ngrams"  # pooling with layers of its own, see `layers/ngrams.py`
@@ -36,7 +36,7 @@ class Segments:
     indices: "Tensor"
     """(tokens,) all pooled tokens, text after text"""
     positions: "Tensor"
-    """(tokens,) position of each in its own text; the tokens of a prompt count"""
+    """(tokens,) position of each in its own text, in which the tokens of a prompt count, too"""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Pooling:
     """number of the hidden state to read, or of two to average; negative numbers count from the last one.
     None: the rows of the word table"""
     token: Literal["first", "last", "mask"] | None = None
-    """the only token that is read; None: all tokens that `encoder.exclude` does not leave out"""
+    """the only token that is read; None: all tokens, except those that `encoder.exclude` leaves out"""
     words: bool = False
     """allowed for word vectors, which have one layer and no token that represents the text"""
     sequences: bool = False
@@ -178,7 +178,9 @@ def _sum(states: "Tensor", segments: Segments) -> "Tensor":
 
 
 def _sum_in_blocks(states: "Tensor", indices: "Tensor") -> "Tensor":
-    """Return the sum (1, d) of one text with the bits of `_over_texts`: a block begins with the last sum."""
+    """Return the sum (1, d) of one text, bit for bit as `_over_texts` does: each block begins with the
+    previous sum.
+    """
     import torch
 
     total = None

@@ -11,8 +11,9 @@ class SublayerNames:
     """Names of tensors of an attention or feed-forward layer, which computes x + output(...inputs(x)...)."""
 
     inputs: tuple[str, ...]
-    """maps of the input: query, key and value; or the activated map and, if there are gates, the other one.
-    A single name stands for all of them, stored as one map with their rows in this order"""
+    """maps of the input: query, key and value; or the activated map and, if there are gates, the map that
+    multiplies it. A single name stands for all of them, stored as one map with their rows in this order
+    """
     output: str
     norm_before: str | None = None
     """normalization of the input"""
@@ -29,7 +30,7 @@ class SublayerNames:
 
 @dataclass(frozen=True)
 class Names:
-    """Names in a family; those of layer {i} begin with `layer`."""
+    """Names in a family. Names of layer {i} begin with `layer`."""
 
     words: str
     layer: str

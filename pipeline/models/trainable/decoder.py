@@ -1,4 +1,7 @@
-"""Decoder that reads a text word by word and is given a vector (Kiros et al. 2015, section 2)."""
+"""Decoder that reads a text word by word, given a vector (Kiros et al.
+
+2015, section 2): a layer, not an objective.
+"""
 
 import numpy as np
 import torch
@@ -13,7 +16,7 @@ from pipeline.models.layers.transfer import to_device
 class ConditionalDecoder(nn.Module):
     """Recurrent layer whose gates also get the text's vector: the input of each is W x + C v instead of W x.
 
-    For a GRU these are the decoder's equations of Skip-Thought, with C_r v, C_z v and C v added inside the
+    For a GRU these are the equations of Skip-Thought's decoder, which adds C_r v, C_z v and C v inside the
     three activations.
 
     Args:

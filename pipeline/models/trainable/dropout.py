@@ -1,4 +1,4 @@
-"""Dropout: masks that are drawn fast on a CPU, and the rates of the packed families, as in transformers."""
+"""Dropout: masks that are drawn fast on a CPU, and the rates of the packed families as in transformers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -10,7 +10,7 @@ from torch import Tensor
 from pipeline.models.folder.encoder_folder import EncoderFolder
 
 _LEVELS = 1 << 16  # a value is kept if 16 random bits, as a number, are at least rate * _LEVELS
-_LEAST, _NUMBERS = -(1 << 63), 4  # the lowest int64, and the numbers of 16 bits in each
+_LEAST, _NUMBERS = -(1 << 63), 4  # the lowest int64, and how many numbers of 16 bits an int64 holds
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     """Set each value to 0 with probability `rate`, and scale the others so that the mean stays.
 
     On a CPU, F.dropout draws 64 bits for each value. That takes a tenth of a training step of a small encoder
-    (5.7 ns for each value on a Zen 4 core), and the 16 bits drawn here a fifth of it. The rate is rounded to
-    1/65,536. Masks come from torch's generator.
+    (5.7 ns per value on a Zen 4 core); the 16 bits drawn here take a fifth of that time. The rate is rounded
+    to 1/65,536. Masks come from torch's generator.
     """
     limit = round(rate * _LEVELS)
     is_trivial = not training or not 0 < limit < _LEVELS

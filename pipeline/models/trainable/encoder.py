@@ -38,8 +38,8 @@ dropout rate"""
 class TrainableEncoder(nn.Module):
     """Backbone, pooling and the modules after it.
 
-    The backbone's parameters have the names of the checkpoint, without its prefix. In eval() the vectors are
-    those of `Encoder` for the folder; in train() all dropout layers draw from torch's generator.
+    The backbone's parameters have the names of the checkpoint, without its prefix. In eval() it gives the
+    vectors of the folder's `Encoder`; in train() all dropout layers draw from torch's generator.
 
     Args:
         folder: folder of the encoder.
@@ -105,7 +105,7 @@ class TrainableEncoder(nn.Module):
     def ngram_features(
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute the features whose mean is the pooling ngrams, which the folder must have.
+        """Compute the features that the pooling ngrams averages. The folder must have this pooling.
 
         Returns:
             (pooled tokens, width) features, text after text, and (n,) number of pooled tokens of each text.
@@ -118,7 +118,7 @@ class TrainableEncoder(nn.Module):
     def states(self, tokens: Tokens) -> Tensor:
         """Compute the last hidden states of all tokens, in their order: (tokens, width) float32."""
         last = self.backbone.depth  # hidden state i is layer i's output, so the last one's index is `depth`
-        # `kept` is not copied: it would leave out the tokens that are not pooled
+        # without `kept`, which would leave out the tokens that are not pooled
         all_tokens = Tokens(tokens.ids, tokens.offsets, tokens.truncated, types=tokens.types)
         states, segments = self.backbone(ForwardRequest(all_tokens, {last}))
         return at_least_float32(states[last][segments.indices])
@@ -144,8 +144,8 @@ def load_trainable(
 
     Args:
         folder: the encoder's folder.
-        dropout: all dropout rates; None for those of config.json.
-        fresh: draw new weights instead of those of the folder.
+        dropout: all dropout rates; None for the rates of config.json.
+        fresh: draw new weights instead of loading the folder's.
 
     Raises:
         ModelError: the folder has several encoders, or cannot be used.

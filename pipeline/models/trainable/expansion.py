@@ -24,7 +24,7 @@ _FAMILIES = ("recurrent", "convolutional")
 
 
 class WordMatches(NamedTuple):
-    """Words of a file of word vectors, compared with those of an encoder."""
+    """Words of a file of word vectors, compared with an encoder's words."""
 
     own_rows: np.ndarray
     """(shared,) rows of the shared words in the encoder's table"""
@@ -72,8 +72,8 @@ def check_expansion(encoder: EncoderFolder, vectors: EncoderFolder, limit: int |
 def expand_vocabulary(folder: EncoderFolder, vectors: EncoderFolder, limit: int | None) -> EncoderFolder:
     """Append words of a file of word vectors to the vocabulary of a saved encoder, and open it again.
 
-    A linear map W is fitted on the words that both have, and each further word of the file gets the vector
-    W v, v its vector in the file. Words with capitals are left out if the encoder lowercases texts. Encoders
+    A linear map W is fitted on the words that both have. Each further word of the file, with the vector v
+    there, gets the vector W v. Words with capitals are left out if the encoder lowercases texts. Encoders
     whose vectors are concatenated are expanded one by one.
 
     Args:
@@ -87,14 +87,14 @@ def expand_vocabulary(folder: EncoderFolder, vectors: EncoderFolder, limit: int 
 
 
 def fit_word_map(vectors: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Fit the linear map from word vectors to those of an encoder: argmin sum |W v - t|^2, in float64.
+    """Fit the linear map from word vectors to an encoder's vectors: argmin sum |W v - t|^2, in float64.
 
     Args:
         vectors: (n, a) vectors v of the shared words.
         targets: (n, b) the encoder's vectors t of these words.
 
     Returns:
-        (a, b) transposed W, such that v @ it is the vector of a word; the smallest one if n < a.
+        (a, b) the transposed W, so that v @ W' is the vector of a word; the smallest such matrix if n < a.
     """
     solution: np.ndarray = np.linalg.lstsq(vectors.astype(np.float64), targets.astype(np.float64))[0]
     return solution
@@ -125,7 +125,7 @@ def _expand(encoder: EncoderFolder, vectors: EncoderFolder, limit: int | None) -
     # float32, because a million words of 620 dimensions in float64 are 5 GB
     mapped = torch.from_numpy(source[matches.new_rows] @ word_map.astype(np.float32))
     weights[TABLE] = torch.cat([weights[TABLE], mapped])
-    # a new file next to the old one, which may still be mapped into memory, and with its permissions
+    # a new file with the old one's permissions, because the old one may still be mapped into memory
     new_file = weights_file.with_suffix(".new")
     save_file(weights, new_file, {"format": "pt"})
     new_file.chmod(weights_file.stat().st_mode)

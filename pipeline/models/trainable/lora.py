@@ -91,7 +91,8 @@ def merge_adapters(encoder: TrainableEncoder) -> TrainableEncoder:
 
 
 def _query_and_value(folder: EncoderFolder, layers: list[str]) -> tuple[str, ...]:
-    """Return the ends of the names of query and value projections, or of the single one of all three.
+    """Return the endings of the names of query and value projections, or of a single projection for all
+    three.
 
     Raises:
         ConfigError: they are not known for the architecture.

@@ -1,4 +1,7 @@
-"""Read the mask token of a template by words, as a masked language model predicts them (PromptBERT)."""
+"""Read the mask token of a template by words, which a masked language model predicts (PromptBERT).
+
+It knows only models.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,7 +23,7 @@ _ROWS = 64  # texts of a forward pass; their logits are 8 MB for a vocabulary of
 
 
 class MaskReadings(NamedTuple):
-    """Readings of n texts, float32; k words at most have a part in a reading by words."""
+    """Readings of n texts, float32; a reading by words averages at most k words."""
 
     states: np.ndarray
     """(n, d) states of the mask token, h"""
@@ -71,12 +74,12 @@ class MaskReader:
                 "use a checkpoint that has one, or train one with the objective masked_lm",
             )
         self._encoder = encoder.eval().to(device.torch())
-        # an output table of the head's own takes precedence; without one this is a copy of the embeddings
+        # the head's own output table takes precedence; a head without one has a copy of the embeddings here
         self._head = load_language_head(self._encoder, tied=False).eval()
         self._tokenizer = folder.tokenizer()
         known_ids = sorted(self._tokenizer.vocabulary().values())
         self.top_k = min(top_k, len(known_ids))
-        # Tables may have more rows than there are tokens, such as a multiple of 64. These are no words.
+        # Tables may have more rows than there are tokens, such as a multiple of 64. These rows are not words.
         self._bias = torch.full_like(self._head.bias, -torch.inf)
         self._bias[known_ids] = self._head.bias.detach()[known_ids]
 

@@ -105,8 +105,8 @@ def load_language_head(encoder: TrainableEncoder, *, tied: bool = True) -> Langu
 
     Args:
         encoder: encoder whose states the head reads.
-        tied: False gives the head an output table of its own, which starts as that of the folder, or if it
-            has none, as a copy of the encoder's word embeddings.
+        tied: False gives the head an output table of its own, which starts as the folder's or, if the folder
+        has none, as a copy of the encoder's word embeddings.
 
     Raises:
         ModelError: a part of the head is missing, or its sizes are not those of the encoder.

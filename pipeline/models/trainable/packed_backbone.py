@@ -112,7 +112,7 @@ class PackedBackbone(Backbone):
         """Arrange the texts for the forward pass.
 
         Args:
-            request: texts and, if not the usual ones, positions.
+            request: texts and, if they are not 0, 1, 2 ..., positions.
             order: indices of the texts, longest first.
 
         Returns:

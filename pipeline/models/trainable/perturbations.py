@@ -17,7 +17,8 @@ from pipeline.errors import ConfigError
 from pipeline.models.spec.pooling import POOLINGS, Segments
 from pipeline.text.tokens.tokens import Tokens
 
-_MIN_NORM = 1e-10  # a token's gradient has at least this norm (ConSERT's code): 0 gives a zero step
+# the norm of a token's gradient counts as at least this (ConSERT's code), so that 0 gives a zero step
+_MIN_NORM = 1e-10
 
 
 def shuffled_positions(tokens: Tokens, *, keep_special: bool) -> np.ndarray:

@@ -34,10 +34,10 @@ _NO_LIMIT = 1 << 20  # tokens; more than any template has
 class PromptedEncoder(TrainableEncoder):
     """Encoder of texts in a template: `transform(h) - transform(h_hat)`, then a head.
 
-    h is the state of the mask token; h_hat is that state in the template without the text, where the other
-    tokens keep their positions. h_hat is computed in the same pass, once for each template and length of
-    text. In train() it has its own dropout, and a gradient. In eval() it depends on the length only, so a
-    saved folder has a table of it.
+    h is the state of the mask token, h_hat its state in the template without the text, where the other tokens
+    keep their positions. h_hat is computed in the same pass, once for each template and length of text. In
+    train() h_hat has its own dropout, and a gradient. In eval() it depends only on the length, so a saved
+    folder has a table of it.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class PromptedEncoder(TrainableEncoder):
     def forward(
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> Tensor:
-        """Encode texts that are in this template or another one: (n, dim) vectors.
+        """Encode texts that are in this or another template: (n, dim) vectors.
 
         See `TrainableEncoder.forward` for the arguments.
         """

@@ -1,4 +1,7 @@
-"""Save trained encoders as folders for this project, sentence-transformers and embedding servers."""
+"""Save trained encoders as folders for this project, sentence-transformers and embedding servers.
+
+It needs no training.
+"""
 
 import json
 import shutil
@@ -45,7 +48,7 @@ from pipeline.store.files.disk import temporary_folder
 from pipeline.text.tokens.templates import add_tokens, wrap_tokenizer
 
 _WEIGHTS = "model.safetensors"
-_WORD2VEC = "word2vec.txt"  # the same word vectors, for other programs
+_WORD2VEC = "word2vec.txt"  # the word vectors in another format, for other programs
 # files of the starting folder that are rewritten instead of copied
 _REWRITTEN = ("config.json", "modules.json", "config_sentence_transformers.json")
 # Every version of sentence-transformers finds its modules under this name, and so do embedding servers.
@@ -193,12 +196,13 @@ def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, heads: Sa
         to / "config.json", {key: folder.config[key] for key in folder.config if key != LIBRARY} | changed
     )
     config = read_json(folder.transformer_path / _ST_CONFIG)
-    config.pop("processing_kwargs", None)  # because its max_length takes precedence over max_seq_length
+    # not copied, because its max_length takes precedence over max_seq_length
+    config.pop("processing_kwargs", None)
     config |= {"max_seq_length": folder.max_length, "do_lower_case": folder.lower}
     config |= {ENDS_SENTENCES: True} if folder.ends_sentences else {}
     if heads.is_cross_encoder:
         write_json(to / _ST_CONFIG, {**config, **CROSS_ENCODER})
-        return  # without modules.json, which would need a Pooling
+        return  # as without modules.json, which would need a Pooling
     write_json(to / _ST_CONFIG, without_cross_encoder(config))
     _write_modules(encoder, folder, to, heads.head)
 

@@ -48,8 +48,8 @@ class LearnedWords(nn.Embedding):
 class LearnedTemplate(PromptedEncoder):
     """Encoder that pools the mask of a template of free vectors, which start as a given template's words.
 
-    It is called with tokens in the given template, and replaces the ids of the template's words by those of
-    the free vectors.
+    It is called with tokens in the given template, and replaces the ids of the template's words by ids of the
+    free vectors.
     """
 
     def __init__(

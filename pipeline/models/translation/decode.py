@@ -1,6 +1,6 @@
 """Greedy and sampled decoding of translations, in batches of texts of similar length.
 
-Rows whose translation is finished leave the batch, so that the rest of it runs faster.
+Rows whose translation is finished leave the batch, so that the remaining rows run faster.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from pipeline.text.tokens.budget import longest_first
 
 # tokens of a block: block by block, a running sum over the vocabulary is faster and more exact
 _BLOCK = 64
-# For top_p, this many of the most likely tokens are tried first, then more by this factor.
+# For top_p, this many of the most likely tokens are tried first, then repeatedly more, by this factor.
 _FIRST_COUNT, _COUNT_FACTOR = 64, 8
 _BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 
@@ -73,7 +73,7 @@ def sample(scores: Tensor, uniforms: Tensor | None, decoding: DecodingSettings) 
 
 
 def _likeliest(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """Return the most likely tokens of each row, enough for their probabilities to sum to `top_p`.
+    """Return the most likely tokens of each row, as many as are needed for a probability of `top_p`.
 
     More and more tokens are tried, because sorting the whole vocabulary costs more than a decoding step.
 
@@ -110,7 +110,7 @@ def _sample_index(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """
     sums = probabilities.cumsum(-1)
     index = (sums <= uniforms[:, None] * sums[:, -1:]).sum(-1)
-    # rounding may keep every running sum at or below the threshold: then the last value above 0 is taken
+    # rounding may keep every running sum at or below the threshold; then the last value above 0 is chosen
     last = probabilities.shape[-1] - 1 - (probabilities.flip(-1) > 0).int().argmax(-1)
     return torch.minimum(index, last)
 
@@ -191,7 +191,7 @@ def encode_source(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     return cast(Tensor, output.last_hidden_state)
 
 
-# proportion of finished rows from which on removing them from the batch saves more time than it costs
+# removing finished rows saves more time than it costs from this proportion of the batch on
 _DROP_PROPORTION = 1 / 16
 # steps between two checks for finished rows on a GPU, because a check waits for all kernels launched so far
 _CHECK_EVERY = 4
@@ -199,7 +199,7 @@ _CHECK_EVERY = 4
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One text to translate and the bounds on the length of its translations."""
+    """One text to translate, with the bounds on the length of its translations."""
 
     ids: Sequence[int]
     """source tokens"""

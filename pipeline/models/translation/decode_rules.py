@@ -46,7 +46,8 @@ class Rules:
             tokens = written()
             for processor in self.processors:
                 scores = processor(tokens, scores)
-        for token in self.banned:  # one by one, as a list of them would be copied to the device at every step
+        # one by one, because a list of tokens would be copied to the device at every step
+        for token in self.banned:
             scores[:, token] = -torch.inf
         if min_tokens is not None:
             for end in self.ends:

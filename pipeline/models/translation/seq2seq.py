@@ -39,7 +39,7 @@ _TOKENIZER_FILES = (
 _MULTILINGUAL = ("m2m_100", "mbart", "nllb-moe")  # model types whose tokenizers have language codes
 _OTHER_TASKS = re.compile(r"Classification|QuestionAnswering|EncoderModel|ForCausalLM")
 _LANGUAGE_TOKEN = re.compile(r"__([a-z]{2,3})__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")  # M2M100; NLLB, mBART
-_OUTPUT_BIAS = "final_logits_bias"  # a buffer of Marian, BART and mBART; Marian's training changes it
+_OUTPUT_BIAS = "final_logits_bias"  # a buffer of Marian, BART and mBART, which Marian's training changes
 _NO_LIMIT = 100_000  # tokens; files of tokenizers without a limit have 1e30
 _DEFAULT_LIMIT = 512  # tokens, for a model without a limit, such as T5 with its relative positions
 
@@ -217,7 +217,7 @@ def _locate_folder(path: str) -> Path:
         )
     try:
         return locate(path)
-    except ModelError as error:  # its message is about encoders
+    except ModelError as error:  # the message of the cause is about encoders
         raise ModelError(
             path,
             "a translation model: a folder, the URI of a folder or a hub id",
@@ -234,7 +234,9 @@ def _positions(config: Mapping[str, Any], side: str) -> int:
 
 
 def _source_limit(path: Path, positions: int) -> int:
-    """Return the limit of source tokens: the smaller one of the tokenizer's and the number of positions."""
+    """Return the limit of source tokens: the tokenizer's limit or the number of positions, whichever is
+    smaller.
+    """
     tokenizer_limit = read_json(path / "tokenizer_config.json").get("model_max_length")
     limits = [int(limit) for limit in (tokenizer_limit, positions) if limit and limit < _NO_LIMIT]
     return min(limits, default=_DEFAULT_LIMIT)

@@ -1,4 +1,5 @@
-"""Generate templates with T5: it fills two spans around a word that stands before its definition.
+"""Generate templates with T5, one model's work: it fills two spans around a word that precedes its
+definition.
 
 Source: Jiang et al. 2022 (PromptBERT, section 3.3), with the beam search of Gao et al. 2021 (LM-BFF, section
 5.2): one template is sought for all definitions, not one for each.
@@ -16,7 +17,8 @@ from pipeline.models.translation.definitions import Definition
 from pipeline.models.translation.seq2seq import load_model, open_tokenizer, open_translator
 from pipeline.settings.augment import TranslatorSettings
 
-_SENTINELS = ("<extra_id_0>", "<extra_id_1>", "<extra_id_2>")  # begin the two spans, and end the second
+# sentinels that begin the two spans and end the second
+_SENTINELS = ("<extra_id_0>", "<extra_id_1>", "<extra_id_2>")
 _BATCH = 256  # sequences in a forward pass
 
 
@@ -133,7 +135,9 @@ class SpanFilling:
             yield from zip(part, means, strict=True)
 
     def _usable_tokens(self, vocabulary: dict[str, int]) -> torch.Tensor:
-        """Return (vocabulary,) bool: tokens of text, neither special nor filling of the output table."""
+        """Return (vocabulary,) bool: tokens of text, neither special tokens nor unused rows of the output
+        table.
+        """
         usable = torch.zeros(self._model.config.vocab_size, dtype=torch.bool, device=self._device)
         special = set(self._tokenizer.all_special_ids)
         usable[

@@ -1,4 +1,4 @@
-"""Translate texts with one loaded model."""
+"""Translate texts with one loaded model, which imports torch."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +50,7 @@ class LengthBounds:
 def beam_search(
     model: Any, rules: Rules, requests: Sequence[Request], decoding: DecodingSettings, device: torch.device
 ) -> list[list[list[int]]]:
-    """Decode one batch by beam beam_search.
+    """Decode one batch by beam search.
 
     Returns:
         For each request the tokens of its `decoding.hypotheses` best translations, best first.
