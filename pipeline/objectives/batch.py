@@ -83,6 +83,13 @@ class Batch:
         """(n,) position of each row within the batch of the step."""
         return np.arange(len(self)) if self.indices is None else self.indices
 
+    def own_rows(self, positions: np.ndarray) -> np.ndarray:
+        """Return (m,) the row here of each position within the batch of the step; -1 if it is not here."""
+        indices = self.step_indices
+        rows = np.full(max(indices.max(), positions.max(initial=0)) + 1, -1)
+        rows[indices] = np.arange(len(indices))
+        return rows[positions]
+
     def column(self, role: str) -> Column:
         """Return the n values of a column; raise DataError if it is missing or has another length."""
         if role not in self.columns:

@@ -1,7 +1,4 @@
-"""Classify sentence pairs by their vectors:
-
-SBERT (Reimers & Gurevych 2019), InferSent (2017). One objective per file.
-"""
+"""Classify sentence pairs by their vectors: SBERT (Reimers & Gurevych 2019), InferSent (2017)."""
 
 from itertools import pairwise
 from typing import Annotated, cast

@@ -76,7 +76,9 @@ class FastSent(AddsRowTerms):
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
         assert self._targets is not None, "views comes first"
-        words, rows, negatives = self._select_rows(self._targets, batch.step_indices)
+        rows = batch.own_rows(self._targets.rows)
+        words, negatives = self._targets.words[rows >= 0], self._targets.negatives[rows >= 0]
+        rows = rows[rows >= 0]
         (vectors,), device = outputs, self.output.device
         predicted = {"words": torch.from_numpy(words).to(device), "rows": torch.from_numpy(rows).to(device)}
         if self.negatives is None:
@@ -105,12 +107,3 @@ class FastSent(AddsRowTerms):
         if self._cumulative is not None:
             negatives = draw_negatives(self._cumulative, (count, self.negatives or 0), numpy_generator())
         return _Targets(np.concatenate(words), np.concatenate(rows), negatives)
-
-    @staticmethod
-    def _select_rows(targets: _Targets, indices: np.ndarray) -> _Targets:
-        """Select the words of the rows `indices` of the batch, and number these rows from 0."""
-        local = np.full(max(indices.max(), targets.rows.max(initial=0)) + 1, -1)
-        local[indices] = np.arange(len(indices))
-        rows = local[targets.rows]
-        chosen = rows >= 0
-        return _Targets(targets.words[chosen], rows[chosen], targets.negatives[chosen])

@@ -82,7 +82,9 @@ class ParagraphVector(AddsRowTerms):
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
         assert self._predictions is not None, "views comes first"
-        tokens, rows, at, negatives = _of_rows(self._predictions, batch.step_indices)
+        tokens, positions, at, negatives = self._predictions
+        rows = batch.own_rows(positions)
+        rows, at, negatives = rows[rows >= 0], at[rows >= 0], negatives[rows >= 0]
         if not len(rows):  # without any known word, the loss and all gradients are 0
             return Loss.of(words=torch.stack([each.sum() for each in self.parameters()]).sum() * 0)
         device = self.paragraphs.device
@@ -109,14 +111,3 @@ class ParagraphVector(AddsRowTerms):
     @property
     def _backbone(self) -> ParagraphBackbone:
         return cast(ParagraphBackbone, self.encoder.backbone)
-
-
-def _of_rows(predictions: _Predictions, indices: np.ndarray) -> _Predictions:
-    """Select the words of the rows `indices` of the batch, and number these rows from 0."""
-    local = np.full(max(indices.max(), predictions.rows.max(initial=0)) + 1, -1)
-    local[indices] = np.arange(len(indices))
-    rows = local[predictions.rows]
-    chosen = rows >= 0
-    return _Predictions(
-        predictions.tokens, rows[chosen], predictions.at[chosen], predictions.negatives[chosen]
-    )

@@ -1,7 +1,4 @@
-"""Responses to failed requests:
-
-400 to 499 for faults of a request, 500 and above for faults of the service.
-"""
+"""Responses to failed requests: 400 to 499 for faults of a request, from 500 on for the service's."""
 
 from http import HTTPStatus
 from typing import Any

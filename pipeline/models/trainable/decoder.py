@@ -1,7 +1,4 @@
-"""Decoder that reads a text word by word, given a vector (Kiros et al.
-
-2015, section 2): a layer, not an objective.
-"""
+"""Decoder that reads a text word by word, given a vector (Kiros et al. 2015, section 2): a layer alone."""
 
 import numpy as np
 import torch
