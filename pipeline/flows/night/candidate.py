@@ -24,6 +24,7 @@ from pipeline.store.records.units import (
     EMPTIED,
     LEFT_OUT,
     SKIPPED_FILES,
+    VALUES_DROPPED,
     Corpus,
     StageRecord,
     sum_counts,
@@ -49,7 +50,7 @@ PACKAGES = (
 _CORPUS_COUNTS = (
     "control_characters",
     "surrogates_replaced",
-    "kept_values_dropped",
+    VALUES_DROPPED,
     BAD_FILES,
     SKIPPED_FILES,
     EMPTIED,

@@ -28,7 +28,7 @@ from pipeline.report.night import NightReport, render
 from pipeline.report.refused_corpus import RefusedCorpus, render_refused
 from pipeline.settings import Job
 from pipeline.store.files.base import Store
-from pipeline.store.records.units import BAD_FILES, Corpus, counts_under
+from pipeline.store.records.units import BAD_FILES, VALUES_DROPPED, Corpus, counts_under
 from pipeline.store.releases.manifest import Choice, Gate, ReleaseManifest, report_path
 from pipeline.store.releases.release import Releases
 from pipeline.text.tokens.coverage import token_facts
@@ -163,7 +163,7 @@ def _with_rejected(
     """Return the counts of a release, updated by the rows and files that were rejected since its corpus was
     read.
     """
-    others = (BAD_FILES, "kept_values_dropped")
+    others = (BAD_FILES, VALUES_DROPPED)
     names = [name for name in {**before, **now} if name.startswith("quarantined") or name in others]
     rows = {"total": now["rows"] - before.get("rows", now["rows"])}
     changes = rows | {name: now.get(name, 0) - before.get(name, 0) for name in sorted(names)}

@@ -1,10 +1,13 @@
 """Plan a training before it starts: check its settings, and determine its rows, their order and its steps."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import fmean
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.errors import ConfigError
 from pipeline.log import announce
@@ -13,7 +16,7 @@ from pipeline.models.folder.word_vectors import words_of
 from pipeline.models.trainable.lora import check_adapters
 from pipeline.objectives import OBJECTIVES, ClassifiesPairs, MasksWords, PredictsRows
 from pipeline.objectives.build import adjacent_roles, data_requirements
-from pipeline.settings.training import TrainSettings
+from pipeline.settings.training import TEXTS, TrainSettings
 from pipeline.stats.geometry import Metric
 from pipeline.stats.lexical import lexical_overlap
 from pipeline.stats.sample import SEED
@@ -79,6 +82,39 @@ def _roles_beside_anchor(training_rows: TrainingRows) -> list[str]:
 
 def _words(texts: pa.ChunkedArray) -> list[list[str]]:
     return [list(words_of(text)) for text in texts.to_pylist()]
+
+
+def describe_repeats(training_rows: TrainingRows, max_rows: int = _MAX_ROWS) -> Iterator[str]:
+    """Yield a warning for each way in which most rows are alike, so that little can be learnt from them.
+
+    Blank texts, one text in most rows, one text for two roles of a row, and a single label are counted in a
+    random sample.
+
+    Args:
+        training_rows: rows of one source.
+        max_rows: largest number of rows in the sample, which `sample_rows` draws.
+
+    Raises:
+        DataError: as in `TrainingRows.read`.
+    """
+    columns = {role: training_rows.settings.columns.get(role, role) for role in training_rows.roles}
+    by_column = {column: role for role, column in columns.items() if role in TEXTS}
+    roles = [*by_column.values(), *(role for role in columns if role == "label")]
+    sample = pa.concat_tables(sample_rows(training_rows, roles, max_rows, SEED)) if roles else None
+    if sample is None or len(sample) < 2:
+        return
+    for role in by_column.values():
+        blank = pc.sum(pc.equal(pc.utf8_trim_whitespace(sample[role]), "")).as_py() or 0
+        ((repeated, count),) = Counter(sample[role].to_pylist()).most_common(1)
+        if 2 * blank > len(sample):
+            yield f"{blank:,} of {len(sample):,} texts of the role {role} are blank"
+        elif 2 * count > len(sample):
+            yield f"{count:,} of {len(sample):,} texts of the role {role} are {repeated[:60]!r}"
+    for one, other in combinations(by_column.values(), 2):
+        if 2 * (equal := pc.sum(pc.equal(sample[one], sample[other])).as_py() or 0) > len(sample):
+            yield f"{equal:,} of {len(sample):,} rows have the same text as {one} and as {other}"
+    if "label" in roles and len(labels := sample["label"].unique()) == 1:
+        yield f"all of {len(sample):,} rows have the label {labels[0]}"
 
 
 @dataclass(frozen=True)
@@ -161,6 +197,9 @@ def plan_of(settings: TrainSettings) -> Plan:
     sources, order_classes = zip(
         *(_open_source(settings.of_source(source)) for source in settings.data), strict=True
     )
+    for source in sources:
+        for sentence in describe_repeats(source):
+            announce(f"{source.settings.uri}: {sentence}; little can be learnt from these")
     order = _order(settings, sources, order_classes)
     steps = max(1, round(settings.epochs * order.steps_per_epoch))
     return Plan(

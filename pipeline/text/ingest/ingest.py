@@ -18,7 +18,7 @@ from pipeline.store.files.base import Store, in_threads, sha256_of
 from pipeline.store.files.local import ScratchStore
 from pipeline.store.records.dead import write_address_pieces
 from pipeline.store.records.sealed_json import FileRef
-from pipeline.store.records.units import BAD_FILES, EMPTIED, Corpus, CorpusUnit, TableBucket
+from pipeline.store.records.units import BAD_FILES, EMPTIED, VALUES_DROPPED, Corpus, CorpusUnit, TableBucket
 from pipeline.store.releases.change_examples import ChangedRows
 from pipeline.text.ingest.bucket_plan import bucket_bytes, group_buckets
 from pipeline.text.ingest.copy_table import GatherCopies, ResolveTexts, UnitsToCopyTo
@@ -376,7 +376,7 @@ def ingest(
     check_good_rows(record, corpus, store)
     unreadable = _noted(record, BAD_FILES, "left out (corpus.bad_files=skip), because they cannot be read")
     emptied = _noted(record, EMPTIED, "had rows, and now none")
-    for sentence in filter(None, (listed.warning, unreadable, emptied)):
+    for sentence in filter(None, (listed.warning, unreadable, emptied, _dropped(record))):
         announce(f"warning: {sentence}")
     return record
 
@@ -386,6 +386,12 @@ def _noted(record: Corpus, note: str, text: str) -> str | None:
     names = [file.name for file in record.files if note in file.notes]
     more = ", ..." if len(names) > _SHOWN else ""
     return f"{counted(len(names), 'file')} {text}: {', '.join(names[:_SHOWN])}{more}" if names else None
+
+
+def _dropped(record: Corpus) -> str | None:
+    """Return a sentence about kept values that became null; None if there are none."""
+    values = counted(record.counts.get(VALUES_DROPPED, 0), "kept value")
+    return _noted(record, VALUES_DROPPED, f"with {values} that do not fit their column and became null")
 
 
 def _run(ingestion: Ingestion) -> Corpus:

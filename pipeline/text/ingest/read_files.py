@@ -9,7 +9,14 @@ from pathlib import Path
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
 from pipeline.store.records.sealed_json import FileRef, Stored
-from pipeline.store.records.units import BAD_FILES, CHUNKS_READ, SKIPPED_FILES, InputFile, RowCounts
+from pipeline.store.records.units import (
+    BAD_FILES,
+    CHUNKS_READ,
+    SKIPPED_FILES,
+    VALUES_DROPPED,
+    InputFile,
+    RowCounts,
+)
 from pipeline.text.formats.columns import Columns, RowGroups
 from pipeline.text.formats.quarantine import QuarantineFile, RejectedRow, quarantine
 from pipeline.text.formats.reader import CorpusSurvey, read_batches
@@ -249,7 +256,7 @@ class _Reading:
         self.notes.update(
             control_characters=sum(map(count_control_characters, batch.good["text"].chunks)),
             surrogates_replaced=len(batch.surrogates),
-            kept_values_dropped=len(batch.nulled),
+            **{VALUES_DROPPED: len(batch.nulled)},
         )
         if self.task.columns.chunked:
             self.notes[CHUNKS_READ] += good.num_rows

@@ -25,7 +25,7 @@ from pipeline.text.rows.row_groups import (
     required_texts,
     with_texts,
 )
-from pipeline.text.sources.sources import SourceFile, list_files, open_file
+from pipeline.text.sources.sources import CorpusFiles, SourceFile, list_corpus, open_file
 from pipeline.text.sources.storage_errors import storage_errors
 
 # Roles whose columns are read before the first step: labels decide which rows are kept, and an invalid
@@ -129,7 +129,9 @@ def open_training_rows(
         DataError: there is no file or no row, a column is missing or has the wrong type, there is a column
         negative2 without a column negative, a label is not in the set, or a score is out of range.
     """
-    files = training_files(settings.uri)
+    files = (listed := list_training_files(settings.uri)).files
+    if listed.warning:
+        announce(listed.warning)
     footers = list(map(_read_footer, files))
     present = (role for role in optional if _is_used(role, settings, [schema for schema, _ in footers]))
     used_roles = tuple(dict.fromkeys([*roles, *present]))
@@ -218,7 +220,12 @@ def _is_used(role: str, settings: SourceSettings, schemas: Sequence[pa.Schema]) 
 
 
 def training_files(uri: str) -> list[SourceFile]:
-    """List the Parquet files of training rows at a URI.
+    """List the Parquet files of training rows at a URI; see `list_training_files`."""
+    return list_training_files(uri).files
+
+
+def list_training_files(uri: str) -> CorpusFiles:
+    """List the Parquet files of training rows at a URI, and the files there that are not read.
 
     If the URI names a manifest of `manta augment`, or a folder of such manifests, these are the units of that
     manifest or of the newest one. Otherwise they are the files that the URI matches, by name.
@@ -228,17 +235,17 @@ def training_files(uri: str) -> list[SourceFile]:
     """
     manifest = uri if is_manifest(uri) else newest_manifest(uri)
     if manifest is not None:
-        return manifest_units(manifest)
+        return CorpusFiles(manifest_units(manifest), {})
     try:
-        files = list_files(CorpusSettings(uri=uri, format="parquet"))
+        listed = list_corpus(CorpusSettings(uri=uri, format="parquet"))
     except DataError as error:
         raise DataError(
             error.where, error.expected, error.found, "check the URI of the training rows"
         ) from None
-    if files[0].table is not None:
+    if (table := listed.files[0].table) is not None:
         remedy = "write its rows to Parquet files first"
-        raise DataError(uri, "Parquet files of training rows", f"{files[0].table.snapshot}", remedy)
-    return files
+        raise DataError(uri, "Parquet files of training rows", f"{table.snapshot}", remedy)
+    return listed._replace(uri=uri)
 
 
 def stamps_of(uris: Iterable[str]) -> dict[str, str]:

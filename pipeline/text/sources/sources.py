@@ -84,6 +84,8 @@ class CorpusFiles(NamedTuple):
     """sorted by name"""
     left_out: dict[str, int]
     """number of files that are not read, by name, or by the folder beginning with . or _ that hides them"""
+    uri: str = "corpus.uri"
+    """the setting that names the files, or their URI"""
 
     @property
     def warning(self) -> str | None:
@@ -93,7 +95,7 @@ class CorpusFiles(NamedTuple):
             return None
         more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
         files, shown = counted(count, "file"), ", ".join(names[:_SHOWN])
-        return f"{files} below corpus.uri not read, by the names: {shown}{more}"
+        return f"{files} below {self.uri} not read, by the names: {shown}{more}"
 
 
 def list_files(corpus: CorpusSettings) -> list[SourceFile]:

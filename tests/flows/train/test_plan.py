@@ -105,6 +105,52 @@ def test_blended_sources_without_a_column_that_others_have_are_reported(tmp_path
         assert ("negative" in next(order.batches(0)).table.column_names) == (count == 0)
 
 
+@pytest.mark.parametrize(
+    ("objective", "rows", "warning"),
+    [
+        ("simcse", {"text": ["one"] * 5 + list("abc")}, "5 of 8 texts of the role text are 'one'"),
+        (
+            "simcse",
+            {"text": ["", " ", "\n", "", "\u3000", *"abc"]},
+            "5 of 8 texts of the role text are blank",
+        ),
+        ("simcse", {"text": ["", " ", "one", "one", *"abcd"]}, None),
+        (
+            "supervised",
+            {"anchor": list("abcdefgh"), "positive": list("abcdeFGH")},
+            "5 of 8 rows have the same text as anchor and as positive",
+        ),
+        (
+            "supervised",
+            {"anchor": list("abcdefgh"), "positive": list("ijklmnop"), "negative": list("ijklmnop")},
+            "8 of 8 rows have the same text as positive and as negative",
+        ),
+        (
+            "classification",
+            {"premise": list("abcdefgh"), "hypothesis": list("ijklmnop"), "label": [2] * 8},
+            "all of 8 rows have the label 2",
+        ),
+    ],
+)
+def test_rows_of_which_most_are_alike_are_reported(
+    tmp_path: Path, objective: str, rows: dict[str, list[object]], warning: str | None
+):
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    with listening() as heard:
+        plan(tmp_path, f"train.data={tmp_path / 'rows.parquet'}", f"train.objective={objective}")
+    assert [line.rpartition(".parquet: ")[2] for line in heard] == (
+        [] if warning is None else [f"{warning}; little can be learnt from these"]
+    )
+
+
+def test_files_beside_the_training_rows_that_are_not_read_are_reported(tmp_path: Path):
+    write_sentences(tmp_path / "data" / "rows.parquet")
+    (tmp_path / "data" / "more.jsonl").write_text('{"text": "a"}\n')
+    with listening() as heard:
+        assert plan(tmp_path, f"train.data={tmp_path / 'data'}").counts[0]["rows"] == 96
+    assert heard == [f"1 file below {tmp_path / 'data'} not read, by the names: more.jsonl"]
+
+
 def test_unsuitable_rows_are_refused(tmp_path: Path):
     supervised = "train.objective=supervised"
     with pytest.raises(DataError, match=r"a column 'anchor' for the role anchor, found the columns text"):

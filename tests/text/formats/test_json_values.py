@@ -219,6 +219,20 @@ def test_objects_without_keys_become_null_where_nothing_else_is_known_of_them(
     assert ingested.counts.get("kept_values_dropped", 0) == dropped
 
 
+def test_integers_outside_of_int64_become_null_and_a_warning_names_their_files(tmp_path, capsys):
+    largest = 2**63 - 1
+    for file, numbers in {"a": (largest, largest + 1), "b": (-(2**63), -(2**63) - 1), "c": (1, 2)}.items():
+        lines = [{"id": f"{file}{number}", "text": "t", "kept": number} for number in numbers]
+        (tmp_path / f"{file}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    store = open_store(tmp_path / "_out")
+    ingested = ingest(CorpusSettings(uri=str(tmp_path), keep=("kept",)), 10, store)
+    kept = pq.read_table(store.local(ingested.units[0].path))["kept"].to_pylist()
+    assert kept == [largest, None, -(2**63), None, 1, 2]
+    assert capsys.readouterr().err == (
+        "warning: 2 files with 2 kept values that do not fit their column and became null: a.jsonl, b.jsonl\n"
+    )
+
+
 @pytest.mark.parametrize(
     "values", [({"a": 1}, {"a": "x", "b": 1}, {"b": 2}), ({f"k{n}": n for n in range(300)}, {"k1": 2})]
 )
