@@ -1,10 +1,14 @@
 """Render HTML pages from the Jinja templates next to this module, with filters that format numbers."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.charts import frame
+
+if TYPE_CHECKING:
+    import jinja2
 
 Filters = Mapping[str, Callable[..., Any]]
 
@@ -16,6 +20,15 @@ def render_template(template: str, filters: Filters, **values: Any) -> str:
         filters: functions that the template uses, by name, besides count, size, duration and percent.
         values: variables of the template.
     """
+    environment = _environment(template)
+    environment.filters |= filters
+    page = environment.get_template(template).render(**values)
+    return page.encode("utf-8", "replace").decode()  # file names may contain lone surrogates
+
+
+@cache
+def _environment(template: str) -> "jinja2.Environment":
+    """Return the environment of a template. It keeps what it compiles, which takes longer than rendering."""
     import jinja2  # imported here, because most commands write no page
 
     environment = jinja2.Environment(
@@ -30,10 +43,8 @@ def render_template(template: str, filters: Filters, **values: Any) -> str:
         "size": _size,
         "duration": _duration,
         "percent": frame.percent,
-        **filters,
     }
-    page = environment.get_template(template).render(**values)
-    return page.encode("utf-8", "replace").decode()  # file names may contain lone surrogates
+    return environment
 
 
 def _count(number: float) -> str:

@@ -110,21 +110,36 @@ def test_after_any_sequence_of_releases_and_kills_the_target_equals_the_release(
             assert stored["rows"] == released[number]
 
 
-@pytest.mark.parametrize("when", ["before", "half", "after"])
+def exported_to_memory(root: Path, number: int | None) -> dict:
+    """Return the stored values of a target that holds a release, or nothing."""
+    target = DictTarget()
+    if number:
+        run_export(root, number, target)
+    return target.stored
+
+
+def duplicate(stored: dict) -> dict:
+    return {name: dict(value) if name == "rows" else value for name, value in stored.items()}
+
+
+# A kill before a call leaves the target as a kill after the previous call does.
+KILLED = pytest.mark.parametrize("when", ["half", "after"])
+
+
+@KILLED
 def test_an_export_that_is_killed_at_any_call_continues_to_the_same_or_another_release(root, released, when):
     for start, wanted in ((None, 2), (2, 3), (3, 1)):
-        calls = 0
+        beginning, calls = exported_to_memory(root, start), 0
         while True:
             calls += 1
-            stored: dict = {}
-            if start:
-                run_export(root, start, DictTarget(stored))
+            stored = duplicate(beginning)
             try:
                 run_export(root, wanted, StoppingTarget(DictTarget(stored), calls, when))
             except Killed:
-                for following in (wanted, 5, wanted):
-                    run_export(root, following, DictTarget(stored))
-                    assert stored["rows"] == released[following]
+                for following in (wanted, 5):
+                    target = DictTarget(duplicate(stored))
+                    run_export(root, following, target)
+                    assert target.stored["rows"] == released[following]
             else:
                 break
         assert calls > 5
@@ -250,24 +265,23 @@ def test_after_prune_all_rows_are_written_and_the_surplus_deleted(root, released
     assert run_export(copied, None, target).status == "unchanged"
 
 
-@pytest.mark.parametrize("when", ["before", "half", "after"])
+@KILLED
 @pytest.mark.parametrize("is_killed_before_prune", [True, False])
 def test_an_export_that_is_killed_at_any_call_continues_after_prune(
     root, released, tmp_path, when, is_killed_before_prune
 ):
-    copied = copy_of(root, tmp_path)
-    prune(Releases(open_store(copied)), 2, grace_s=0)
+    pruned, beginning = copy_of(root, tmp_path), exported_to_memory(root, 3)
+    prune(Releases(open_store(pruned)), 2, grace_s=0)
     for wanted, following in ((LAST, LAST), (5, LAST)):
         calls = 0
         while True:
             calls += 1
-            target = DictTarget()
-            run_export(root, 3, target)
+            target = DictTarget(duplicate(beginning))
             try:
                 stopping = StoppingTarget(target, calls, when)
-                run_export(root if is_killed_before_prune else copied, wanted, stopping)
+                run_export(root if is_killed_before_prune else pruned, wanted, stopping)
             except Killed:
-                run_export(copied, following, target)
+                run_export(pruned, following, target)
                 assert target.stored["rows"] == released[following]
             else:
                 break
