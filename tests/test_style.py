@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,10 @@ def documented(file: Path) -> Iterator[Documented]:
     return (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, Documented))
 
 
+@cache
 def classes() -> dict[str, ast.ClassDef]:
     found = (node for file in SOURCES for node in documented(file))
     return {node.name: node for node in found if isinstance(node, ast.ClassDef)}
-
-
-CLASSES = classes()
 
 
 def inherited(owner: ast.ClassDef, method: str) -> bool:
@@ -43,7 +42,7 @@ def inherited(owner: ast.ClassDef, method: str) -> bool:
     for base in owner.bases:
         plain = base.value if isinstance(base, ast.Subscript) else base
         name = plain.id if isinstance(plain, ast.Name) else getattr(plain, "attr", "")
-        parent = CLASSES.get(name)
+        parent = classes().get(name)
         if parent is None or parent is owner:
             continue
         own = [node for node in parent.body if isinstance(node, ast.FunctionDef) and node.name == method]

@@ -170,8 +170,8 @@ def vectors_alone(folder: Path, texts: list[str]) -> np.ndarray:
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     name = transformers.AutoConfig.from_pretrained(folder).model_type
     vectors, loaded = [], class_of(name).from_pretrained(folder).eval()
-    for text in texts:
-        model = copy.deepcopy(loaded)
+    for number, text in enumerate(texts, start=1):
+        model = copy.deepcopy(loaded) if number < len(texts) else loaded
         encoder = model.get_encoder() if model.config.is_encoder_decoder else model
         ids = torch.tensor([tokenizer(text, truncation=True, max_length=LONGEST)["input_ids"]])
         with torch.no_grad():

@@ -136,12 +136,12 @@ def save_sentence_transformer(name: str, folder: Path, pooling: str) -> Path:
     return folder / "published"
 
 
-def peer_of(folder: Path, pooling: str, padding_side: str = "right") -> SentenceTransformer:
-    """Load a plain folder in sentence-transformers, with a pooling."""
+def peer_of(folder: Path, pooling: str) -> SentenceTransformer:
+    """Load a plain folder in sentence-transformers, with a pooling and padding on the right."""
     mode = {"last": "lasttoken"}.get(pooling, pooling)
     transformer = Transformer(str(folder), max_seq_length=LONGEST)
     peer = SentenceTransformer(modules=[transformer, Pooling(64, mode)], device="cpu")
-    peer.tokenizer.padding_side = padding_side
+    peer.tokenizer.padding_side = "right"
     return peer
 
 

@@ -89,7 +89,7 @@ def test_an_outage_is_reported_at_the_deadline(
     store: Store, faulty: FaultyProxy, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
     store.write("there", b"1234")
-    monkeypatch.setenv("MANTA_STORE_DEADLINE_S", "0.3")
+    monkeypatch.setenv("MANTA_STORE_DEADLINE_S", "0.1")
     faulty.faults = Faults(**{kind: 1.0}, delay_s=0.8)
     reading: dict[str, Callable[[], object]] = {
         "read": lambda: store.read("there"),

@@ -1,8 +1,8 @@
 """The vector of a text depends on that text alone, whatever was encoded before, beside it or elsewhere."""
 
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +30,6 @@ _SCALED = {
 }
 _QUICK = ("bert", "gte", "big_bird", "canine", "funnel", "reformer", "mixtral")
 _SLOW = tuple(name for name in FAMILIES if name not in _QUICK)
-_PROGRAM = """
-import sys, numpy as np
-from tests.models.folders import encoder_at
-np.save(sys.argv[2], encoder_at(sys.argv[1], pooling="mean").encode(sys.argv[3:]))
-"""
 
 
 def check_family(folder: Path) -> None:
@@ -100,12 +95,23 @@ def test_positions_that_are_scaled_by_length_follow_the_length_of_each_text(tmp_
     check_family(folder)
 
 
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[ProcessPoolExecutor]:
+    """Another process, which starts without the modules and the state of this one."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        yield process
+
+
+def vectors_in(folder: Path) -> np.ndarray:
+    return encoder_at(folder, pooling="mean").encode(SHORT + LONG)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_another_process_computes_the_same_vectors(tmp_path: Path, name: str):
-    folder, file = save_family(name, tmp_path), tmp_path / "vectors.npy"
-    subprocess.run([sys.executable, "-c", _PROGRAM, str(folder), str(file), *SHORT, *LONG], check=True)
+def test_another_process_computes_the_same_vectors(elsewhere: ProcessPoolExecutor, tmp_path: Path, name: str):
+    folder = save_family(name, tmp_path)
+    theirs = elsewhere.submit(vectors_in, folder)
     encoder = encoder_at(folder, pooling="mean")
-    found, expected = encoder.encode(LONG + SHORT), np.load(file)[[4, 5, *range(4)]]
+    found, expected = encoder.encode(LONG + SHORT), theirs.result()[[4, 5, *range(4)]]
     scale = 0 if isinstance(encoder._model, PackedModel) else np.abs(expected).max()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * scale)
