@@ -117,6 +117,7 @@ def test_a_second_run_reuses_the_fits_until_a_split_changes(folder: Path, encode
     assert changed["STSB-dev", "target"] != values(first)["STSB-dev", "target"]
 
 
+@pytest.mark.slow
 def test_a_flow_is_fitted_with_its_own_settings(folder: Path, encoder: Path):
     flow = "{whiten: {transform: flow, flow: {epochs: 2, batch_rows: 16, depth: 1, width: 8}}}"
     job = job_of(folder, encoder, "{name: raw}", f"{{name: flow, fit: {flow}}}")

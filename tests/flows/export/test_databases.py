@@ -197,7 +197,7 @@ def osmem(search_server: str) -> Database:
 KINDS = ("pgvector", "lancedb", "qdrant", "milvus", "opensearch", "elasticsearch")
 
 
-@pytest.fixture(params=[*KINDS, "osmem"])
+@pytest.fixture(params=[*KINDS[:-1], pytest.param("elasticsearch", marks=pytest.mark.slow), "osmem"])
 def database(request: pytest.FixtureRequest) -> Database:
     return request.getfixturevalue(request.param)
 

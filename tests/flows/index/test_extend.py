@@ -54,7 +54,10 @@ def test_rows_are_added_and_removed_in_place(cluster: Workers, tmp_path: Path, k
     chain.assert_sound()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow) if kind == "opq_ivf_pq" else kind for kind in KINDS],
+)
 def test_after_deleting_a_topic_answers_equal_an_index_built_without_it(
     cluster: Workers, tmp_path: Path, kind: str
 ):

@@ -69,12 +69,14 @@ def test_a_hanging_child_is_killed_and_its_item_repeated(
     assert said.count("item 0 of HangOnce has shown no progress for ") == 1
 
 
+@pytest.mark.slow
 def test_a_computing_child_without_reports_is_not_killed(capfd: pytest.CaptureFixture[str]):
     with closing(LocalWorkers(4.0)) as process:
         assert process.run(Compute(6.0), 7, Pool(1)) == 7
     assert "no progress" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_child_that_waits_for_the_copy_of_another_process_is_not_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
