@@ -10,14 +10,14 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from jobs.boundary import OutputClosed, Say, guarded, refuse_few_addresses, run_program
 from pipeline.config import load_settings, refuse_credentials, to_yaml, uri_of
 from pipeline.errors import ConfigError, did_you_mean
-from pipeline.log import Stages, printable
+from pipeline.log import Stages, announce, printable
 from pipeline.settings import Job
 
 _CONFIG_HELP = "The job's YAML, or the name of one that comes with Manta, such as quickstart. Default: none."
@@ -170,6 +170,13 @@ def print_answer(answer: Answer, say: Say, as_json: bool) -> None:
             say("\n".join(map(printable, answer.text.split("\n"))))
     if answer.exit_code:
         raise typer.Exit(answer.exit_code)
+
+
+def announce_unused_root(job: Job, section: Literal["pairs", "train"]) -> None:
+    """Say where results go, if the settings name only release.root, which the command does not use."""
+    settings = getattr(job, section)
+    if "root" in job.release.model_fields_set and "root" not in settings.model_fields_set:
+        announce(f"release.root is not used here: results go to {section}.root, {settings.root}")
 
 
 def named_configs() -> dict[str, Path]:

@@ -6,7 +6,7 @@ python -m jobs.pairs pairs.kind=groups "pairs.data={uri: captions.parquet, colum
 
 import functools
 
-from jobs.command import Answer, CommandRun, job_command, standalone
+from jobs.command import Answer, CommandRun, announce_unused_root, job_command, standalone
 from pipeline.log import counted
 
 
@@ -24,6 +24,7 @@ def pairs(run: CommandRun) -> Answer:
     """
     from pipeline.text.pairs.build import build_rows, open_build
 
+    announce_unused_root(run.job, "pairs")
     build = open_build(run.job.pairs)
     status, built = build_rows(build, run.stages)
     files = {"train": built.train, **({"test": built.test} if built.test else {})}

@@ -5,6 +5,7 @@ python -m jobs.preflight --config jobs/configs/quickstart.yaml encode.unit_rows=
 """
 
 from jobs.command import Answer, CommandRun, job_command, standalone
+from jobs.layout import table
 
 
 @job_command
@@ -13,7 +14,9 @@ def preflight(run: CommandRun) -> Answer:
 
     Checks the store (write, create once, delete), the encoder (loads, encodes), the columns and ids of a
     sample of the corpus, the proportions of tokens that the encoder does not know or truncates, disk space,
-    and versions of packages. Prints a remedy for each problem. Exit code 2 if there is any problem.
+    and versions of packages. Asks every node of the cluster whether it has this program and its versions,
+    reaches the stores, and how fast it encodes; prints a table of the nodes. Prints a remedy for each
+    problem. Exit code 2 if there is any problem.
     """
     from pipeline.flows.night.planning.preflight import preflight as run_checks
     from pipeline.log import announce, counted
@@ -27,6 +30,7 @@ def preflight(run: CommandRun) -> Answer:
         f"{'PROBLEM' if check.problem else 'ok':<8} {check.name:<9} {check.problem or check.found}"
         for check in checks
     ]
+    lines += [table(check.table[1:], check.table[0]) for check in checks if check.table]
     lines += [f"{'warning':<8} {check.name:<9} {sentence}" for check in checks for sentence in check.warnings]
     facts = {"status": "problems" if problems else "done", "checks": [vars(check) for check in checks]}
     return Answer(facts, "\n".join(lines), exit_code=2 if problems else 0)

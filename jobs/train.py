@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs.command import Answer, CommandRun, job_command, standalone
+from jobs.command import Answer, CommandRun, announce_unused_root, job_command, standalone
 from jobs.layout import table
 from pipeline.log import counted
 
@@ -46,6 +46,7 @@ def train(
     from pipeline.flows.train.train import train as run_training
     from pipeline.flows.train.train import train_seeds
 
+    announce_unused_root(run.job, "train")
     if run.job.train.seeds:
         return _answer_of_seeds(run, train_seeds(run.job, run.stages, verbose=run.verbose))
     trained = run_training(run.job, run.stages, verbose=run.verbose)

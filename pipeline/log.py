@@ -55,14 +55,15 @@ def announce(sentence: str, **fields: Any) -> None:
         line = printable(sentence + "".join(f"  {name}={value}" for name, value in fields.items()))
     for heard in _listeners:
         heard.append(sentence)
-    print(line, file=sys.stderr, flush=True)
+    if not _listeners:
+        print(line, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[list[str]]:
-    """Yield the list to which the sentences of this process are added during the block.
+    """Yield the list to which the sentences of this process are added during the block, and not printed.
 
-    A worker sends them to the driver, because its own standard error is a log file.
+    A worker sends them to the driver. Its own standard error is a log file, which Ray may show, too.
     """
     with _member(_listeners, []) as heard:
         yield heard

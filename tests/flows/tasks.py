@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from pipeline.device import resolve
 from pipeline.errors import DataError
 from pipeline.flows.workers.tasks import PlainTask, progress
@@ -28,6 +30,14 @@ class Double:
         if item == 13:
             raise DataError("item 13", "luck", "13", "take another number")
         return 2 * item, os.getpid()
+
+
+@dataclass(frozen=True)
+class NameProcess(PlainTask[int, str]):
+    """Return the title of the worker's process."""
+
+    def work(self, item: int) -> str:
+        return psutil.Process().cmdline()[0]
 
 
 @dataclass(frozen=True)

@@ -30,3 +30,15 @@ def test_the_answer_names_files_rows_and_what_was_left_out(
     assert shown.startswith("these rows were built before; nothing to do\nof data: 106 rows")
     assert "1 blank text" in shown
     assert f"train  {folder / 'train.parquet'}: {answer['rows']['train']} rows" in shown
+
+
+def test_a_root_of_releases_that_is_not_used_is_named(
+    manta: Manta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    write_data(tmp_path, grouped(6))
+    given = ("pairs", "pairs.kind=groups", "pairs.data=data", "pairs.name=texts")
+    words = "release.root is not used here: results go to pairs.root, pairs"
+    assert words in manta(*given, "release.root=releases").err
+    assert "release.root" not in manta(*given).err
+    assert "release.root" not in manta(*given, "release.root=releases", "pairs.root=other").err

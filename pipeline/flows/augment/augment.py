@@ -250,7 +250,9 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
         )
         with (
             local_workers(plan.is_small(store, corpus), job.cluster.patience_s) as local,
-            connect(job.cluster, stages, verbose=verbose, local=local) as workers,
+            connect(
+                job.cluster, stages, verbose=verbose, local=local, stores={"release.root": store}
+            ) as workers,
         ):
             context = FlowContext(job, store, workers, stages)
             model_work = plan.run_models(context, corpus, parent)

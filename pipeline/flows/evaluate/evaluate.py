@@ -183,9 +183,10 @@ def evaluate(
     _check_candidates(job, candidates, selected, geometry=geometry, mask_words=mask_words)
     work = EvaluationWork.read(job, store, stages, selected.tasks, candidates)
     sampled = (geometry + mask_words) * job.evaluate.geometry.sentences * len(work.vectors)
+    root = "evaluate.root" if job.evaluate.root else "release.root"
     with (
         local_workers(work.is_small(sampled), job.cluster.patience_s) as local,
-        connect(job.cluster, stages, verbose=verbose, local=local) as workers,
+        connect(job.cluster, stages, verbose=verbose, local=local, stores={root: store}) as workers,
     ):
         context = FlowContext(job, store, workers, stages)
         mask_words_report = read_mask_words(context, candidates) if mask_words else None

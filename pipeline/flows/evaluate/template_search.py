@@ -145,9 +145,10 @@ def search_template(job: Job, stages: Stages, *, verbose: bool = False) -> Templ
         definitions = tuple(read_definitions(generator))
         templates += generator.candidates
     small = is_local(job.cluster) and templates * len(pairs.sentences) <= job.cluster.small_rows
+    root = "evaluate.root" if job.evaluate.root else "release.root"
     with (
         local_workers(small, job.cluster.patience_s) as local,
-        connect(job.cluster, stages, verbose=verbose, local=local) as workers,
+        connect(job.cluster, stages, verbose=verbose, local=local, stores={root: store}) as workers,
     ):
         context = FlowContext(job, store, workers, stages)
         encode = workers.encode_settings(job.encode)

@@ -12,7 +12,9 @@ from pipeline.flows.night.gates.as_searcher import PrepareTrials
 from pipeline.flows.night.ingest_workers import ingest_workers
 from pipeline.flows.night.previous_release import PreviousRelease
 from pipeline.flows.workers import metrics
+from pipeline.flows.workers.address import ClusterAddress
 from pipeline.flows.workers.cluster import connect, is_local, local_workers
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.tasks import Pool
 from pipeline.log import Stages
@@ -53,6 +55,8 @@ class NightWorkers:
             ModelError: the encoder cannot be loaded, or gives no usable vector of a plain sentence.
             ConfigError: the cluster cannot have as many workers as the settings ask for.
         """
+        if not ClusterAddress.of(self.job.cluster).is_local:
+            self._connect(self.stages)  # checks its nodes before any work
         if not self.previous.has_space(open_folder(self.job.encoder).space_id):
             self._try_encoder()
         return self.connections.enter_context(
@@ -64,9 +68,7 @@ class NightWorkers:
         if self.local is not None and not self._is_small(corpus):
             self.local.close()
             self.local = None
-        workers = self.connections.enter_context(
-            connect(self.job.cluster, self.stages, verbose=self.verbose, local=self.local)
-        )
+        workers = self._connect(self.stages)
         self.connections.enter_context(metrics.count_failures())
         return FlowContext(self.job, self.store, workers, self.stages)
 
@@ -75,13 +77,19 @@ class NightWorkers:
 
         Without local workers this connects a cluster, which stays connected.
         """
-        connected = connect(self.job.cluster, self.stages.under("encoder"), verbose=self.verbose)
-        workers = self.local or self.connections.enter_context(connected)
+        workers = self.local or self._connect(self.stages.under("encoder"))
         workers.check(self.job.cluster)
         with self.stages("encoder"):
             settings = encoder_for_workers(self.job.encoder, self.store, workers)
             task = EncodeTexts(settings, workers.encode_settings(self.job.encode))
             workers.run(task, (_TRIED_TEXT,), Pool.of_one(self.job.cluster))
+
+    def _connect(self, stages: Stages) -> Workers:
+        """Connect to local workers if there are any, else to a cluster, until the end of the night."""
+        stores = {"release.root": self.store}
+        return self.connections.enter_context(
+            connect(self.job.cluster, stages, verbose=self.verbose, local=self.local, stores=stores)
+        )
 
     def _is_small(self, corpus: Corpus) -> bool:
         """Return whether local workers finish tonight's work before Ray would have started."""

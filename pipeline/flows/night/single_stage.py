@@ -107,5 +107,6 @@ def _started(
     releases = open_releases(job)
     previous = load_previous(releases)
     corpus = ingest_corpus(job, releases, previous, stages)
-    with connect(job.cluster, stages, verbose=verbose) as workers:
+    stores = {"release.root": releases.store}
+    with connect(job.cluster, stages, verbose=verbose, stores=stores) as workers:
         yield FlowContext(job, releases.store, workers, stages), previous, corpus

@@ -6,15 +6,23 @@ Only here is Ray Train used.
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.daemon import in_daemon_thread
 from pipeline.errors import ConfigError, PipelineError, TransientError
+from pipeline.flows.workers.address import ClusterAddress
 from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.nodes import ResourceDemand, describe_resources
+from pipeline.flows.workers.ray_internals import (
+    TRAIN_START_TIMEOUT,
+    TRAIN_STATE,
+    TRAIN_VARIABLES,
+    lost_rank_errors,
+    start_timeout_error,
+)
 from pipeline.log import RunningStage, announce, counted, listening
 from pipeline.settings import ClusterSettings
 from pipeline.settings.training import TrainSettings
@@ -78,22 +86,11 @@ def describe_loss(failures: Mapping[int, Exception], group_error: Exception) -> 
         Exception: `group_error`, if a worker raised an error that is a defect.
     """
     from ray.exceptions import RayError
-    from ray.train.v2._internal.exceptions import (
-        WorkerGroupStartupFailedError,
-        WorkerHealthCheckFailedError,
-        WorkerHealthCheckTimeoutError,
-    )
 
     for error in failures.values():
         if isinstance(error, PipelineError):
             raise error
-    lost = (
-        RayError,
-        LostPeer,
-        WorkerHealthCheckFailedError,
-        WorkerHealthCheckTimeoutError,
-        WorkerGroupStartupFailedError,
-    )
+    lost = (RayError, LostPeer, *lost_rank_errors())
     if any(not isinstance(error, lost) for error in failures.values()):
         raise group_error
     # A rank that lost its peer is not the cause, so the error of another rank is described if there is one.
@@ -105,12 +102,6 @@ def describe_loss(failures: Mapping[int, Exception], group_error: Exception) -> 
 _POLL_S = 0.5
 # Ray's timeout for the start, as a multiple of ours: ours comes first, and its message names what is missing.
 _RAY_TIMEOUT_FACTOR = 1.2
-_ENVIRONMENT = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # Ray: 2; also the delay at the start and the end
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # saves an actor: a preempted node counts as lost
-    "RAY_TRAIN_METRICS_ENABLED": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in the settings mean the same on every rank
-}
 
 
 class Work(Protocol):
@@ -135,6 +126,8 @@ class RankGroup:
     """number of ranks, threads of each, and number of restarts before the training is given up"""
     cluster: ClusterSettings
     """CPUs and GPUs of each rank, and the time within which the cluster must have room for all"""
+    name: str = "training"
+    """name of the training in Ray's dashboard"""
 
     def __post_init__(self) -> None:
         gpus = self.cluster.gpus_per_worker
@@ -197,7 +190,6 @@ class RankGroup:
     def _run_once(self, work: Work, bar: RunningStage | None) -> str | None:
         """Run all ranks once. Returns None if they finish, or a description of the loss of a rank."""
         from ray.train import TrainingFailedError
-        from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
         from pipeline.flows.workers.watch import watch_call
 
@@ -211,7 +203,7 @@ class RankGroup:
                 _wait_for(training, watch)
             except TrainingFailedError as error:
                 failures = failures_by_rank(error)
-                if any(isinstance(cause, WorkerGroupStartupTimeoutError) for cause in failures.values()):
+                if any(isinstance(cause, start_timeout_error()) for cause in failures.values()):
                     raise TransientError(
                         "cluster",
                         f"room for {self} within {self.cluster.patience_s:g} s (cluster.patience_s)",
@@ -244,7 +236,7 @@ class RankGroup:
                 placement_strategy="PACK" if gpus else "SPREAD",
             ),
             run_config=RunConfig(
-                name="training",
+                name=self.name,
                 storage_path=storage,
                 # Ray does not restart: `run` decides after which losses the ranks start again.
                 failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
@@ -259,7 +251,9 @@ class RankGroup:
         Ray Train requires the folder but stores nothing in it: checkpoints are in the training's own store.
         """
         timeout_s = _RAY_TIMEOUT_FACTOR * self.cluster.patience_s
-        variables = _ENVIRONMENT | {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{timeout_s:g}"}
+        variables = TRAIN_VARIABLES | {TRAIN_START_TIMEOUT: f"{timeout_s:g}"}
+        if not ClusterAddress.of(self.cluster).is_local:
+            variables |= TRAIN_STATE
         new = {name: value for name, value in variables.items() if name not in os.environ}
         os.environ.update(new)
         try:
@@ -278,7 +272,9 @@ def _run_rank(config: dict[str, Any]) -> None:
     torch.set_num_threads(config["threads"])
     context, call = ray.train.get_context(), config["call"]
     rank_slice = RankSlice(context.get_world_rank(), context.get_world_size())
-    with call.heartbeats(), listening() as log_lines:
+    # other ranks print, to a log file of their worker
+    listens: AbstractContextManager[list[str]] = listening() if rank_slice.rank == 0 else nullcontext([])
+    with call.heartbeats(), listens as log_lines:
         # the first rank is enough: if another rank hangs, the first one waits for it
         if rank_slice.rank == 0:
             call.record_start(0)
@@ -305,21 +301,20 @@ def _run_rank(config: dict[str, Any]) -> None:
                 raise LostPeer(str(error).splitlines()[0][:200]) from None
             raise
         finally:
-            _forward_log(call, log_lines, rank_slice.rank)
+            _forward_log(call, log_lines)
 
 
 def _report(call: "Call", log_lines: list[str], rank: int, step: int, note: str) -> None:
     """Report a step of the first rank to the driver; all ranks take the same steps."""
     if rank == 0:
         call.report_rows(0, step, note, more=False)  # between two steps the model may be evaluated or saved
-    _forward_log(call, log_lines, rank)
+    _forward_log(call, log_lines)
 
 
-def _forward_log(call: "Call", log_lines: list[str], rank: int) -> None:
-    """Send the first rank's log lines to the driver; those of other ranks are dropped."""
-    if rank == 0:
-        for line in log_lines:
-            call.send_message(line)
+def _forward_log(call: "Call", log_lines: list[str]) -> None:
+    """Send log lines to the driver."""
+    for line in log_lines:
+        call.send_message(line)
     log_lines.clear()
 
 

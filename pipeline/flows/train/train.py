@@ -58,7 +58,7 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
         TransientError: workers died more often than train.failures.
     """
     job, run = open_training(job)
-    group = RankGroup(job.train, job.cluster)
+    group = RankGroup(job.train, job.cluster, run.name)
     check_encoder(job.train, open_folder(job.encoder, cross_encoder=True))
     vectors = job.train.expand.vectors
     if vectors is not None:
@@ -73,7 +73,8 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
         check_mining(job)
     else:
         plan = _plan(job.train, stages)  # checks the rows before the cluster is used
-    with connect(job.cluster, stages, verbose=verbose) as workers:
+    root = open_store(job.train.root)
+    with connect(job.cluster, stages, verbose=verbose, stores={"train.root": root}) as workers:
         group.check(workers)
         if plan is None:
             plan = _plan(_mine_negatives(job, workers, stages), stages)
@@ -83,7 +84,6 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
             announce(
                 f"another command runs this training ({other}): each does all of it, with the same result"
             )
-        root = open_store(job.train.root)
         encoder = encoder_for_workers(job.encoder, root, workers)
         expansion = None if vectors is None else encoder_for_workers(vectors, root, workers)
         with (

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from pipeline.flows.workers.address import TOKEN_SETTINGS, ClusterAddress
 from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.lost_cluster import abort_if_cluster_dies
-from pipeline.flows.workers.nodes import addable_nodes, nodes_alive
+from pipeline.flows.workers.nodes import addable_nodes, nodes_alive, take_joined
+from pipeline.flows.workers.ray_internals import ALWAYS_VARIABLES, QUIET_VARIABLES, stop_log_monitor
 from pipeline.log import Stages, end_process
 from pipeline.settings import ClusterSettings
+from pipeline.store.files.base import Store
 
 # Local workers of the enclosing block of `connect`. Like Ray, they are connected once per process.
 _local: LocalWorkers | None = None
@@ -48,12 +50,24 @@ def local_workers(wanted: bool, patience_s: float) -> Iterator[LocalWorkers | No
 
 @contextlib.contextmanager
 def connect(
-    settings: ClusterSettings, stages: Stages, *, verbose: bool = False, local: LocalWorkers | None = None
+    settings: ClusterSettings,
+    stages: Stages,
+    *,
+    verbose: bool = False,
+    local: LocalWorkers | None = None,
+    stores: Mapping[str, Store] | None = None,
 ) -> Iterator[Workers]:
     """Connect to workers for the duration of the block: a Ray cluster, or `local` workers without Ray.
 
     Local workers of an enclosing block are reused, and so is an existing connection to Ray. A connection that
     this call makes is closed after the block, and so is a Ray that it starts.
+
+    Args:
+        stores: stores that the workers read and write, by the setting that names each. Every node of a
+            cluster that was not started here is asked whether it reaches them; None asks none.
+
+    Raises:
+        ConfigError: a node cannot do the work, see `check_nodes`.
     """
     global _local
     if local := local or _local:
@@ -67,6 +81,7 @@ def connect(
         silence_ray(verbose)
         import ray
 
+        from pipeline.flows.workers.check_nodes import check_nodes
         from pipeline.flows.workers.heartbeat import open_board, set_patience
         from pipeline.flows.workers.ray_workers import RayWorkers
 
@@ -76,7 +91,12 @@ def connect(
     try:
         with _abort_if_ray_dies(settings) if connects_here else contextlib.nullcontext():
             set_patience(settings.patience_s, settings.wait_s)
-            nodes = tuple(node for _, node in nodes_alive().values())
+            if connects_here and stores is not None and not ClusterAddress.of(settings).is_local:
+                with stages("nodes"):
+                    check_nodes(stores)
+            alive = nodes_alive()
+            take_joined(alive)  # nodes that join later are reported if they cannot do the work
+            nodes = tuple(node for _, node in alive.values())
             free_cpus = ray.available_resources().get("CPU", 0)
             yield RayWorkers(
                 nodes,
@@ -123,7 +143,7 @@ def _connect_to_ray(settings: ClusterSettings, verbose: bool) -> None:
         ):
             ray.init(**_ray_options(cluster, verbose))
             if cluster.is_local and not verbose:
-                local_ray.stop_log_monitor()
+                stop_log_monitor()
     except ValueError as error:
         raise ConfigError(
             cluster.setting,
@@ -211,19 +231,15 @@ def is_local(settings: ClusterSettings) -> bool:
 
 
 def silence_ray(verbose: bool) -> None:
-    """Turn off Ray's progress bars, notices and usage statistics, unless `verbose`.
+    """Turn off usage statistics and messages that Manta's own replace; unless `verbose`, all notices of Ray.
 
     Call it before `import ray`, which reads the environment.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in (ALWAYS_VARIABLES if verbose else ALWAYS_VARIABLES | QUIET_VARIABLES).items():
+        os.environ.setdefault(name, value)
     if verbose:
         return
-    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    # `watch.Watch` limits restarts, so Ray's line about infinite retries is wrong here
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "infinite retries remaining")
-    # Ray's future default; set here, Ray does not warn that it will change
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     warnings.filterwarnings("ignore", module="ray")
     importlib.import_module("ray.data")  # its import sets the levels of the loggers, so import it first
     for name in ("ray", "ray.data", "ray.train"):

@@ -14,25 +14,24 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import ray
-from ray.experimental import internal_kv  # Ray's key-value store; there is no public interface to it
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.flows.workers.board import Board
 from pipeline.flows.workers.processes import WorkerProcess
+from pipeline.flows.workers.ray_internals import kv_delete, kv_get, kv_list, kv_put
 from pipeline.flows.workers.stall import CpuMeter
 from pipeline.keep_alive import on_keep_alive
 
 PATIENCE_S = 900.0  # cloud nodes with a GPU take up to ten minutes to start
 _HEARTBEAT_S = 2.0  # time between two heartbeats of one worker
 _ACKNOWLEDGE_S = 5.0  # timeout for the board to acknowledge the start of an item
-_NAMESPACE = "manta"  # in Ray's key-value store
 
 
 def open_board() -> Any:
     """Return the handle to the board of this driver's connection; create the board if it is missing.
 
-    It runs on the driver's node, since it has no use without the driver, and lives as long as the first
-    handle to it, which `connect` holds.
+    It runs on the driver's node, or that of the Ray client's server, since it has no use without the driver.
+    It lives as long as the first handle to it, which `connect` holds.
     """
     context = ray.get_runtime_context()
     return (
@@ -43,7 +42,7 @@ def open_board() -> Any:
             num_cpus=0,
             max_restarts=-1,
             max_task_retries=-1,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=context.get_node_id(), soft=True),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=context.get_node_id(), soft=False),
         )
         .remote()
     )
@@ -58,14 +57,12 @@ class Patience(NamedTuple):
 
 def set_patience(patience_s: float, wait_s: float | None = None) -> None:
     """Set the timeouts of this connection. wait_s: None for the same as patience_s."""
-    internal_kv._internal_kv_put(
-        _patience_key(), json.dumps([patience_s, wait_s or patience_s]), namespace=_NAMESPACE
-    )
+    kv_put(_patience_key(), json.dumps([patience_s, wait_s or patience_s]))
 
 
 def patience() -> Patience:
     """Return the timeouts of this connection."""
-    stored = internal_kv._internal_kv_get(_patience_key(), namespace=_NAMESPACE)
+    stored = kv_get(_patience_key())
     return Patience(*json.loads(stored)) if stored else Patience(PATIENCE_S, PATIENCE_S)
 
 
@@ -97,10 +94,10 @@ class Call:
         Args:
             second: whether this is a second attempt, which is not counted: the first has not died.
         """
-        count = len(internal_kv._internal_kv_list(f"{self.name}/{item}/", namespace=_NAMESPACE))
+        count = len(kv_list(f"{self.name}/{item}/"))
         if not second:
             count += 1
-            internal_kv._internal_kv_put(f"{self.name}/{item}/{count}", "", namespace=_NAMESPACE)
+            kv_put(f"{self.name}/{item}/{count}", "")
         with contextlib.suppress(ray.exceptions.RayError):
             with self._lock:
                 self._item = item
@@ -111,14 +108,11 @@ class Call:
 
     def start_counts(self) -> Counter[int]:
         """Return how often each unfinished item was begun, second attempts not counted."""
-        return Counter(
-            int(key.decode().split("/")[1])
-            for key in internal_kv._internal_kv_list(f"{self.name}/", namespace=_NAMESPACE)
-        )
+        return Counter(int(key.split("/")[1]) for key in kv_list(f"{self.name}/"))
 
     def record_end(self, item: int) -> None:
         """Record that the item is done. Does not wait for the board."""
-        internal_kv._internal_kv_del(f"{self.name}/{item}/", del_by_prefix=True, namespace=_NAMESPACE)
+        kv_delete(f"{self.name}/{item}/")
         with self._lock, contextlib.suppress(ray.exceptions.RayError):
             self._item = None
             self.board.record_end.remote(self.name, item)
@@ -143,7 +137,7 @@ class Call:
     def close(self) -> None:
         """Forget the call: it has finished, or was given up."""
         with contextlib.suppress(ray.exceptions.RayError):
-            internal_kv._internal_kv_del(f"{self.name}/", del_by_prefix=True, namespace=_NAMESPACE)
+            kv_delete(f"{self.name}/")
             self.board.close.remote(self.name)
 
     @contextlib.contextmanager

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import TransientError
-from pipeline.flows.workers.processes import WorkerProcess, abort_on_error, children_of, kill_process
+from pipeline.flows.workers import ray_internals
+from pipeline.flows.workers.processes import abort_on_error, children_of, kill_process
 from pipeline.store.files.disk import translate_disk_errors
 
 _OBJECT_STORE_BYTES = 256 << 20  # enough, since only records and model settings pass through it
@@ -26,14 +27,7 @@ def options() -> dict[str, Any]:
     return {
         "include_dashboard": False,
         "object_store_memory": _OBJECT_STORE_BYTES,
-        "_system_config": {
-            # with Ray's default of 1,000 ms, every stage of a short night waits for new processes
-            "idle_worker_killing_time_threshold_ms": 10_000,
-            # statistics for Ray's logs, and records for a dashboard, which there is not: every process would
-            # take CPU time for them
-            "event_stats": False,
-            "task_events_report_interval_ms": 0,
-        },
+        "_system_config": dict(ray_internals.LOCAL_OPTIONS),
     }
 
 
@@ -52,26 +46,17 @@ def check_shared_memory() -> None:
             tempfile.TemporaryFile(dir=_SHARED_MEMORY).close()
 
 
-def stop_log_monitor() -> None:
-    """Stop the process that sends the workers' logs to a driver that shows them.
-
-    It looks for new lines ten times a second, and takes 0.7 % of a core.
-    """
-    _node().kill_log_monitor(check_alive=False)
-
-
 @contextlib.contextmanager
 def abort_if_it_dies() -> Iterator[None]:
     """Abort this process with a message if the raylet or the GCS server that it started ends.
 
     Ray itself would end the process 10 to 60 seconds later, with exit code 1 and without a message.
     """
-    node = _node()
 
     def end_if_one_died() -> TransientError | None:
-        if not (ended := sorted({kind for kind, _ in node.dead_processes()} & {"raylet", "gcs_server"})):
+        if not (ended := sorted(ray_internals.dead_processes() & {"raylet", "gcs_server"})):
             return None
-        node.kill_all_processes(check_alive=False, allow_graceful=False)
+        ray_internals.kill_all_processes()
         return TransientError(
             "local Ray",
             "its processes to run",
@@ -91,7 +76,7 @@ def shut_down() -> None:
     """
     import ray
 
-    workers = _workers()
+    workers = [child for raylet in ray_internals.raylet_pids() for child in children_of(raylet)]
     try:
         ray.shutdown()
         deadline = time.monotonic() + _EXIT_S
@@ -100,16 +85,3 @@ def shut_down() -> None:
     finally:
         for worker in workers:
             kill_process(worker.pid, worker.start_ticks)
-
-
-def _workers() -> list[WorkerProcess]:
-    """Return the processes of the raylet that this process started; none of another cluster."""
-    node = _node()
-    raylets = node.all_processes.get("raylet", ()) if node is not None else ()
-    return [child for raylet in raylets for child in children_of(raylet.process.pid)]
-
-
-def _node() -> Any:
-    from ray._private.worker import _global_node
-
-    return _global_node

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pipeline.errors import TransientError
 from pipeline.flows.workers.address import ClusterAddress
 from pipeline.flows.workers.processes import WorkerProcess, abort_on_error
+from pipeline.flows.workers.ray_internals import raylet_socket
 
 _POLL_S = 0.2  # time between two checks; Ray notices the end of its raylet at the next call
 _HEAD_POLL_S, _CONNECT_S = 2.0, 5.0  # time between two connections to the head, and time limit of each
@@ -26,10 +27,9 @@ def abort_if_cluster_dies(cluster: ClusterAddress) -> Iterator[None]:
     A head that is started again within 40 seconds, as with a store for its state, is not missed.
     """
     import ray
-    from ray._private.worker import _global_node
 
-    head = ray.get_runtime_context().gcs_address
-    raylet = _peer(_global_node.raylet_socket_name) if _global_node is not None else None
+    head, socket_path = ray.get_runtime_context().gcs_address, raylet_socket()
+    raylet = None if socket_path is None else _peer(socket_path)
     is_lost = _HeadCheck(head)
 
     def find_error() -> TransientError | None:

@@ -5,12 +5,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.errors import ConfigError, TransientError
+from pipeline.flows.workers.ray_internals import addable_resources
 from pipeline.log import counted, size
 
 # Resources of all nodes that were alive at some time, by Ray job.
 _seen_by_job: dict[str, set["Node"]] = {}
 # Addresses of the nodes that are not yet known to be lost, by Ray job and node id.
 _addresses_by_job: dict[str, dict[str, str]] = {}
+# Ids of the nodes that are known to have joined, by Ray job.
+_joined_by_job: dict[str, set[str]] = {}
 REMEDY_SMALLER = (
     "lower cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes on which a worker fits"
 )
@@ -161,6 +164,18 @@ def take_lost(alive: Collection[str]) -> list[str]:
     return [address for address in taken if address is not None]
 
 
+def take_joined(alive: Collection[str]) -> set[str]:
+    """Return the ids of nodes that have joined since the first call in this Ray job, each id once.
+
+    Args:
+        alive: ids of the nodes that are alive.
+    """
+    known = _joined_by_job.setdefault(_ray_job(), set(alive))
+    joined = set(alive) - known
+    known |= joined
+    return joined
+
+
 def nodes_seen() -> frozenset[Node]:
     """Return the resources of all nodes that `nodes_alive` has ever returned in this Ray job."""
     return frozenset(_seen_by_job.get(_ray_job(), ()))
@@ -175,15 +190,5 @@ def _ray_job() -> str:
 
 
 def addable_nodes() -> tuple[Node, ...]:
-    """Return the resources of nodes that Ray's autoscaler (v2) can add.
-
-    Ray has no public function for this.
-    """
-    from ray._private.state import state
-
-    config = state.get_cluster_config()
-    return tuple(
-        Node.of(group.resources)
-        for group in (config.node_group_configs if config else ())
-        if group.resources and (group.max_count < 0 or group.max_count > group.min_count)
-    )
+    """Return the resources of nodes that Ray's autoscaler (v2) can add."""
+    return tuple(map(Node.of, addable_resources()))

@@ -4,8 +4,6 @@ Data used.
 Ray moves only records, never tensors: an item is the record of a unit. An actor reads the unit, writes its
 output and returns the new record. An item that takes much longer than its peers gets a second attempt.
 
-This uses parts of Ray Data that are not public; pyproject.toml allows one minor version of Ray.
-
 A pool gets a few rows more than it has items. A worker that takes such a row has nothing else to do: it
 waits until all items are done, or begins one that is slow. The first result of an item counts; both are
 equal, and outputs are created once, by the faster one.
@@ -27,95 +25,10 @@ from pipeline.daemon import in_daemon_thread
 from pipeline.errors import PipelineError, TransientError
 from pipeline.flows.workers.heartbeat import Call
 from pipeline.flows.workers.metrics import count_unit
+from pipeline.flows.workers.ray_internals import Execution, configure_pool
 from pipeline.flows.workers.tasks import Item, Pool, Result, Task, load_result, set_progress_listener
 from pipeline.flows.workers.watch import Watch, watch_call
 from pipeline.log import RunningStage
-
-_STEP_S = 1.0  # time between two steps if no item is done
-# seconds between two steps while the next one may request an actor or give an item to an actor
-_SHORT_STEP_S = 0.1
-_REST_S = 0.01  # time that a step itself waits for all running items
-
-
-class Execution:
-    """Controls the one execution of a Ray Dataset.
-
-    Ray Data's own loop makes a step every 0.1 s, and takes up to two steps to notice that an item is done,
-    while its actor waits for the next one. Here a step is made when an item is done or an actor is up.
-    """
-
-    def __init__(self) -> None:
-        self._executor: Any = None
-        self._abandoned = False
-
-    @classmethod
-    def of(cls, dataset: Any) -> "Execution":
-        """Prepare to control the execution of the dataset."""
-        # slow to import, and not needed in the process of a worker
-        from ray.data._internal.execution import streaming_executor_state
-
-        # A step waits for all items, so it always takes this long. There is no setting per dataset, so steps
-        # of other datasets in this process become as short.
-        streaming_executor_state.WAIT_FOR_TASK_COMPLETION_TIMEOUT_S = _REST_S
-        execution = cls()
-
-        class Callback:
-            """Receives the executor from Ray Data, which takes the class and creates the object."""
-
-            def before_execution_starts(self, executor: Any) -> None:
-                execution._begin(executor)
-
-            def on_execution_step(self, executor: Any) -> None:
-                _await_progress(executor)
-
-            def after_execution_succeeds(self, executor: Any) -> None: ...
-
-            def after_execution_fails(self, executor: Any, error: Exception) -> None: ...
-
-        dataset.context.custom_execution_callback_classes = [Callback]
-        return execution
-
-    def _begin(self, executor: Any) -> None:
-        if self._abandoned:
-            raise RuntimeError("the execution was abandoned before it began")
-        from ray.data._internal.execution.metadata_fetcher import InlineMetadataFetcher
-
-        # By default, the size of a result is fetched in a thread, and the result is seen a step later.
-        executor._metadata_fetcher = InlineMetadataFetcher()
-        self._executor = executor
-
-    def abandon(self) -> None:
-        """End the execution and kill its actors, running and pending. Takes up to two seconds.
-
-        Without that, Ray Data drops its handles, and an actor keeps its CPUs until Python has collected the
-        last of them as garbage.
-        """
-        self._abandoned = True
-        if self._executor is not None:
-            self._executor.shutdown(force=True)
-
-
-def _await_progress(executor: Any) -> None:
-    """Wait until an item is done or an actor is up, but not longer than the time between two steps."""
-    running = [task.get_waitable() for operator in executor._topology for task in operator.get_active_tasks()]
-    if running:
-        ray.wait(running, num_returns=1, timeout=_step_s(executor), fetch_local=False)
-
-
-def _step_s(executor: Any) -> float:
-    """Return the time between two steps if no item is done.
-
-    It is short if items wait and the pool may grow (a step per actor), has a free actor, or has an actor that
-    Ray restarts, which no task announces.
-    """
-    for operator, state in executor._topology.items():
-        for pool in operator.get_autoscaling_actor_pools():
-            may_grow = pool.current_size() < pool.max_size()
-            may_begin = pool.can_schedule_task() or pool.num_restarting_actors()
-            if state.total_enqueued_input_blocks() and (may_grow or may_begin):
-                return _SHORT_STEP_S
-    return _STEP_S
-
 
 STAND_BY = -1  # number of a row that has no item
 _MAX_STAND_BYS = 8  # largest number in a pool: each may add a worker to a pool that can grow
@@ -308,8 +221,9 @@ def _dataset(task: Task[Item, Result], items: Sequence[Item], pool: Pool, call: 
     pickled = ray.put([row["item"] for row in rows]) if stand_bys else None
     stand_by = StandBy(call, pickled, len(rows))
     rows += [{"number": STAND_BY, "item": b""}] * stand_bys
+    name = type(task).__name__
     dataset = from_items(rows, override_num_blocks=len(rows)).map_batches(
-        _Worker,
+        type(name, (_Worker,), {}),  # Ray's tools show the name of the class
         batch_size=1,
         batch_format="pyarrow",
         fn_constructor_args=(pickle.dumps(task), call, stand_by),
@@ -323,21 +237,22 @@ def _dataset(task: Task[Item, Result], items: Sequence[Item], pool: Pool, call: 
         num_gpus=pool.gpus or None,
         memory=pool.memory or None,
     )
-    context = dataset.context
-    # at one item per actor, the utilization that makes Ray Data add actors is never above 1
-    context.autoscaling_config.actor_pool_util_upscaling_threshold = 1.0
-    context.execution_no_progress_timeout_s = -1  # only the watch decides whether an item hangs
-    # an actor loads nothing at its start, so it dies there only if it is killed from outside
-    context.max_consecutive_actor_init_deaths = pool.max_deaths
+    dataset.set_name(name)
+    configure_pool(dataset, pool.max_deaths)
     return dataset
 
 
 def run_on_ray(task: Task[Item, Result], item: Item, pool: Pool, bar: RunningStage | None = None) -> Result:
     """Implement `Workers.map_units` for one item with a Ray task."""
+    name = type(task).__name__
     remote = ray.remote(_run_task).options(
-        num_cpus=pool.cpus, num_gpus=pool.gpus or None, memory=pool.memory or None, max_retries=-1
+        name=name,
+        num_cpus=pool.cpus,
+        num_gpus=pool.gpus or None,
+        memory=pool.memory or None,
+        max_retries=-1,
     )
-    with watch_call(type(task).__name__, pool.demand, pool.max_deaths, bar) as (call, watch):
+    with watch_call(name, pool.demand, pool.max_deaths, bar) as (call, watch):
         reference = remote.remote(pickle.dumps(task), pickle.dumps(item), call)
         try:
             _wait(reference, watch)

@@ -10,8 +10,10 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from pipeline.daemon import in_daemon_thread
 from pipeline.errors import PipelineError, TransientError
 from pipeline.flows.workers.board import CallStatus
+from pipeline.flows.workers.check_nodes import warn_of_unusable
 from pipeline.flows.workers.heartbeat import Call, Patience, open_board, patience
 from pipeline.flows.workers.nodes import (
     ResourceDemand,
@@ -19,6 +21,7 @@ from pipeline.flows.workers.nodes import (
     describe_resources,
     nodes_alive,
     nodes_seen,
+    take_joined,
     take_lost,
 )
 from pipeline.flows.workers.processes import WorkerProcess, kill_process
@@ -46,7 +49,7 @@ class Watch:
         self._demand, self._max_deaths = demand, max_deaths
         self._failure: PipelineError | None = None
         self._stopped = threading.Event()
-        self._report_lost_nodes()  # a node may have been lost since the previous call
+        self._follow_nodes()  # a node may have been lost since the previous call
         self._last_heartbeat = time.monotonic()  # when any worker last sent a heartbeat
         self._last_room = time.monotonic()  # when the nodes last had enough room, see _check_limits
         self._had_enough_room = False  # whether all required workers fitted at some time
@@ -88,7 +91,7 @@ class Watch:
             self.poll()
             if time.monotonic() - self._nodes_checked >= _NODES_S:
                 with contextlib.suppress(ray.exceptions.RayError):  # the next poll tries again
-                    self._report_lost_nodes()
+                    self._follow_nodes()
 
     def _handle_status(self, status: CallStatus, patience_s: float) -> None:
         """Show messages and rows, note the last heartbeat, and kill workers whose items hang."""
@@ -152,11 +155,14 @@ class Watch:
         if self._failure is None:
             self._failure = failure
 
-    def _report_lost_nodes(self) -> None:
+    def _follow_nodes(self) -> None:
+        """Log lost nodes, and nodes that have joined and cannot do the work."""
         self._nodes, self._nodes_checked = nodes_alive(), time.monotonic()
         for address in take_lost(self._nodes):
-            left = len(self._nodes)
+            left = sum(self._demand.fit([node]) > 0 for _, node in self._nodes.values())
             announce(f"node {address} is lost; its unfinished work is repeated on the {left} that are left")
+        if joined := take_joined(self._nodes):
+            in_daemon_thread(lambda: warn_of_unusable(joined), "manta-joined")
 
 
 def _kill(worker: WorkerProcess) -> Any:

@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pipeline.device import resolve
+from pipeline.flows.workers.ray_internals import is_worker
 from pipeline.settings import EncoderSettings, EncodeSettings
 
 if TYPE_CHECKING:
@@ -38,6 +39,6 @@ def gpu_assigned() -> bool:
 def assigned_cpus() -> int:
     """Return the number of CPUs, rounded down, that Ray reserved for this worker; at least 1."""
     ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized() or ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
+    if ray is None or not ray.is_initialized() or not is_worker():
         return 1
     return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))

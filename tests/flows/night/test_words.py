@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +117,7 @@ def test_canary_texts_of_unknown_words_do_not_stop_the_next_night(
 
 def test_preflight_names_word_vectors(arguments: list[str], tmp_path: Path):
     job = load_settings(Job, None, tuple(arguments))
-    check = _Checks(job, Stages(), verbose=False).encoder()
+    check = _Checks(job, Stages(), verbose=False, connections=ExitStack()).encoder()
     assert check.found.startswith(
         f"{tmp_path / 'words.txt.gz'}: {len(WORDS)} words: 24 dimensions, 1024 tokens, space "
     )
@@ -125,7 +126,7 @@ def test_preflight_names_word_vectors(arguments: list[str], tmp_path: Path):
         ModelError,
         match=r"encoder\.frequencies: expected a Parquet file .* found no such file .*counts\.parquet",
     ):
-        _Checks(job, Stages(), verbose=False).encoder()
+        _Checks(job, Stages(), verbose=False, connections=ExitStack()).encoder()
 
 
 def test_workers_load_word_vectors_from_the_copy_in_a_remote_root(

@@ -6,10 +6,9 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from ray.data._internal.execution import streaming_executor_state
-from ray.data._internal.execution.streaming_executor import StreamingExecutor
+import ray
 
-from pipeline.flows.workers import ray_pool
+from pipeline.flows.workers import ray_internals
 from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.tasks import Pool
 from tests.flows.tasks import SlowFirst
@@ -21,13 +20,13 @@ def test_few_steps_are_made_while_an_item_runs(
     ray_cluster: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     steps = []
-    await_progress = ray_pool._await_progress
+    await_progress = ray_internals._await_progress
 
     def record(executor: Any) -> None:
         steps.append(time.monotonic())
         await_progress(executor)
 
-    monkeypatch.setattr(ray_pool, "_await_progress", record)
+    monkeypatch.setattr(ray_internals, "_await_progress", record)
     task = SlowFirst(str(tmp_path), _SLOW_S)
     assert len(dict(ray_cluster.map_units(task, [0, 1], Pool(2, cpus=0.5)))) == 2
     seconds = steps[-1] - steps[0]
@@ -56,13 +55,7 @@ def test_a_step_is_made_when_the_first_of_all_running_items_is_done(
     operator.get_autoscaling_actor_pools.return_value = [pool]
     state = Mock(**{"total_enqueued_input_blocks.return_value": waiting})
     wait = Mock()
-    monkeypatch.setattr(ray_pool.ray, "wait", wait)
-    ray_pool._await_progress(Mock(_topology={operator: state}))
-    seconds = ray_pool._SHORT_STEP_S if short else ray_pool._STEP_S
+    monkeypatch.setattr(ray, "wait", wait)
+    ray_internals._await_progress(Mock(_topology={operator: state}))
+    seconds = ray_internals._SHORT_STEP_S if short else ray_internals._STEP_S
     wait.assert_called_once_with([0, 1, 2], num_returns=1, timeout=seconds, fetch_local=False)
-
-
-def test_ray_data_reads_what_is_set_here():
-    waits = streaming_executor_state.process_completed_tasks.__code__.co_names
-    assert "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S" in waits
-    assert "_metadata_fetcher" in StreamingExecutor._scheduling_loop_step.__code__.co_names

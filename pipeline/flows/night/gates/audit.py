@@ -61,7 +61,11 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
         )
     # Checked before Ray starts, where each damaged file would fail a task of its own.
     check_sizes(releases.store, manifest)
-    with connect(job.cluster, stages, verbose=verbose) as workers, stages("evaluate", manifest.rows) as bar:
+    stores = {"release.root": releases.store}
+    with (
+        connect(job.cluster, stages, verbose=verbose, stores=stores) as workers,
+        stages("evaluate", manifest.rows) as bar,
+    ):
         context = FlowContext(job, releases.store, workers, stages)
         measured, bad = _measure_release(context, manifest)
         repeated, reported = read_keys(context, corpus).repeated_ids, user_query_gates(context, manifest)

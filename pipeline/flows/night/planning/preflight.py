@@ -5,7 +5,9 @@ Each check reports its findings, or an error with its remedy.
 
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +16,14 @@ from pipeline.device import resolve
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.evaluate.judgements import read_judgements
 from pipeline.flows.corpus import corpus_of, open_releases, sample_files
-from pipeline.flows.encode.encoder_copy import encoder_copy_path
+from pipeline.flows.encode.encoder_copy import encoder_copy_path, encoder_for_workers
 from pipeline.flows.night.gates.corpus_language import foreign_warnings
 from pipeline.flows.night.gates.judged_ids import check_judged_ids_in_files
 from pipeline.flows.night.gates.user_queries import read_user_queries
 from pipeline.flows.night.guess_corpus import guess_language, no_language
 from pipeline.flows.night.previous_release import changed_files, load_previous
 from pipeline.flows.night.steps import check_index_and_transform, check_root
+from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.nodes import describe_resources
 from pipeline.index.build.index_shape import plan_index
 from pipeline.index.build.sample import LEAST_SAMPLED_ROWS, SAMPLE_SIZES
@@ -128,12 +131,14 @@ def _needed(count: int, estimate: SpaceEstimate) -> str:
     return f"about {size(count)} free ({estimate.sentence})"
 
 
+_NODES_S = 180.0  # time in which nodes must answer, of which each may copy the encoder
 _SAMPLED_FILES, _SAMPLED_BATCHES = 4, 4
 _SAMPLED_TEXTS = 256  # texts of one batch that are tokenized
 # For each check, the checks that must succeed before it is run.
 _NEEDED_CHECKS = {
     "index": ("encoder",),
     "tokens": ("encoder", "corpus"),
+    "nodes": ("store", "encoder"),
     "space": ("store", "commits", "encoder", "index", "corpus"),
 }
 
@@ -152,31 +157,35 @@ class Check:
     """sentences about findings that do not stop a night"""
     facts: Mapping[str, object] = field(default_factory=dict)
     """metrics for --json"""
+    table: tuple[tuple[str, ...], ...] = ()
+    """rows of a table of findings, its header first; empty without one"""
 
 
 def preflight(job: Job, stages: Stages, *, verbose: bool = False) -> list[Check]:
     """Run all checks, except checks that need the success of one that failed."""
     checks, failed = list[Check](), set[str]()
-    for name, check in _Checks(job, stages, verbose).all():
-        if failed.intersection(_NEEDED_CHECKS.get(name, ())):
-            continue
-        try:
-            found = check()
-            checks.append(found if isinstance(found, Check) else Check(name, found))
-        except PipelineError as error:
-            checks.append(Check(name, "", str(error)))
-            failed.add(name)
+    with ExitStack() as connections:
+        for name, check in _Checks(job, stages, verbose, connections).all():
+            if failed.intersection(_NEEDED_CHECKS.get(name, ())):
+                continue
+            try:
+                found = check()
+                checks.append(found if isinstance(found, Check) else Check(name, found))
+            except PipelineError as error:
+                checks.append(Check(name, "", str(error)))
+                failed.add(name)
     return checks
 
 
 class _Checks:
-    """All checks of a job. Later checks use the rows that check "corpus" samples."""
+    """All checks of a job. Later ones use rows that "corpus" samples, and workers that "cluster" connects."""
 
     files: Sequence[SourceFile] = ()
     survey: CorpusSurvey
+    workers: Workers | None = None
 
-    def __init__(self, job: Job, stages: Stages, verbose: bool) -> None:
-        self.job, self.stages, self.verbose = job, stages, verbose
+    def __init__(self, job: Job, stages: Stages, verbose: bool, connections: ExitStack) -> None:
+        self.job, self.stages, self.verbose, self.connections = job, stages, verbose, connections
         self.texts = list[str]()
         self.texts_per_row = 1.0  # above 1 if rows are cut into chunks
         self.row_bytes = 1  # the largest mean size of a row in a sampled file
@@ -197,6 +206,8 @@ class _Checks:
         if self.job.gates.queries is not None or self.job.gates.relevance.queries is not None:
             yield "queries", self.queries
         yield "cluster", self.cluster
+        if self.workers is not None and not self.workers.shares_disk:
+            yield "nodes", partial(self.nodes, self.workers)
 
     def versions(self) -> str:
         """Check that exactly one faiss is installed."""
@@ -339,9 +350,31 @@ class _Checks:
         """Check that workers can be started."""
         from pipeline.flows.workers.cluster import connect
 
-        with connect(self.job.cluster, self.stages, verbose=self.verbose) as workers:
-            size = workers.pool(self.job.cluster, 1_000_000).size
-            return f"{describe_resources(workers.cpus, workers.gpus)}: {counted(size, 'encode worker')}"
+        connected = connect(self.job.cluster, self.stages, verbose=self.verbose)
+        self.workers = workers = self.connections.enter_context(connected)
+        size = workers.pool(self.job.cluster, 1_000_000).size
+        return f"{describe_resources(workers.cpus, workers.gpus)}: {counted(size, 'encode worker')}"
+
+    def nodes(self, workers: Workers) -> Check:
+        """Ask every node whether it can do the work, and let it encode a buffer."""
+        from pipeline.flows.workers import check_nodes
+
+        job = self.job
+        stores = {"release.root": open_store(job.release.root)}
+        if job.train.data:
+            stores["train.root"] = open_store(job.train.root)
+        encoder = encoder_for_workers(job.encoder, stores["release.root"], workers)
+        with self.stages("nodes"), check_nodes.probe_in(stores) as probe:
+            check = check_nodes.NodeCheck(stores, probe, encoder, workers.encode_settings(job.encode))
+            answers = check_nodes.ask_nodes(check, _NODES_S, gpus=job.cluster.gpus_per_worker)
+        return Check(
+            "nodes",
+            counted(len(answers), "node"),
+            "; ".join(map(str, check_nodes.find_problems(answers))) or None,
+            tuple(check_nodes.find_warnings(answers, _NODES_S)),
+            {"nodes": [check_nodes.describe(each) for each in answers]},
+            check_nodes.as_table(answers),
+        )
 
 
 def _draw_rows(rows: pa.Table) -> pa.Table:
