@@ -95,7 +95,8 @@ def connect(
                 with stages("nodes"):
                     check_nodes(stores)
             alive = nodes_alive()
-            take_joined(alive)  # nodes that join later are reported if they cannot do the work
+            if connects_here:
+                take_joined(alive)  # nodes that join later are reported if they cannot do the work
             nodes = tuple(node for _, node in alive.values())
             free_cpus = ray.available_resources().get("CPU", 0)
             yield RayWorkers(
