@@ -95,6 +95,16 @@ def test_a_submitted_night_publishes_a_release(head: Head, undisturbed: Path):
     assert (release.manifest.release, release.manifest.rows) == (1, 600)
 
 
+def test_rays_tools_name_what_runs(head: Head, undisturbed: Path):
+    [job] = [each for each in head.get("/api/jobs/") if each["submission_id"] == "undisturbed"]
+    datasets = head.get(f"/api/data/datasets/{job['job_id']}")["datasets"]
+    assert "EncodeUnit" in {each["dataset"].partition("_")[0] for each in datasets}
+    assert "MapBatches(EncodeUnit)" in {step["name"] for each in datasets for step in each["operators"]}
+    logs = head.logs("undisturbed")
+    assert logs.count("nodes: done") == 1, "every node was asked before work"
+    assert "[state-dump]" not in logs
+
+
 # The manifests that run one stage need the results of those before them; the last one measures the release.
 STAGES = ("encode", "whiten", "index", "nightly", "evaluate")
 
@@ -120,7 +130,7 @@ def test_kuberays_line_runs_every_entrypoint_inside_the_submitted_job(head: Head
         job, logs = head.job(f"kuberay-{name}"), head.logs(f"kuberay-{name}")
         assert (done.returncode, job["status"]) == (0, "SUCCEEDED"), (name, logs[-3000:], done.stderr[-3000:])
         [answer] = [json.loads(line) for line in logs.splitlines() if line.startswith('{"')]
-        assert ("ok       cluster" in logs) == (name == "nightly")
+        assert ("ok       cluster" in logs) == ("ok       nodes     1 node" in logs) == (name == "nightly")
         assert (work / "kuberay" / "commits").exists() == (name in ("nightly", "evaluate")), answer
     release = open_release(str(work / "kuberay"))
     assert (release.manifest.release, release.manifest.rows) == (1, 600)
