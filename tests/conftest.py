@@ -2,6 +2,8 @@
 proxy in front of it that fails on purpose.
 """
 
+import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +31,7 @@ from pipeline.log import Stages
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from tests.faults import FaultyProxy
-from tests.server import s3_server
+from tests.server import SERVERS, Server, s3_server
 
 ROOT = Path(__file__).parent.parent
 
@@ -150,6 +152,32 @@ def s3() -> Iterator[str]:
     """
     with s3_server("manta-tests") as (uri, _):
         yield uri
+
+
+REMOTE = ["s3", *(pytest.param(name, marks=pytest.mark.slow) for name in SERVERS)]
+"""parameters of a test that runs on moto in the fast suite, and on every other server in the slow one"""
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Callable[[str], Server]]:
+    """Start a server of tests.server.SERVERS by its name, once for the session."""
+    with contextlib.ExitStack() as running:
+        yield functools.cache(lambda name: running.enter_context(SERVERS[name]("manta-tests")))
+
+
+@pytest.fixture
+def bucket_at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Return the URI of a bucket at "s3" (moto) or a server of SERVERS, which the environment names."""
+
+    def find(name: str) -> str:
+        if name == "s3":
+            return str(request.getfixturevalue("s3"))
+        server = request.getfixturevalue("servers")(name)
+        for variable, value in server.variables.items():
+            monkeypatch.setenv(variable, value)
+        return str(server.uri)
+
+    return find
 
 
 class CommandResult(NamedTuple):

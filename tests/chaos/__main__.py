@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos.campaign import Campaign, Plans
+from tests.chaos.campaign import STORES, Campaign, Plans
 
 
 def main() -> int:
@@ -26,7 +26,7 @@ def main() -> int:
     )
     parser.add_argument("--nights", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--store", choices=["local", "s3"], default="local")
+    parser.add_argument("--store", choices=["local", *STORES], default="local")
     parser.add_argument(
         "--minutes",
         type=float,

@@ -24,11 +24,14 @@ from tests.chaos.points import Shot
 from tests.faults import Faults, FaultyProxy
 from tests.flows.conftest import ANY_CORPUS, ROOT, part_size
 from tests.models.folders import save_folder
-from tests.server import s3_server
+from tests.server import SERVERS, environment, moto_server
 
 _S3_FAULTS = Faults(
     throttled=0.02, internal=0.01, limited=0.01, reset=0.01, delayed=0.004, cut=0.01, lost=0.02, delay_s=6.0
 )
+# Drivers of other clouds repeat failed calls after 15 seconds and more: there only processes are killed.
+_S3 = ("s3", "seaweed")
+STORES = {"s3": moto_server, **SERVERS}
 _PATIENCE_S = 600.0
 _ANSWER_S = "5"  # less than the delay of _S3_FAULTS: a delayed answer counts as missing
 _CHANCES = (("slow", 0.03), ("full", 0.002), ("ill", 0.002), ("stale", 0.002))
@@ -295,14 +298,17 @@ class Campaign:
                 self.disturbed, self.environment = str(self.work / "fire"), self.common
                 yield
             else:
-                with s3_server("chaos") as (bucket, endpoint), FaultyProxy(endpoint, _S3_FAULTS) as proxy:
-                    self.disturbed = f"{bucket}/fire"
+                faults = _S3_FAULTS if self.plans.store in _S3 else Faults()
+                start = STORES[self.plans.store]
+                with start("chaos") as server, FaultyProxy(server.endpoint, faults) as proxy:
+                    self.disturbed = f"{server.uri}/{self.work.name}/fire"
                     self.environment = {
                         **self.common,
-                        "AWS_ENDPOINT_URL": proxy.url,
+                        **server.through(proxy.url),
                         "MANTA_STORE_TIMEOUT_S": _ANSWER_S,
                     }
-                    yield
+                    with environment(server.variables):  # of the comparison at the end of a night
+                        yield
                     self.report.tally.faults.update(proxy.met)
         finally:
             shutil.rmtree(sockets, ignore_errors=True)

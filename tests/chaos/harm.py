@@ -117,9 +117,15 @@ class Plan:
         return True
 
 
+_STORES = ("LocalStore", "S3Store", "CloudStore")
+
+
 def install(module: ModuleType, folder: str) -> None:
     """Inject the faults of the plan into the store class of the module."""
-    plan, store = Plan.load(Path(folder)), getattr(module, "LocalStore", None) or module.S3Store
+    plan, store = (
+        Plan.load(Path(folder)),
+        next(kind for name in _STORES if (kind := getattr(module, name, None))),
+    )
     for verb in ("write", "create", "put"):
         setattr(store, verb, _around(plan, getattr(store, verb)))
     os.fsync = _failing(os.fsync)  # type: ignore[assignment]

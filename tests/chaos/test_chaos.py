@@ -20,6 +20,7 @@ from tests.chaos.campaign import Campaign, Plans, Report
 from tests.chaos.points import POINTS, Shot, point_of
 from tests.flows.conftest import ROOT, job_arguments, sentences
 from tests.models.folders import save_folder
+from tests.server import SERVERS
 
 pytestmark = pytest.mark.slow
 NO_FAULTS = {"kills": 0.0, "points": 0, "cuts": 0, "full": 0, "twice": 0.0, "minutes": 9.0}
@@ -113,6 +114,18 @@ def test_without_hard_links_truncated_files_are_written_again(tmp_path: Path):
     assert_sound(
         Campaign(tmp_path, Plans(seed=14, rows=60, no_links=True, **NO_FAULTS)).play([(False, torn)]), 5
     )
+
+
+@pytest.mark.parametrize("store", list(SERVERS))
+def test_nights_on_an_object_store_that_are_killed_end_as_nights_without(store: str, tmp_path: Path):
+    schedule = [
+        (False, (*kills("before", "corpus record", "data", "manifest"), *kills("after", "record", "commit"))),
+        (False, (*kills("before", "commit"), *kills("after", "data", "index file", "manifest"))),
+    ]
+    plans = Plans(seed=16, rows=60, store=store, **{**NO_FAULTS, "twice": 0.3})
+    report = Campaign(tmp_path, plans).play(schedule)
+    assert_sound(report, 9)
+    assert report.nights == 2
 
 
 def test_a_full_disk_ends_the_night_with_75_and_leaves_no_partial_file(tmp_path: Path):

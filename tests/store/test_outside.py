@@ -24,10 +24,12 @@ ROOT = Path(__file__).parent.parent.parent
 OUTSIDE = ["../x", "a/../../x", "/etc/passwd", "..", "a\\..\\x", "a\0b", ""]
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", "s3", "az", "gs"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "local":
         return open_store(tmp_path / "root")
+    if request.param in ("az", "gs"):
+        return open_store(f"{request.param}://bucket/root")
     return open_store(f"{request.getfixturevalue('s3')}/{tmp_path.name}/root")
 
 

@@ -7,9 +7,17 @@ from urllib.parse import unquote, urlsplit
 from pipeline.config import refuse_credentials, refuse_web_address
 from pipeline.errors import ConfigError
 from pipeline.store.files.base import Store
+from pipeline.store.files.clouds import AzureStore, GoogleStore
 from pipeline.store.files.local import LocalStore
 from pipeline.store.files.remote import ObjectStore
 from pipeline.store.files.s3 import S3Store
+
+_STORES = {
+    **dict.fromkeys(("s3", "s3a"), S3Store),
+    **dict.fromkeys(("az", "abfs", "abfss"), AzureStore),
+    **dict.fromkeys(("gs", "gcs"), GoogleStore),
+}
+"""classes of object stores, by the scheme of their URIs; `ObjectStore` for another scheme"""
 
 
 def open_store(uri: str | Path) -> Store:
@@ -34,9 +42,7 @@ def open_store(uri: str | Path) -> Store:
         if os.path.isfile(path):
             raise ConfigError(text, "a directory", "a file", "give the directory that contains the file")
         return LocalStore(os.path.abspath(path))
-    if scheme in ("s3", "s3a"):
-        return S3Store(scheme + "://" + text.partition("://")[2].rstrip("/"))
-    return ObjectStore(text.rstrip("/"))
+    return _STORES.get(scheme, ObjectStore)(f"{scheme}://" + text.partition("://")[2].rstrip("/"))
 
 
 def store_of(file: str) -> tuple[Store, str]:
@@ -51,4 +57,4 @@ def store_of(file: str) -> tuple[Store, str]:
     if not rest or scheme == "file":
         return open_store(parent or "/"), name
     refuse_credentials(parent)
-    return (S3Store if scheme in ("s3", "s3a") else ObjectStore)(parent, any_keys=True), name
+    return _STORES.get(scheme, ObjectStore)(parent, any_keys=True), name

@@ -16,12 +16,19 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.keep_alive import keep_alive
 from pipeline.store.files.base import Entry, Store, check_sha256, normal_path
 from pipeline.store.files.cache import cache_directory, digest_of_file, get_or_build
-from pipeline.store.files.retry import retrying
+from pipeline.store.files.retry import positive_number, retrying
 
 # Bytes. Larger objects are opened as a seekable stream instead of being read into memory.
 _MAX_MEMORY_READ = 256 << 20
 # Typical latency of a request, and bytes per second of one stream.
 _REQUEST_S, _BYTES_PER_S = 0.025, 100e6
+_ANSWER_S = 30.0
+_SLOWEST_TRANSFER = 256 << 10  # bytes/s; slower transfers time out
+
+
+def time_limit_s(size: int = 0) -> float:
+    """Return the time limit of a call that transfers `size` bytes, in seconds."""
+    return positive_number("MANTA_STORE_TIMEOUT_S", _ANSWER_S) + size / _SLOWEST_TRANSFER
 
 
 class ObjectStore(Store):
@@ -90,7 +97,7 @@ class ObjectStore(Store):
 
     def put(self, local: Path, path: str) -> None:
         retrying(
-            lambda: self._fs.put_file(str(local), self._key(path), callback=_keep_alive_callback()),
+            lambda: self._fs.put_file(str(local), self._key(path), callback=keep_alive_callback()),
             self.uri_of(path),
         )
         local.unlink()
@@ -158,7 +165,7 @@ class ObjectStore(Store):
     def _download(self, path: str, status: dict[str, Any], target: Path) -> None:
         """Copy the object to a file. Subclasses use the status to read only the content that it describes."""
         retrying(
-            lambda: self._fs.get_file(self._key(path), str(target), callback=_keep_alive_callback()),
+            lambda: self._fs.get_file(self._key(path), str(target), callback=keep_alive_callback()),
             self.uri_of(path),
         )
 
@@ -179,7 +186,7 @@ class ObjectStore(Store):
         return path if self._any_keys else normal_path(path)
 
 
-def _keep_alive_callback() -> Any:
+def keep_alive_callback() -> Any:
     """Return an fsspec callback that sends a keep-alive signal for every transferred chunk of a file."""
     from fsspec.callbacks import Callback
 
@@ -200,7 +207,8 @@ def entries_of(objects: Sequence[tuple[str, dict[str, Any]]], any_keys: bool = F
 
 def _entry(path: str, status: dict[str, Any]) -> Entry:
     # A store without modification times gives the current time: the file may be new.
-    when = status.get("LastModified") or status.get("mtime") or status.get("updated") or time.time()
+    names = ("LastModified", "last_modified", "mtime", "updated")
+    when = next((status[name] for name in names if status.get(name)), None) or time.time()
     modified = when.timestamp() if isinstance(when, datetime) else float(when)
     return Entry(path, int(status["size"]), _content_stamp(status), modified)
 

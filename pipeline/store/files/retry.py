@@ -1,7 +1,8 @@
 """Retry storage operations after transient errors, with full jitter, until a deadline.
 
 No other module retries: the S3 client makes each call once (pipeline.store.files.s3), so that the retries of
-several layers do not multiply.
+several layers do not multiply. Only the drivers of other clouds repeat calls by themselves, which none of
+their options turns off; a time limit ends these (pipeline.store.files.clouds).
 """
 
 import errno
@@ -99,6 +100,8 @@ _NEVER_TRANSIENT = (
 )
 
 _CREDENTIALS = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the machine's role and its permissions"
+_AZURE_CREDENTIALS = "check AZURE_STORAGE_CONNECTION_STRING and the permissions"
+_GOOGLE_CREDENTIALS = "check GOOGLE_APPLICATION_CREDENTIALS and the permissions"
 # Error code, or class of an error -> (expected, remedy) for errors that only the user can resolve.
 _REFUSALS = {
     "AccessDenied": ("access", _CREDENTIALS),
@@ -113,6 +116,20 @@ _REFUSALS = {
     "InvalidBucketName": ("the name of a bucket", "correct the URI"),
     "PermanentRedirect": ("the region of the bucket", "set AWS_DEFAULT_REGION"),
     "AuthorizationHeaderMalformed": ("the region of the bucket", "set AWS_DEFAULT_REGION"),
+    # Azure
+    "AccountIsDisabled": ("access", _AZURE_CREDENTIALS),
+    "AuthenticationFailed": ("valid credentials in the environment", _AZURE_CREDENTIALS),
+    "AuthorizationFailure": ("access", _AZURE_CREDENTIALS),
+    "AuthorizationPermissionMismatch": ("access", _AZURE_CREDENTIALS),
+    "InsufficientAccountPermissions": ("access", _AZURE_CREDENTIALS),
+    "NoAuthenticationInformation": ("credentials in the environment", _AZURE_CREDENTIALS),
+    "ContainerNotFound": ("a container that exists", "check its name, or create it"),
+    "InvalidResourceName": ("the name of a container", "correct the URI"),
+    # Google Cloud, whose driver keeps only the status
+    "HttpError 403": ("access", _GOOGLE_CREDENTIALS),
+    "HttpError 401": ("valid credentials in the environment", _GOOGLE_CREDENTIALS),
+    "DefaultCredentialsError": ("credentials in the environment", _GOOGLE_CREDENTIALS),
+    "RefreshError": ("valid credentials in the environment", _GOOGLE_CREDENTIALS),
     # Classes of botocore, raised before a request is sent.
     "NoCredentialsError": ("credentials in the environment", _CREDENTIALS),
     "PartialCredentialsError": ("credentials in the environment", _CREDENTIALS),
@@ -221,7 +238,10 @@ def positive_number(variable: str, default: float) -> float:
 
 def _refusal(error: Exception, where: str) -> ConfigError | None:
     """Return the error for a refusal that the user can resolve; None for any other error."""
-    code = answer_of(error)[0] or type(error).__name__
+    code, status = answer_of(error)
+    code = code or (f"{type(error).__name__} {status}" if status else type(error).__name__)
+    if str(error).startswith("Forbidden: "):  # gcsfs, for the status 403
+        code = "HttpError 403"
     if code not in _REFUSALS:
         return None
     expected, remedy = _REFUSALS[code]

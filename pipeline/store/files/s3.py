@@ -28,14 +28,13 @@ from pipeline.errors import ConfigError, PipelineError, TransientError
 from pipeline.keep_alive import keep_alive
 from pipeline.store.files.base import Entry, in_threads
 from pipeline.store.files.range_reader import RangeReader
-from pipeline.store.files.remote import ObjectStore, entries_of
-from pipeline.store.files.retry import answer_of, positive_number, retrying
+from pipeline.store.files.remote import ObjectStore, entries_of, time_limit_s
+from pipeline.store.files.retry import answer_of, retrying
 
 Answer = TypeVar("Answer")
 
 _MAX_CONCURRENT_CALLS = 32  # concurrent calls of one process; further threads wait
-_CONNECT_S, _ANSWER_S = 5.0, 30.0
-_SLOWEST_UPLOAD = 256 << 10  # bytes/s; slower uploads time out
+_CONNECT_S = 5.0
 _CHUNK = 1 << 20  # bytes of a response read at once
 _KEEP_ALIVE_S = 1.0  # between two keep-alive signals while a call runs
 
@@ -47,7 +46,7 @@ _call_slots = threading.BoundedSemaphore(_MAX_CONCURRENT_CALLS)
 def client() -> Any:
     """Return the s3fs file system of this process."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
-    timeout = positive_number("MANTA_STORE_TIMEOUT_S", _ANSWER_S)
+    timeout = time_limit_s()
     key = (os.getpid(), endpoint, timeout)
     with _clients_lock:
         if key not in _clients:
@@ -96,10 +95,7 @@ async def call_api(file_system: Any, arguments: dict[str, Any]) -> dict[str, Any
     Raises:
         TimeoutError: the call took longer than the limit.
     """
-    limit = (
-        positive_number("MANTA_STORE_TIMEOUT_S", _ANSWER_S)
-        + len(arguments.get("Body", b"")) / _SLOWEST_UPLOAD
-    )
+    limit = time_limit_s(len(arguments.get("Body", b"")))
     parameters = {name: value for name, value in arguments.items() if name != "verb"}
     response = _respond(file_system, arguments["verb"], parameters)
     call = asyncio.ensure_future(asyncio.wait_for(response, limit))

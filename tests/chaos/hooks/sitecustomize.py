@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-_STORES = ("pipeline.store.files.local", "pipeline.store.files.s3")
+_STORES = tuple(f"pipeline.store.files.{name}" for name in ("local", "s3", "clouds"))
 _ENCODER = "pipeline.models.inference.encoder"
 
 

@@ -1,4 +1,4 @@
-"""The whole night on an object store: corpus, encoder, releases and search over s3://. Credentials are stored
+"""The whole night on object stores: corpus, encoder, releases and search. Credentials are stored
 nowhere, and commits may be in another store.
 """
 
@@ -25,7 +25,7 @@ from pipeline.store.files.open_store import open_store
 from tests.conftest import CommandResult
 from tests.faults import Faults, FaultyProxy
 from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_corpus
-from tests.server import ACCESS_KEY, SECRET_KEY
+from tests.server import ACCESS_KEY, AZURE_KEY, SECRET_KEY, SERVERS
 
 SECRETS = [
     word.encode()
@@ -173,3 +173,44 @@ def test_a_store_without_conditional_writes_works_with_separate_commits(
     assert found[0]["id"] == "row-00007"
     assert not open_store(root).list("commits")
     assert faulty.met["throttled"] + faulty.met["lost"] + faulty.met["internal"] > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(SERVERS))
+def test_nights_run_on_each_object_store_by_its_own_conditional_writes(
+    kind: str,
+    bucket_at: Callable[[str], str],
+    encoder: Path,
+    cache: Path,
+    tmp_path: Path,
+    manta: Callable[..., CommandResult],
+):
+    """Corpus, encoder and releases are in the store; every night is a process of its own."""
+    bucket = bucket_at(kind)
+    job = uploaded(bucket, tmp_path, encoder)
+    root, corpus = f"{bucket}/{tmp_path.name}/releases", f"{bucket}/{tmp_path.name}/corpus"
+
+    def night() -> dict[str, Any]:
+        ended = process("nightly", *job, "--json")
+        assert ended.returncode == 0, ended.stderr
+        return dict(json.loads(ended.stdout))
+
+    def run(*arguments: str) -> dict[str, Any]:
+        ended = manta("releases", *arguments, "--json")
+        assert ended.code == 0, ended.err
+        return dict(json.loads(ended.out))
+
+    assert night()["release"] == 1
+    assert night()["status"] == "unchanged"
+    upload(write_corpus(tmp_path / "more", 450), corpus)
+    assert night()["release"] == 2
+    run("verify", root)
+    run("rollback", "1", root)
+    run("prune", "--keep", "1", "--grace-hours", "0", root)
+    listed = run("list", root)
+    assert (listed["current"], len(listed["commits"])) == (1, 3)
+    found = open_release(root).search([sentences(400)[7]], 1).to_pylist()
+    assert found[0]["id"] == "row-00007"
+    stored = open_store(root)
+    secret = AZURE_KEY.encode()
+    assert not [entry.path for entry in stored.list() if secret in stored.read(entry.path)]

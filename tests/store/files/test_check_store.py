@@ -1,13 +1,16 @@
 """A store that overwrites files that it should create is refused before a run; other stores pass."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.store.files.check_store import check_store
+from pipeline.store.files.check_store import check_store, clock
 from pipeline.store.files.local import LocalStore
 from pipeline.store.files.open_store import open_store
+from tests.conftest import REMOTE
 
 
 class Forgetful(LocalStore):
@@ -18,10 +21,12 @@ class Forgetful(LocalStore):
         return True
 
 
-def test_a_store_with_create_once_passes(tmp_path: Path, s3: str):
-    for store in (open_store(tmp_path), open_store(f"{s3}/{tmp_path.name}")):
-        check_store(store, creates_once=True)
-        assert store.list() == [], "the probe leaves nothing"
+@pytest.mark.parametrize("kind", ["local", *REMOTE])
+def test_a_store_with_create_once_passes(kind: str, tmp_path: Path, bucket_at: Callable[[str], str]):
+    store = open_store(tmp_path if kind == "local" else f"{bucket_at(kind)}/{tmp_path.name}")
+    check_store(store, creates_once=True)
+    assert abs(clock(store) - time.time()) < 60
+    assert store.list() == [], "the probe leaves nothing"
 
 
 def test_a_store_without_create_once_is_refused_for_commits_only(tmp_path: Path):

@@ -22,13 +22,14 @@ from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.store.files.base import Store, normal_path
 from pipeline.store.files.local import LocalStore
 from pipeline.store.files.open_store import open_store
+from tests.conftest import REMOTE
 
 
-@pytest.fixture(params=["local", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+@pytest.fixture(params=["local", *REMOTE])
+def store(request: pytest.FixtureRequest, bucket_at: Callable[[str], str], tmp_path: Path) -> Store:
     if request.param == "local":
         return open_store(tmp_path / "root")
-    return open_store(f"{request.getfixturevalue('s3')}/{tmp_path.name}")
+    return open_store(f"{bucket_at(request.param)}/{tmp_path.name}")
 
 
 def test_written_bytes_are_read_back(store: Store):

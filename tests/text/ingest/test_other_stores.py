@@ -1,20 +1,12 @@
-"""Corpora in Google Cloud Storage, Azure Blob Storage and the Hugging Face Hub, on servers of this machine.
+"""Corpora in Google Cloud Storage, Azure Blob Storage and the Hugging Face Hub, on local servers."""
 
-The server of Azure, azurite, comes from npm: MANTA_AZURITE names its program, and without it the test of az://
-is skipped.
-"""
-
-import contextlib
 import io
 import json
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.server import free_port
+from tests.server import Server
 
 # Every night is a process of its own, so that file systems find the server in its environment.
 NIGHT = """
@@ -88,50 +80,11 @@ def check_nights(uri: str, out: Path, environment: dict[str, str]) -> None:
     assert run(NIGHT, [f"{uri}/nothing", str(out), ""], environment)[0] == "DataError"
 
 
-@contextlib.contextmanager
-def serving(command: list[str], port: int) -> Iterator[None]:
-    """Run a server for the duration of the block."""
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not _listens(port):
-            assert server.poll() is None, f"{command[0]} ended"
-            time.sleep(0.1)
-        yield
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 @pytest.mark.slow
-def test_nights_over_a_corpus_in_google_cloud_storage(tmp_path):
-    port = free_port()
-    program = str(Path(sys.executable).with_name("gcp-storage-emulator"))
-    command = [program, "start", "--host=127.0.0.1", f"--port={port}", "--in-memory"]
-    with serving(command, port):
-        check_nights("gs://bucket/data", tmp_path, {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"})
-
-
-@pytest.mark.slow
-def test_nights_over_a_corpus_in_azure_blob_storage(tmp_path):
-    program = os.environ.get("MANTA_AZURITE") or shutil.which("azurite-blob")
-    if program is None:
-        pytest.skip("no azurite: npm install azurite, and set MANTA_AZURITE to its program azurite-blob")
-    port = free_port()
-    # the published key of azurite
-    key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-    connection = (
-        f"DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey={key};"
-        f"BlobEndpoint=http://127.0.0.1:{port}/devstoreaccount1;"
-    )
-    command = [program, "--inMemoryPersistence", "--skipApiVersionCheck", "--blobPort", str(port)]
-    with serving(command, port):
-        check_nights("az://bucket/data", tmp_path, {"AZURE_STORAGE_CONNECTION_STRING": connection})
+@pytest.mark.parametrize("kind", ["azure", "google"])
+def test_nights_over_a_corpus_in_another_cloud(kind: str, servers: Callable[[str], Server], tmp_path: Path):
+    server = servers(kind)
+    check_nights(f"{server.uri}/{tmp_path.name}", tmp_path, dict(server.variables))
 
 
 class _Hub(BaseHTTPRequestHandler):
