@@ -11,7 +11,7 @@ from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.index.survey import SurveyResult
 from pipeline.index.build.index_shape import GIB, IndexPlan, codes_of
 from pipeline.index.measure.metrics import IndexMetrics
-from pipeline.settings import Job
+from pipeline.settings import IndexSettings, Job
 from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.releases.manifest import Choice, IndexFiles, ReleaseManifest
 from pipeline.transforms.transform import Transform
@@ -62,8 +62,12 @@ def nothing_to_extend(
 def changed_settings(
     job: Job, previous: ReleaseManifest, transform: Transform | None, dim: int
 ) -> Choice | None:
-    """Rebuild if the job asks for another index than the previous release's; else None."""
-    old, wanted = previous.settings.get("index", {}), job.index.model_dump(mode="json")
+    """Rebuild if the job asks for another index than the previous release's; else None.
+
+    A setting that its version did not have yet has the default value.
+    """
+    defaults, wanted = (each.model_dump(mode="json") for each in (IndexSettings(), job.index))
+    old = defaults | previous.settings.get("index", {})
     names = {*old, *wanted} - _IGNORED_SETTINGS
     changed = sorted(name for name in names if old.get(name) != wanted.get(name))
     target = previous.settings.get("gates", {}).get("recall_at_10")

@@ -185,6 +185,19 @@ def test_settings_of_the_index_layout_cause_a_rebuild(section, change, word):
     assert word is None or word in choice.sentence
 
 
+@pytest.mark.parametrize("name", ["on_disk", "queries"])
+def test_a_setting_that_the_previous_release_did_not_know_had_its_default(name):
+    before = manifest(Job())
+    settings = {key: value for key, value in before.settings["index"].items() if key != name}
+    before = before.model_copy(update={"settings": before.settings | {"index": settings}})
+    assert rebuild_rules.changed_settings(Job(), before, None, 32) is None
+    other = {"on_disk": "always", "queries": 50}[name]
+    choice = rebuild_rules.changed_settings(
+        Job(index=IndexSettings.model_validate({name: other})), before, None, 32
+    )
+    assert choice.sentence.endswith(f": index.{name}")
+
+
 def test_another_dimension_or_transform_causes_a_rebuild():
     assert rebuild_rules.changed_settings(Job(), manifest(Job()), None, 32) is None
     assert rebuild_rules.changed_settings(Job(), manifest(Job()), None, 31).numbers == {
