@@ -71,7 +71,7 @@ class KindRecalls(Stored):
     """Recall of several kinds, measured on the same rows."""
 
     source: str
-    """the measured vectors, as the end of a sentence on the rows of the index: ... measured on <source>"""
+    """description of the measured vectors that ends a sentence: ... measured on <source>"""
     measured: tuple[CodeRecall, ...]
 
     def of(self, variant: KindVariant) -> CodeRecall | None:
