@@ -1,6 +1,7 @@
 """Measure the growth of a night's cost with its rows: CPU time, memory, scratch, bytes, time of every stage.
 
 python -m tests.benchmarks.growth --rows 10000 100000 1000000
+python -m tests.benchmarks.growth --rows 30000000 --nights 1 --folder /disk/growth
 
 Made-up rows are encoded by averages of 16-dimensional word vectors, so that the cost of everything except
 encoding is visible. For each stage the exponent b of the fit `cost ~ rows^b` is printed: 1 is linear, 0 is
@@ -8,12 +9,17 @@ independent of the rows. Scratch is the size of temporary files: those of tasks 
 too, in the folder for temporary files. The driver is the process of the command. If less than 1 GiB of the
 corpus changed, it runs the tasks of ingest itself, so that its memory includes that of a task, 16 MiB of rows
 or a unit.
+
+With `--folder`, a command that was interrupted goes on when it is repeated, as a night does: its costs are added
+to those of the tries before. With `--nights`, nights follow, and before each 1 % of the rows gets another text.
+`--until ingest` ends a night when that stage is over.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +41,7 @@ from tests.benchmarks.machine import machine, print_table
 
 _ROOT = "release.root"
 _SAMPLED_S = 0.1
+_KEPT_S = 10.0
 _WORDS, _DIM = 5_000, 16
 _FILE_ROWS = 250_000
 _REPEATED = 0.01  # proportion of texts that repeat another
@@ -66,9 +73,17 @@ class Meter:
     root: Path
     temporary: Path
     stages: dict[str, Cost] = field(default_factory=lambda: defaultdict(Cost))
+    kept: Path | None = None
+    """file that has the costs of earlier tries, and gets the sums"""
+    until: str = ""
+    """stage after which the night is ended; empty: none"""
     _stage: str = "start"
     _known: dict[int, tuple[float, int, int]] = field(default_factory=dict)
     _since: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        if self.kept is not None and self.kept.exists():
+            self.stages.update(_read_costs(self.kept))
 
     def follow(self, lines: Iterator[str]) -> list[str]:
         """Sample until the events end. Returns the last lines that are not events."""
@@ -85,14 +100,27 @@ class Meter:
             name, found, rest = event.partition(": ")
             if found and rest.startswith("starts"):
                 self._sample()
+                if self._stage == self.until:
+                    os.kill(self.pid, signal.SIGTERM)
                 self._stage = name
         over.set()
         sampler.join()
+        self._keep()
         return others
 
     def _run(self, over: threading.Event) -> None:
+        written = time.monotonic()
         while not over.wait(_SAMPLED_S):
             self._sample()
+            if time.monotonic() - written > _KEPT_S:
+                self._keep()
+                written = time.monotonic()
+
+    def _keep(self) -> None:
+        if self.kept is not None:
+            written = self.kept.with_suffix(".new")
+            written.write_text(json.dumps({name: vars(cost) for name, cost in self.stages.items()}))
+            written.replace(self.kept)
 
     def _sample(self) -> None:
         now, cost = time.monotonic(), self.stages[self._stage]
@@ -124,6 +152,10 @@ class Meter:
             cost.driver_mb = max(cost.driver_mb, private_mb)
         elif _works(process):
             cost.worker_mb = max(cost.worker_mb, private_mb)
+
+
+def _read_costs(file: Path) -> dict[str, Cost]:
+    return {name: Cost(**cost) for name, cost in json.loads(file.read_text()).items()}
 
 
 def _bytes_below(top: Path, part: str = "") -> int:
@@ -184,47 +216,85 @@ def night(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Cost]]:
     Args:
         arguments: settings; release.root, a local folder, is one of them.
     """
-    root = next(value for name, _, value in (each.partition("=") for each in arguments) if name == _ROOT)
-    return run_command(["jobs.nightly", *arguments], Path(root))
+    return run_command(["jobs.nightly", *arguments], _root(arguments))
 
 
-def run_command(arguments: Sequence[str], root: Path) -> tuple[dict[str, Any], dict[str, Cost]]:
-    """Run a module with arguments in a process of its own. Returns its answer and the costs of its stages."""
+def _root(arguments: Sequence[str]) -> Path:
+    return Path(
+        next(value for name, _, value in (each.partition("=") for each in arguments) if name == _ROOT)
+    )
+
+
+def run_command(
+    arguments: Sequence[str], root: Path, kept: Path | None = None, until: str = ""
+) -> tuple[dict[str, Any], dict[str, Cost]]:
+    """Run a module with arguments in a process of its own. Returns its answer and the costs of its stages.
+
+    Args:
+        kept: file with the costs of earlier tries of this command, which gets the sums.
+        until: stage after which the command is ended; its answer is empty then.
+    """
     command = [sys.executable, "-m", *arguments, "--json"]
     with tempfile.TemporaryFile("w+") as answer, tempfile.TemporaryDirectory(prefix="manta-") as temporary:
         variables = environment() | {"TMPDIR": temporary}
         process = subprocess.Popen(command, stdout=answer, stderr=subprocess.PIPE, text=True, env=variables)
         assert process.stderr is not None
-        meter = Meter(process.pid, root, Path(temporary))
+        meter = Meter(process.pid, root, Path(temporary), kept=kept, until=until)
         last = meter.follow(iter(process.stderr))
         if process.wait():
+            if until in meter.stages:
+                return {}, dict(meter.stages)
             sys.exit("".join(last))
         answer.seek(0)
         return json.load(answer), dict(meter.stages)
 
 
-def first_nights(sizes: Sequence[int], kind: str) -> None:
-    """Measure the first night of each size, and fit the exponents."""
+def measure(given: argparse.Namespace) -> None:
+    """Measure the first night of each size and those that follow, and fit the exponents of the first ones."""
     found = []
-    for rows in sizes:
+    for rows in given.rows:
+        with _folder(given.folder, rows) as top:
+            nights = [_night_in(top, rows, number, given) for number in range(1 + given.nights)]
+        found.append(nights[0])
+        for number, stages in enumerate(nights):
+            _print_stages(rows, number, stages)
+    _print_exponents(given.rows, found)
+
+
+@contextlib.contextmanager
+def _folder(kept: Path | None, rows: int) -> Iterator[Path]:
+    if kept is None:
         with tempfile.TemporaryDirectory(prefix="manta-bench-") as top:
-            write_words(Path(top, "words.vec"))
-            write_corpus(Path(top, "corpus"), rows)
-            print(f"{rows:,} rows", flush=True)
-            arguments = [
-                f"corpus.uri={top}/corpus",
-                f"encoder.path={top}/words.vec",
-                f"{_ROOT}={top}/releases",
-                f"index.kind={kind}",
-                "gates.recall_at_10=0.5",  # random vectors: the cost is measured, not the recall
-            ]
-            found.append(night(arguments)[1])
-    for rows, stages in zip(sizes, found, strict=True):
-        _print_stages(rows, stages)
-    _print_exponents(sizes, found)
+            yield Path(top)
+    else:
+        top = kept / str(rows)
+        top.mkdir(parents=True, exist_ok=True)
+        yield top
 
 
-def _print_stages(rows: int, stages: dict[str, Cost]) -> None:
+def _night_in(top: Path, rows: int, number: int, given: argparse.Namespace) -> dict[str, Cost]:
+    """Return the costs of a night by stage, and run it if an earlier try has not ended it."""
+    costs, done = top / f"costs-{number}.json", top / f"done-{number}"
+    if not done.exists():
+        print(f"{rows:,} rows, night {number}", flush=True)
+        corpus = top / "corpus" / f"written-{number}"
+        if not corpus.exists():
+            write_words(top / "words.vec")
+            write_corpus(top / "corpus", rows, number)
+            corpus.touch()
+        arguments = [
+            f"corpus.uri={top}/corpus/*.parquet",
+            f"encoder.path={top}/words.vec",
+            f"{_ROOT}={top}/releases",
+            f"index.kind={given.kind}",
+            "gates.recall_at_10=0.5",  # random vectors: the cost is measured, not the recall
+        ]
+        run_command(["jobs.nightly", *arguments], _root(arguments), costs, given.until)
+        done.touch()
+    return _read_costs(costs)
+
+
+def _print_stages(rows: int, number: int, stages: dict[str, Cost]) -> None:
     lines = [
         (name, *(f"{value:,.1f}" for value in vars(cost).values()), f"{1e6 * cost.cpu_s / rows:.2f}")
         for name, cost in stages.items()
@@ -240,7 +310,7 @@ def _print_stages(rows: int, stages: dict[str, Cost]) -> None:
         "written MB",
         "CPU µs a row",
     )
-    print_table(f"{rows:,} rows; {machine()}", lines, header)
+    print_table(f"{rows:,} rows, night {number}; {machine()}", lines, header)
 
 
 def _print_exponents(sizes: Sequence[int], found: Sequence[dict[str, Cost]]) -> None:
@@ -284,5 +354,9 @@ if __name__ == "__main__":
     )
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--kind", default="auto", help="index.kind")
-    given = parser.parse_args()
-    first_nights(given.rows, given.kind)
+    parser.add_argument("--nights", type=int, default=0, help="nights after the first, with 1 % changed rows")
+    parser.add_argument("--until", default="", help="stage after which each night is ended")
+    parser.add_argument(
+        "--folder", type=Path, help="folder that is kept, in which a repeated command goes on"
+    )
+    measure(parser.parse_args())
