@@ -10,9 +10,9 @@ too, in the folder for temporary files. The driver is the process of the command
 corpus changed, it runs the tasks of ingest itself, so that its memory includes that of a task, 16 MiB of rows
 or a unit.
 
-With `--folder`, a command that was interrupted goes on when it is repeated, as a night does: its costs are added
-to those of the tries before. With `--nights`, nights follow, and before each 1 % of the rows gets another text.
-`--until ingest` ends a night when that stage is over.
+With `--folder`, a command that was interrupted goes on when it is repeated, as a night does: its costs are
+added to those of the tries before. With `--nights`, nights follow, and before each 1 % of the rows get
+another text. `--until ingest` ends a night when that stage is over.
 """
 
 import argparse
