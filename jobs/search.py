@@ -162,7 +162,7 @@ class _Searcher:
     """whether answers come with their texts"""
     where: str | None = None
     group: bool = False
-    """whether an answer is the best chunk of a document"""
+    """whether only the best chunk of a document is an answer"""
     _has_explained: bool = field(default=False, init=False)
 
     def search(self, batch: list[Query]) -> list[list[dict[str, Any]]]:

@@ -61,7 +61,7 @@ def announce(sentence: str, **fields: Any) -> None:
 
 @contextlib.contextmanager
 def listening() -> Iterator[list[str]]:
-    """Yield the list to which the sentences of this process are added during the block, and not printed.
+    """Yield a list to which `announce` adds this process's sentences during the block instead of printing.
 
     A worker sends them to the driver. Its own standard error is a log file, which Ray may show, too.
     """

@@ -123,7 +123,7 @@ def associations(words: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def effect_size(first: np.ndarray, second: np.ndarray) -> float:
-    """Difference of the mean associations of X and Y in standard deviations over both; 0 if all are equal.
+    """Return mean(first) - mean(second), divided by the standard deviation of all values; 0 if all are equal.
 
     The standard deviation has the denominator n - 1, as in the code of May et al. 2019.
     """

@@ -47,7 +47,7 @@ def map_kept_units(
     pool: Pool,
     bar: RunningStage,
 ) -> Iterator[tuple[int, Result]]:
-    """Apply a task that stores its results to units, as `map_units` does.
+    """Do as `map_units` for a task that stores its results.
 
     If the night is stopped, the last line of the stage says how many units are finished; the others start
     again.

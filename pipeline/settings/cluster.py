@@ -65,8 +65,7 @@ class ClusterSettings(Settings):
     """workers that fill index shards; null: one per CPU"""
     index_gpus: Annotated[float, Field(ge=0)] = 0.0
     """GPUs of a worker that fills index shards, with values as for gpus_per_worker. With faiss-gpu, they find
-    the lists of rows and the exact neighbours by which recall is measured; 0 uses CPUs. It was measured on a
-    GPU without Ray"""
+    the lists of rows and the exact neighbours by which recall is measured; 0 uses CPUs"""
     small_rows: Annotated[int, Field(ge=0)] = 5_000
     """a night on this machine does not start Ray for up to this many rows to encode, because one process
     finishes sooner; 0 always starts Ray"""

@@ -10,7 +10,7 @@ KEPT = 4_096
 
 
 def smallest_distinct(hashes: np.ndarray) -> np.ndarray:
-    """Return the KEPT smallest distinct hashes, ascending; all of them if there are fewer.
+    """Return the smallest distinct hashes, at most `KEPT`, ascending.
 
     Results merge: applied to the joined results of several samples, it gives the result of all hashes.
 

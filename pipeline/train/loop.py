@@ -144,8 +144,8 @@ class Training:
     """State of a training on one rank, and its steps.
 
     The state is the objective with its optimizer, schedule, loss scale, random generators, and `number`, the
-    number of the last step. The objective has to be equal on every rank. Each rank's generators are seeded
-    here, by the seed and the rank.
+    number of the last step. The objective has to be equal on every rank. The generators
+    of a rank depend on the seed and the rank.
     """
 
     def __init__(

@@ -145,7 +145,7 @@ def encode(
     """Encode the units of the corpus that have no record yet, the largest first to keep all workers busy.
 
     Args:
-        previous: the previous release. Its vectors of equal texts are copied if space and type are the same.
+        previous: the previous release. A text that it has too gets its vector if space and type are equal.
 
     Returns:
         The units of vectors in the order of the corpus, and the workers' timings and counters.

@@ -99,7 +99,7 @@ class EncodeUnit:
     encode: EncodeSettings
     """settings of the encoding"""
     space_id: str
-    """space of the encoder on the driver"""
+    """id of the space of the driver's encoder"""
     id_name: str
     """column of the ids in the units of vectors"""
     sources: tuple[VectorUnit, ...] = ()

@@ -289,7 +289,7 @@ class _Extender:
         return measurement, Choice(what="index truth", chosen="scanned", sentence=sentence, numbers=numbers)
 
     def _scan(self, extension: Extension, queries: FileRef) -> tuple[FileRef, ...]:
-        """Find the queries' exact neighbours among all live rows, in several files."""
+        """Write the queries' exact neighbours among all live rows to several files."""
         task, rows = ScanTruth(self.source, extension.build.affine, queries), extension.survey.rows
         with self.context.stages("truth", rows) as bar:
             scanned = scan_truth(self.context, task, extension.units, self.previous.index.dim, bar)

@@ -231,7 +231,7 @@ def _python_value(value: pa.Scalar) -> Any:
 
 
 def _read_json(file: SourceFile, rejected: Counter[str]) -> list[dict[str, Any]]:
-    """Return the objects of the first lines; count other lines, which a night quarantines, by reason."""
+    """Return the objects of the first lines; count by reason those without one, which a night quarantines."""
     block = next(read_blocks(file), None)
     if block is None:
         return []

@@ -1,7 +1,7 @@
 """Find the equal texts among training pairs, whose positives cannot be negatives of each other's anchors.
 
-The keys of all texts are divided once by their hashes, and each division is compared by itself. So neither a
-worker's memory nor the bytes read per pair grow with the number of pairs.
+The keys of all texts are split once by hash, and compared only within each partition. So neither a worker's
+memory nor the bytes read per pair grow with the number of pairs.
 """
 
 from collections.abc import Sequence

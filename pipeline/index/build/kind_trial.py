@@ -46,7 +46,7 @@ class Pilot:
 
     @classmethod
     def of(cls, vectors: np.ndarray, transform: Affine | None, seed: int = 0) -> "Pilot":
-        """Shuffle the vectors, and find the queries' exact neighbours."""
+        """Shuffle the vectors, choose queries among them, and find their exact neighbours."""
         vectors = vectors[np.random.default_rng(seed).permutation(len(vectors))]
         top_k = ExactTopK(_queries(vectors), transform)
         truths, best, start = {}, top_k.empty(), 0

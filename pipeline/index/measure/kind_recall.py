@@ -50,7 +50,7 @@ class CodeRecall(Settings):
         The error of a code does not depend on the number of rows, but with more rows the neighbours of a
         query are closer together, so the same error swaps more of them. The proportion of missed neighbours
         is extrapolated by the power of the number of rows that fits the samples best; it is not expected to
-        become smaller. The half width of the 95 % interval of the largest sample is subtracted.
+        become smaller. The result starts from the low end of the 95 % interval of the largest sample.
         """
         last, growth = self.recall[-1], max(1.0, rows / self.rows[-1]) ** self._exponent()
         return max(0.0, last.low - (1 - last.value) * (growth - 1))

@@ -255,7 +255,7 @@ class OpenRelease:
         return self._files.newest_rows(count)
 
     def where_id(self, row_id: str | int) -> str:
-        """Return the filter that only the row with an id passes."""
+        """Return a filter that only the row with the id `row_id` passes."""
         return self._files.where_id(row_id)
 
     def snapshot(self) -> "OpenRelease":

@@ -337,7 +337,7 @@ def load_encoder(
         device: cpu, cuda, or auto.
 
     Raises:
-        ModelError: the folder cannot be used; the message names file, expected and found.
+        ModelError: the folder cannot be used; the message says which file, and why.
     """
     settings = EncoderSettings(path=settings) if isinstance(settings, str) else settings
     encode = encode or EncodeSettings(threads=usual_threads())
@@ -390,7 +390,7 @@ def encode(
 
     Raises:
         TypeError: a text is not a string.
-        ModelError: the encoder cannot be used; the message names file, expected and found.
+        ModelError: the encoder cannot be used; the message says which file, and why.
     """
     settings = EncoderSettings(path=encoder) if isinstance(encoder, str) else encoder
     return _load_cached(settings, device=device).encode(texts, query=query)

@@ -70,7 +70,7 @@ class FusedKernel:
 
 
 def _example(x: Tensor) -> Tensor:
-    """Return zeros with the layout of x in a fixed number of rows; the compiler assumes any number."""
+    """Return zeros with the layout of x in a fixed number of rows; the compiled code takes any number."""
     example = torch.empty_strided(
         (_COMPILED_ROWS, *x.shape[1:]), x.stride(), dtype=x.dtype, device=x.device
     ).zero_()

@@ -25,7 +25,7 @@ class Augmented(StageRecord):
     corpus_digest: str
     """digest of the input's listing; an equal digest means that the input did not change"""
     makings: dict[str, tuple[str, ...]] = {}
-    """augmentations that use models, by name -> folders of units with the models' output, for later runs"""
+    """name of an augmentation that uses models -> folders of units with their output, for later runs"""
     settings: dict[str, Any] = {}
 
     def paths(self, store: Store) -> set[str]:

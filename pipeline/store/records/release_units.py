@@ -58,11 +58,11 @@ class VectorUnit(Stored):
     quarantine: FileRef | None = None
     """rows whose vector was unusable"""
     counts: dict[str, int] = {}
-    """counts of its record, by name; not in manifests that list their units"""
+    """counts of its record, by name; only where the units are in a table, not in the manifest"""
 
     @classmethod
     def of(cls, texts: CorpusUnit, vectors: UnitRecord, record: str) -> Self:
-        """Return the unit of the vectors of a corpus unit.
+        """Return the vector unit of a corpus unit.
 
         Args:
             record: path of the record of the vectors.

@@ -178,7 +178,7 @@ class ReleaseManifest(Stored):
         return RowCounts(rows=counts["total"], good=self.rows, quarantined=counts["quarantined"])
 
     def references(self) -> Iterator[FileRef]:
-        """Yield the files that the manifest itself names: the table of many units, not the files in it."""
+        """Yield the files that the manifest itself names; of a table of units, only the table's own file."""
         yield from super().references()
         if isinstance(self.units, UnitTable):
             yield self.units.file

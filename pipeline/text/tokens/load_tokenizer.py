@@ -290,7 +290,7 @@ def _token_types(types: list[int], before: int, after: int, folder: Path) -> Tok
 def _split_special_tokens(
     bare: list[int], full: list[int], folder: Path
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(ids before the text, ids after it), from a text's ids without (`bare`) and with special tokens."""
+    """Return the special tokens before a text and after it; only `full` has them."""
     if full == bare:
         return (), ()
     for start in range(len(full) - len(bare) + 1):
