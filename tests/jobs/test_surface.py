@@ -91,6 +91,7 @@ def test_an_unknown_name_gets_the_nearest_as_a_suggestion(manta: Manta):
         ("whiten.transform=whitning", "did you mean 'whitening'?"),
         ("release.root=''", "release.root: expected"),
         ("release.root=s3://", "expected s3://bucket or s3://bucket/prefix, found no bucket"),
+        ("release.root=s3://my bucket/x", "expected a bucket's name of ASCII letters, digits, dots"),
         ("release.root={corpus}", "expected a directory, found a file"),
         ("release.root=/proc/nothing", "expected a writable folder"),
         ('release.root="a\\0b"', "release.root: expected"),

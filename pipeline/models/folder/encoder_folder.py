@@ -201,12 +201,26 @@ class EncoderFolder:
                 "from the SentencePiece model than transformers 4; save tokenizer.json with the version that "
                 "the encoder was trained with"
             )
+        found += self._other_prompts()
         if any(map(self.pools_first_token, (self.prompt, self.query_prompt))):
             found.append(
                 f"{self.path}: the prompt is not pooled, but the blank at its end is in each text's first "
                 "token, which is pooled; sentence-transformers leaves that token out"
             )
         return tuple(found)
+
+    def _other_prompts(self) -> Iterator[str]:
+        """Yield sentences about prompts of the folder that are used under another name."""
+        file = self.path / "config_sentence_transformers.json"
+        stored = read_json(file).get("prompts") or {}
+        for kind, text in (("document", self.prompt), ("query", self.query_prompt)):
+            name = next((name for name, prompt in stored.items() if prompt == text and name != kind), None)
+            if text and name and not stored.get(kind):
+                yield (
+                    f"{file}: each {kind} gets the prompt {name!r}, where encode_{kind} of "
+                    f"sentence-transformers uses only one that is named {kind}, and finds none; name it so "
+                    "if it is right, else set encoder.prompt and encoder.query_prompt"
+                )
 
     def _is_built_otherwise(self) -> bool:
         """Return whether transformers 5 builds another tokenizer of a SentencePiece model than version 4."""

@@ -14,7 +14,13 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.identity import state_width
 from pipeline.models.layers.backbones import Model
 from pipeline.models.layers.numerics import Arithmetic
-from pipeline.models.layers.transformers_model import ModuleState, encoder_of, hidden_states, load_model
+from pipeline.models.layers.transformers_model import (
+    ModuleState,
+    encoder_of,
+    hidden_states,
+    load_model,
+    padding_id,
+)
 from pipeline.text.tokens.budget import longest_first
 from pipeline.text.tokens.tokens import Tokens
 
@@ -64,7 +70,7 @@ class PaddedModel(Model):
         self._is_alone = _has_experts(config.to_dict())
         self._multiple = 1 if folder.sees_padding or self._is_alone else _LENGTH_MULTIPLE
         self._shortest = _shortest(config)
-        self._pad_id = int(getattr(config, "pad_token_id", None) or 0)
+        self._pad_id = padding_id(config)
         self._dummy_rows = 1 if self.device.type == "cuda" else 0  # rows beyond max_tokens
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:

@@ -46,6 +46,15 @@ class ModuleState:
                     values.update(earlier)
 
 
+def padding_id(config: Any) -> int:
+    """Return the id to pad with: the model's own, or 0 if it has none with a row in the word table.
+
+    Attention leaves padding out, so that any row will do.
+    """
+    pad, rows = getattr(config, "pad_token_id", None), getattr(config, "vocab_size", None)
+    return int(pad) if pad is not None and 0 <= pad < (rows or pad + 1) else 0
+
+
 def hidden_states(
     encoder: Any, layers: int, inputs: dict[str, Tensor], wanted: set[int], state: ModuleState | None
 ) -> dict[int, Tensor]:

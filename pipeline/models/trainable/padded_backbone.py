@@ -11,7 +11,13 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import first_position
 from pipeline.models.folder.identity import state_width
 from pipeline.models.layers.backbones import Backbone, ForwardRequest
-from pipeline.models.layers.transformers_model import ModuleState, encoder_of, hidden_states, load_model
+from pipeline.models.layers.transformers_model import (
+    ModuleState,
+    encoder_of,
+    hidden_states,
+    load_model,
+    padding_id,
+)
 from pipeline.models.spec.pooling import Segments, find_segments
 
 
@@ -28,7 +34,7 @@ class PaddedBackbone(Backbone):
         self._has_types = "token_type_ids" in inspect.signature(self.model.forward).parameters
         config = self.model.config.get_text_config()
         self.width, self.depth = state_width(config.to_dict()), int(config.num_hidden_layers)
-        self._pad_id = int(getattr(config, "pad_token_id", None) or 0)
+        self._pad_id = padding_id(config)
         trained = {id(parameter) for parameter in encoder_of(self.model).parameters()}
         for parameter in self.model.parameters():
             parameter.requires_grad_(id(parameter) in trained)

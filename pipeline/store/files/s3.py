@@ -38,6 +38,7 @@ _CONNECT_S = 5.0
 _CHUNK = 1 << 20  # bytes of a response read at once
 _KEEP_ALIVE_S = 1.0  # between two keep-alive signals while a call runs
 
+_ENDPOINT = re.compile(r"https?://[^/?#\s]+")
 _clients: dict[tuple[object, ...], Any] = {}
 _clients_lock = threading.Lock()
 _call_slots = threading.BoundedSemaphore(_MAX_CONCURRENT_CALLS)
@@ -45,7 +46,15 @@ _call_slots = threading.BoundedSemaphore(_MAX_CONCURRENT_CALLS)
 
 def client() -> Any:
     """Return the s3fs file system of this process."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+    variable = "AWS_ENDPOINT_URL_S3" if os.environ.get("AWS_ENDPOINT_URL_S3") else "AWS_ENDPOINT_URL"
+    endpoint = os.environ.get(variable) or None
+    if endpoint and not _ENDPOINT.match(endpoint):
+        raise ConfigError(
+            variable,
+            "an address such as http://host:9000",
+            repr(endpoint),
+            "correct the environment variable",
+        )
     timeout = time_limit_s()
     key = (os.getpid(), endpoint, timeout)
     with _clients_lock:
@@ -140,6 +149,7 @@ _MAX_PARTS = 10_000  # limit of S3
 _MAX_SINGLE_CALL = 2 * _PART_BYTES  # bytes; larger objects are transferred in parts
 _WRITER_KEY = "manta-writer"  # key of an object's metadata; the value identifies the call that wrote it
 _BUCKET = re.compile(r"(arn:[^/]*/[^/]+|[^/]+)/?(.*)")
+_BUCKET_NAME = re.compile(r"[a-zA-Z0-9.\-_]{1,255}|arn:.*")
 
 
 @dataclass(frozen=True)
@@ -164,6 +174,9 @@ class S3Store(ObjectStore):
         if match is None:
             raise ConfigError(uri, "s3://bucket or s3://bucket/prefix", "no bucket", "correct the URI")
         self._bucket, self._key_prefix = match.groups()
+        if not _BUCKET_NAME.fullmatch(self._bucket):
+            expected = "a bucket's name of ASCII letters, digits, dots, hyphens and underscores"
+            raise ConfigError(uri, expected, repr(self._bucket), "correct the URI")
 
     @property
     def _fs(self) -> Any:

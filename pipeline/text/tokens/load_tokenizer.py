@@ -14,6 +14,7 @@ from pipeline.text.tokens.tokenizer_errors import tokenizer_errors
 from pipeline.text.tokens.tokenizer_files import (
     added_tokens,
     check_passes_types,
+    check_splits,
     passes_token_types,
     read_mapping,
     replaced_options,
@@ -81,6 +82,7 @@ def read_tokenizer(folder: Path, *, alone: bool = False) -> Any:
         ModelError: the files are missing or damaged.
     """
     file = folder / "tokenizer.json"
+    check_splits(folder)
     if not file.is_file():
         return _build_tokenizer(folder)
     import tokenizers

@@ -46,20 +46,23 @@ _ROBERTA = _ClassOptions(
     {"add_prefix_space": ("add_prefix_space", False)},
     ("<s>", "</s>", "<unk>", "<pad>", "<mask>"),
 )
+_BYTES = _ROBERTA._replace(tokens=())
+_OF_BERT = ("Bert", "ConvBert", "DPRContextEncoder", "DPRQuestionEncoder", "DistilBert", "Electra")
 _OPTIONS = {
-    "BertTokenizer": _BERT,
-    "DistilBertTokenizer": _BERT,
-    "ElectraTokenizer": _BERT,
+    **{f"{name}Tokenizer": _BERT for name in (*_OF_BERT, "LayoutLM", "Lxmert", "MobileBert", "SqueezeBert")},
     "MPNetTokenizer": _MPNET,
-    "RobertaTokenizer": _ROBERTA,
+    **{f"{name}Tokenizer": _ROBERTA for name in ("Bart", "LED", "Longformer", "Mvp", "Roberta")},
+    **{f"{name}Tokenizer": _BYTES for name in ("Cohere", "Deberta", "GPT2", "Qwen2")},
 }
 """by name of the class, without Fast"""
 _CLASSES = {
-    "bert": "BertTokenizer",
-    "distilbert": "DistilBertTokenizer",
-    "electra": "ElectraTokenizer",
+    **dict.fromkeys(("bert", "convbert", "distilbert", "dpr", "electra"), "BertTokenizer"),
+    **dict.fromkeys(("layoutlm", "lxmert", "mobilebert", "squeezebert"), "BertTokenizer"),
+    **dict.fromkeys(("bart", "led", "longformer", "mvp", "roberta"), "RobertaTokenizer"),
+    "deberta": "DebertaTokenizer",
+    "gpt2": "GPT2Tokenizer",
     "mpnet": "MPNetTokenizer",
-    "roberta": "RobertaTokenizer",
+    "roformer": "RoFormerTokenizer",
 }
 """class by model_type, if no file names one"""
 _GENERAL_CLASSES = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")  # for any family
@@ -208,7 +211,22 @@ def class_tokens(folder: Path) -> tuple[str, ...]:
 
 def _class_options(folder: Path) -> _ClassOptions | None:
     """Return the options that a folder's class of tokenizers sets; None for most classes."""
+    return _OPTIONS.get(_class_name(folder))
+
+
+def _class_name(folder: Path) -> str:
+    """Return the name of the class of a folder's tokenizer, without Fast; "None" if it is unknown."""
     config, model = read_mapping(folder / "tokenizer_config.json"), read_mapping(folder / "config.json")
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
-    name = named or _CLASSES.get(str(model.get("model_type")))
-    return _OPTIONS.get(str(name).removesuffix("Fast"))
+    return str(named or _CLASSES.get(str(model.get("model_type")))).removesuffix("Fast")
+
+
+def check_splits(folder: Path) -> None:
+    """Raise ModelError if a class splits texts by a dictionary that no file of the folder has."""
+    if (name := _class_name(folder)) == "RoFormerTokenizer":
+        raise ModelError(
+            str(folder / "tokenizer_config.json"),
+            "a tokenizer whose files say how texts are split",
+            f"{name}, which splits them into the words of rjieba",
+            "use another encoder; if this one's words need no rjieba, name the class PreTrainedTokenizerFast",
+        )

@@ -115,6 +115,10 @@ def test_prompts_of_queries_and_documents_are_found_by_their_names(bert, names, 
     edit_json(bert / "config_sentence_transformers.json", **names)
     folder = folder_at(bert)
     assert (folder.prompt, folder.query_prompt) == prompts
+    named = tuple(names["prompts"].get(kind) or "" for kind in ("document", "query"))
+    differs = sum(found != expected for found, expected in zip(prompts, named, strict=True))
+    assert len(folder.warnings) == differs, "encode_document and encode_query use only prompts named so"
+    assert not folder_at(bert, prompt="other: ").warnings
     assert folder_at(bert, query_prompt="mine ").query_prompt == "mine "
     assert folder_at(bert, prompt="d: ").query_prompt == "d: "
 

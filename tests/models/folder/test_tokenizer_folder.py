@@ -172,7 +172,9 @@ def test_a_damaged_vocabulary_is_refused(folders, tmp_path: Path, family: str, f
         encoder_at(folder)
 
 
-@pytest.mark.parametrize("name", ["BertTokenizer", "DistilBertTokenizerFast", "MPNetTokenizer", None])
+@pytest.mark.parametrize(
+    "name", ["BertTokenizer", "DistilBertTokenizerFast", "MPNetTokenizer", "MobileBertTokenizer", None]
+)
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize(
     "options",
@@ -190,23 +192,45 @@ def test_options_of_a_class_are_those_of_tokenizer_config(
     assert tokens.ids.tolist() == [number for text in texts for number in peer(text)["input_ids"]]
 
 
+@pytest.mark.parametrize("name", ["RobertaTokenizer", "LongformerTokenizerFast", "GPT2Tokenizer"])
 @pytest.mark.parametrize("spaced", [True, False])
 @pytest.mark.parametrize("options", [{}, {"add_prefix_space": True}])
 def test_a_space_before_a_text_is_added_if_tokenizer_config_says_so(
-    folders, tmp_path: Path, spaced: bool, options: dict[str, bool]
+    folders, tmp_path: Path, name: str, spaced: bool, options: dict[str, bool]
 ):
     folder = Path(shutil.copytree(folders["roberta"], tmp_path / "roberta"))
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
     backend.save(str(folder / "tokenizer.json"))
     plain = folder_at(folder).space_id
-    edit_json(folder / "tokenizer_config.json", tokenizer_class="RobertaTokenizer", **options)
+    edit_json(folder / "tokenizer_config.json", tokenizer_class=name, **options)
     assert (folder_at(folder).space_id == plain) == (spaced == bool(options)), (
         "the space changes with the ids"
     )
     peer = transformers.AutoTokenizer.from_pretrained(str(folder))
     tokens = load_tokenizer(folder, 64)(TEXTS)
     assert tokens.ids.tolist() == [number for text in TEXTS for number in peer(text)["input_ids"]]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [("bert", "RoFormerTokenizerFast"), ("roformer", "RoFormerTokenizer"), ("roformer", None)],
+)
+def test_a_tokenizer_that_splits_texts_by_a_dictionary_of_its_own_is_refused(
+    bert: Path, model_type: str, name: str | None
+):
+    edit_json(bert / "config.json", model_type=model_type)
+    edit_json(bert / "tokenizer_config.json", tokenizer_class=name or ...)
+    with pytest.raises(ModelError, match="RoFormerTokenizer, which splits them into the words of rjieba"):
+        load_tokenizer(bert, 64)
+
+
+@pytest.mark.parametrize("pad_id", [-1, -2])
+def test_a_padding_token_without_a_row_changes_no_vector(folders, tmp_path: Path, pad_id: int):
+    folder = Path(shutil.copytree(folders["electra"], tmp_path / "electra"))
+    expected = encoder_at(folder).encode(TEXTS)
+    edit_json(folder / "config.json", pad_token_id=pad_id)
+    np.testing.assert_array_equal(encoder_at(folder).encode(TEXTS), expected)
 
 
 @pytest.mark.parametrize("name", ["spm.model", "sentencepiece.model", "bpe.codes"])

@@ -32,6 +32,14 @@ def store(request: pytest.FixtureRequest, bucket_at: Callable[[str], str], tmp_p
     return open_store(f"{bucket_at(request.param)}/{tmp_path.name}")
 
 
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "host", "http://", "https:///x"])
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_an_endpoint_without_scheme_or_host_is_refused(monkeypatch, endpoint: str, variable: str):
+    monkeypatch.setenv(variable, endpoint)
+    with pytest.raises(ConfigError, match=f"{variable}: expected an address such as http://host:9000"):
+        open_store("s3://bucket/prefix").exists("file")
+
+
 def test_written_bytes_are_read_back(store: Store):
     store.write("a/b.bin", b"first")
     store.write("a/b.bin", b"second")
