@@ -165,3 +165,15 @@ def test_no_other_module_uses_a_private_name_of_ray():
         if _PRIVATE.search(line)
     }
     assert not found
+
+
+def test_the_log_of_a_lost_node_is_not_printed():
+    """Ray sends its last lines as one message, which a driver prints unless it is skipped."""
+    from ray._private.ray_logging import LogDeduplicator
+
+    skipped = ray_internals.ALWAYS_VARIABLES["RAY_DEDUP_LOGS_SKIP_REGEX"]
+    message = "Raylet is terminated. Last 20 lines of the Raylet logs:\n    [state-dump] NodeManager:"
+    shown = LogDeduplicator(5, None, skipped).deduplicate(
+        {"lines": [message, "another"], "pid": "raylet", "is_err": False}
+    )
+    assert [line for batch in shown for line in batch["lines"]] == ["another"]
