@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.sts import check_scores
+from pipeline.store.files.disk import describe_missing
 from pipeline.store.files.open_store import store_of
 from pipeline.store.rows.arrays import is_text, plain_type
 from pipeline.text.formats.queries import is_parquet, read_lines
@@ -137,8 +138,8 @@ def _content(file: str) -> bytes:
     try:
         store, name = store_of(file)
         return store.read(name)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise ConfigError(where, "a file", "no such file", remedy) from None
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise ConfigError(where, "a file", describe_missing(error), remedy) from None
     except OSError as error:
         raise ConfigError(where, "a readable file", " ".join(str(error).split()), remedy) from None
 

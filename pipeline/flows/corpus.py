@@ -94,13 +94,15 @@ def read_corpus(ingestion: Callable[[OnProgress], Corpus], stages: Stages) -> Co
         corpus = ingestion(lambda rows, _: bar.reach(rows))
         bar.stage.note = (
             f"{describe_live(corpus)} in {counted(len(corpus.units), 'unit')}, "
-            f"{corpus.counts['quarantined']:,} quarantined{_describe_skipped(corpus)}"
+            f"{corpus.counts['quarantined']:,} quarantined"
         )
+        if unread := describe_unread(corpus):
+            bar.stage.note += f", {unread}"
     return corpus
 
 
-def _describe_skipped(corpus: Corpus) -> str:
+def describe_unread(corpus: Corpus) -> str:
     """Describe what corpus.max_rows left out; "" for nothing. Some files have an unknown number of rows."""
     rows, files = corpus.counts.get("skipped", 0), corpus.counts.get(SKIPPED_FILES, 0)
     names = [f"{counted(rows, 'row')}"] * bool(rows) + [f"the rest of {counted(files, 'file')}"] * bool(files)
-    return f", {' and '.join(names)} beyond corpus.max_rows not read" if names else ""
+    return f"{' and '.join(names)} beyond corpus.max_rows not read" if names else ""

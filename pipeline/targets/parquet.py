@@ -103,7 +103,8 @@ class ParquetTarget(Target):
     def close(self) -> None:
         """Remove the files of an unfinished step."""
         for writer in self._writers.values():
-            writer.close()
+            with contextlib.suppress(OSError):  # the disk is full, and the file is not needed
+                writer.close()
         self._scratch.close()
 
     def change_sets(self) -> list[ChangeSet]:

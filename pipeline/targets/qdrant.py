@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sqlite3
 import uuid
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -123,6 +124,8 @@ class QdrantTarget(Target):
     def explain(self, error: Exception) -> PipelineError | None:
         """Distinguish requests that the server refuses from a server that does not answer."""
         errors = self.client("qdrant_client.http.exceptions")
+        if isinstance(error, sqlite3.OperationalError):  # of a folder, such as one on a full disk
+            return self.unreachable(error)
         status = getattr(error, "status_code", None)  # an UnexpectedResponse has a status
         if isinstance(error, ValueError) or is_refusal(status):
             return self.refused(error, "check the address, the name and QDRANT_API_KEY")

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pipeline.config import Settings
 from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
 from pipeline.registry import Registry
+from pipeline.store.files.disk import translate_disk_errors
 
 
 class HeldRelease(Settings):
@@ -158,8 +159,10 @@ class Target(abc.ABC):
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
         """Turn errors of the client within the block into errors that a person can act on."""
+        is_folder = self.takes_paths and "://" not in self.uri
         try:
-            yield
+            with translate_disk_errors(self.uri) if is_folder else contextlib.nullcontext():
+                yield
         except PipelineError:
             raise
         except Exception as error:

@@ -199,6 +199,8 @@ def test_blank_lines_are_skipped_and_counted_in_line_numbers(root: str, manta: M
         (["-", "text"], 2, "found - among other queries"),
         (["text", "--column", "q"], 2, "a Parquet file in --queries"),
         (["--queries", "missing.txt"], 2, "queries: missing.txt: expected a file, found no such file"),
+        (["--queries", "."], 2, "queries: .: expected a file, found a folder"),
+        (["--queries", "empty.txt/q"], 2, "queries: empty.txt/q: expected a file, found no such file"),
         (["--queries", "empty.txt"], 3, "empty.txt: expected a query, found none"),
         (["--queries", "latin.txt"], 3, "latin.txt, line 2: expected UTF-8, found byte 0xe9"),
         (["--queries", "two.parquet"], 3, "name the column with --column"),

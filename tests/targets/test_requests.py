@@ -1,12 +1,16 @@
 """Requests to databases hold rows up to a size, whatever part of a row is large."""
 
 import contextlib
+import errno
 import itertools
 import json
+import resource
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -130,3 +134,48 @@ def test_storage_that_refuses_lancedb_is_not_asked_again(tmp_path: Path):
         assert isinstance(target.explain(RuntimeError(text)), ConfigError)
     assert isinstance(target.explain(ValueError("columns do not match")), ConfigError)
     assert isinstance(target.explain(OSError("connection reset by peer")), TransientError)
+
+
+@pytest.mark.parametrize("kind", ["lancedb", "parquet", "qdrant"])
+def test_a_target_that_is_or_leads_through_a_file_is_refused(kind: str, tmp_path: Path):
+    pytest.importorskip({"lancedb": "lancedb", "parquet": "pyarrow", "qdrant": "qdrant_client"}[kind])
+    (tmp_path / "file").write_text("a file")
+    for uri in ("file", "file/below"):
+        with pytest.raises(ConfigError, match=f"{tmp_path}/{uri}: expected a (directory|writable folder)"):
+            TARGETS[kind](str(tmp_path / uri), "rows")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), TransientError, "space for a new file"),
+        (OSError(errno.EFBIG, "File too large"), TransientError, "space for a new file"),
+        (
+            RuntimeError("lance error: No space left on device (os error 28)"),
+            TransientError,
+            "space for a new",
+        ),
+        (OSError(errno.EROFS, "Read-only file system"), ConfigError, "a writable folder"),
+        (sqlite3.OperationalError("database or disk is full"), TransientError, "disk is full"),
+    ],
+)
+def test_errors_of_a_disk_say_so(tmp_path: Path, error: Exception, expected: type[Exception], words: str):
+    pytest.importorskip("qdrant_client")
+    target = TARGETS["qdrant"](str(tmp_path), "rows")
+    with contextlib.closing(target), pytest.raises(expected, match=words), target.explained():
+        raise error
+
+
+def test_a_step_that_cannot_be_written_does_not_hide_why(tmp_path: Path):
+    target = TARGETS["parquet"](str(tmp_path), "rows")
+    target.create(pa.schema([("id", pa.int64())]), beginning(table_of([0])))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    words = pa.array(np.random.default_rng(0).bytes(1 << 20 - 1) for _ in range(4))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(TransientError, match="space for a new file"), target.explained():
+            target.upsert(pa.table({"id": words}))
+        target.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.rglob("*.parquet"))

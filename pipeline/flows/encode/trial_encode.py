@@ -56,6 +56,11 @@ def encode_texts(context: FlowContext, texts: tuple[str, ...], *, query: bool = 
     return context.workers.run(task, texts, Pool.of_one(context.job.cluster))
 
 
+def is_usable(vectors: np.ndarray) -> np.ndarray:
+    """Return which vectors (n, d) can be compared with others: those that are finite and not zero."""
+    return np.asarray(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1))
+
+
 def sample_texts(
     workers: Workers, settings: ClusterSettings, sample: "SampleTexts", units: Sequence[CorpusUnit]
 ) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from pipeline.settings import CandidateSettings, EncoderSettings, EvaluateSettin
 from pipeline.settings.evaluate import TARGET
 from pipeline.settings.training import SourceSettings
 from pipeline.store.files.base import Store
+from pipeline.store.files.disk import describe_missing
 from pipeline.store.files.open_store import store_of
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.releases.release import Releases, no_release
@@ -186,11 +187,11 @@ def _resolve_encoder(settings: CandidateSettings, job: Job, store: Store) -> Res
     transform_store, path = store_of(settings.transform)
     try:
         content = transform_store.read(path)
-    except (FileNotFoundError, IsADirectoryError):
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise DataError(
             where,
             "a file of a fitted transform",
-            "no such file",
+            describe_missing(error),
             "give a file below transforms/ of a release root",
         ) from None
     try:

@@ -3,7 +3,7 @@
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.judgements import read_judgements
 from pipeline.flows.context import FlowContext
-from pipeline.flows.corpus import corpus_of, read_corpus
+from pipeline.flows.corpus import corpus_of, describe_unread, read_corpus
 from pipeline.flows.encode.encoder_copy import keep_encoder
 from pipeline.flows.index import rebuild_rules
 from pipeline.flows.index.build import IndexInput
@@ -70,6 +70,8 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
         read = f"{read} of {corpus.snapshot}"
     if bad:
         read = f"{read}, {bad:,} could not be read"
+    if unread := describe_unread(corpus):
+        read = f"{read}, {unread}"
     if previous.release is None:
         chosen, sentence = "first", f"{counts}; {read}"
     elif corpus.rebuild_reason:

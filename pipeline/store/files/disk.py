@@ -33,6 +33,11 @@ def regular_file(path: str | Path) -> str:
     return str(path)
 
 
+def describe_missing(error: OSError) -> str:
+    """Return what was found where a file was expected: a folder, or no such file."""
+    return "a folder" if isinstance(error, IsADirectoryError) else "no such file"
+
+
 @contextlib.contextmanager
 def temporary_folder(prefix: str, parent: str | None = None) -> Iterator[Path]:
     """Yield a directory below `parent` that is removed at the end of the block.

@@ -39,10 +39,21 @@ def open_store(uri: str | Path) -> Store:
     scheme = urlsplit(text).scheme if "://" in text else ""
     if scheme in ("", "file"):
         path = unquote(urlsplit(text).path) if scheme else os.path.expanduser(text)
-        if os.path.isfile(path):
-            raise ConfigError(text, "a directory", "a file", "give the directory that contains the file")
-        return LocalStore(os.path.abspath(path))
+        path = os.path.abspath(path)
+        _refuse_files(path, text)
+        return LocalStore(path)
     return _STORES.get(scheme, ObjectStore)(f"{scheme}://" + text.partition("://")[2].rstrip("/"))
+
+
+def _refuse_files(path: str, text: str) -> None:
+    """Raise ConfigError if a path, or the part of it that exists, does not lead to a directory."""
+    existing = path
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing)
+    if existing == path and not os.path.isdir(path):
+        raise ConfigError(text, "a directory", "a file", "give the directory that contains the file")
+    if not os.path.isdir(existing):
+        raise ConfigError(text, "a directory", f"a path below the file {existing}", "correct the path")
 
 
 def store_of(file: str) -> tuple[Store, str]:

@@ -151,7 +151,7 @@ class Commits:
             expected,
             f"commit {number}",
             f"a commit was deleted or forged: restore the missing one, or delete {commit_path(number)} if "
-            "none of your nights made it; until then nothing is published",
+            "none of your nights made it; until then nothing is published or pruned",
         )
 
 

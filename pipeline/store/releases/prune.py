@@ -81,10 +81,14 @@ def prune(
     Raises:
         TransientError: a night, an export or a search for duplicates is running, which may need files that no
             kept release needs.
-        DataError: the current release is unknown, because the newest commit is damaged.
+        DataError: the current release is unknown, because the newest commit is damaged; or a commit is
+            missing, whose release would lose its files.
     """
     store, series = releases.store, list_series(releases.store)
-    newest = max(releases.commits.numbers(), default=0)
+    numbers = releases.commits.numbers()
+    if error := releases.commits.sequence_error(numbers):
+        raise error
+    newest = max(numbers, default=0)
     if not store.exists(manifest_path(newest)):
         releases.commits.read_or_raise(newest)  # raises for a damaged rollback or hold, which has no manifest
     now = clock(store)

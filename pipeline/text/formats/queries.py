@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.store.files.disk import regular_file
+from pipeline.store.files.disk import describe_missing, regular_file
 from pipeline.store.files.open_store import store_of
 from pipeline.store.rows.arrays import is_text
 
@@ -93,8 +93,8 @@ def _open(file: str) -> Iterator[Any]:
             is_stream = file.startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/"))  # <(command) in a shell
             with open(file if is_stream else regular_file(file), "rb") as stream:
                 yield stream
-    except (FileNotFoundError, IsADirectoryError):
-        raise ConfigError(f"queries: {file}", "a file", "no such file", remedy) from None
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise ConfigError(f"queries: {file}", "a file", describe_missing(error), remedy) from None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise DataError(
             file, "a readable file: one query on each line, or Parquet", " ".join(str(error).split()), remedy

@@ -40,6 +40,20 @@ def test_an_endpoint_without_scheme_or_host_is_refused(monkeypatch, endpoint: st
         open_store("s3://bucket/prefix").exists("file")
 
 
+def test_a_path_that_is_or_leads_through_a_file_is_no_root(tmp_path: Path):
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(ConfigError, match="expected a directory, found a file;"):
+        open_store(tmp_path / "file")
+    with pytest.raises(ConfigError, match="expected a directory, found a file;"):
+        open_store("/dev/null")
+    for below in ("file/root", "file/root/of/releases"):
+        with pytest.raises(
+            ConfigError, match=f"expected a directory, found a path below the file {tmp_path}/file;"
+        ):
+            open_store(tmp_path / below)
+    assert open_store(tmp_path / "new/root/of/releases").list() == []
+
+
 def test_written_bytes_are_read_back(store: Store):
     store.write("a/b.bin", b"first")
     store.write("a/b.bin", b"second")

@@ -188,6 +188,22 @@ def test_prune_keeps_every_file_of_a_release_with_a_damaged_commit(
     assert all(store.exists(file.path) for file in files_of(store, manifests[2]))
 
 
+def test_prune_removes_nothing_while_a_commit_is_missing(store: Store):
+    for name in ("one", "two", "three"):
+        publish(store, name)
+    missing = store.read(commit_path(2))
+    store.delete(commit_path(2))
+    before = {entry.path for entry in store.list()}
+    for dry_run in (True, False):
+        with pytest.raises(
+            DataError, match=r"expected commit 2 after commit 1.*nothing is published or pruned"
+        ):
+            prune(Releases(store), keep=1, grace_s=-60, dry_run=dry_run)
+    assert {entry.path for entry in store.list()} == before
+    store.write(commit_path(2), missing)
+    assert prune(Releases(store), keep=1, grace_s=-60).removed == (1, 2)
+
+
 def test_prune_keeps_a_release_as_long_as_it_is_served(store: Store, capsys: pytest.CaptureFixture[str]):
     for name in ("one", "two", "three"):
         publish(store, name)

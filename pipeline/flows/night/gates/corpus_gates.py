@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pyarrow.parquet as pq
 
 from pipeline.flows.context import FlowContext
+from pipeline.flows.corpus import describe_unread
 from pipeline.flows.night.key_facts import DISTINCT_TEXTS, read_keys
 from pipeline.flows.night.previous_release import PreviousRelease
 from pipeline.flows.night.release_changes import differing_values
@@ -15,7 +16,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.files.range_reader import RangeReader
-from pipeline.store.records.units import BAD_FILES, SKIPPED_FILES, Corpus, CorpusUnit
+from pipeline.store.records.units import BAD_FILES, Corpus, CorpusUnit
 from pipeline.store.releases.change_examples import ChangedRows
 from pipeline.store.releases.manifest import Gate, ReleaseManifest
 
@@ -136,9 +137,10 @@ def _possible_causes(job: Job, release: ReleaseManifest, corpus: Corpus) -> Iter
         if name.startswith("corpus."):
             now, before = ("null" if each is None else repr(each) for each in (now, before))
             yield f"{name} is {now}, it was {before}"
-    for name, noun in {BAD_FILES: "unusable file", SKIPPED_FILES: "file", "skipped": "row"}.items():
-        if count := corpus.counts.get(name):
-            yield f"{counted(count, noun)} skipped"
+    if bad := corpus.counts.get(BAD_FILES):
+        yield f"{counted(bad, 'unusable file')} skipped"
+    if unread := describe_unread(corpus):
+        yield unread
 
 
 def _at_most(setting: str, value: float, limit: float, found: str, causes: Iterable[str] = ()) -> Gate:

@@ -11,7 +11,7 @@ from pipeline.evaluate.judgements import JudgedPairs, JudgedQueries, read_judgem
 from pipeline.evaluate.relevance import ANSWERS, RESAMPLES, SEED, RelevanceScores, ScoreChange, compare_scores
 from pipeline.evaluate.similarity import row_similarities
 from pipeline.flows.context import FlowContext
-from pipeline.flows.encode.trial_encode import encode_texts
+from pipeline.flows.encode.trial_encode import encode_texts, is_usable
 from pipeline.flows.index.released import use_index
 from pipeline.flows.night.gates.fixed_queries import AskIndex
 from pipeline.flows.night.gates.judged_ids import (
@@ -34,7 +34,7 @@ from pipeline.transforms.transform import load_transform
 
 
 class Omitted(NamedTuple):
-    """Relevant ids that are not in the corpus."""
+    """Relevant ids that are not in the corpus, and texts without a vector that can be compared."""
 
     ids: int = 0
     """number of different ids in the file"""
@@ -42,14 +42,20 @@ class Omitted(NamedTuple):
     """number of these ids that are not in the corpus"""
     queries: int = 0
     """number of queries that are left out, because none of their ids is in the corpus"""
+    unusable: int = 0
+    """number of queries, or pairs with a text, whose vector is zero or not finite; they score 0"""
 
     @property
     def sentence(self) -> str:
         """A clause about what is missing; empty if nothing is."""
-        if not self.missing:
-            return ""
-        left_out = f"; queries that have no other, left out: {self.queries:,}" if self.queries else ""
-        return f"; relevant ids that are not in the corpus: {self.missing:,} of {self.ids:,}{left_out}"
+        clauses = []
+        if self.missing:
+            clauses += [f"; relevant ids that are not in the corpus: {self.missing:,} of {self.ids:,}"]
+        if self.queries:
+            clauses += [f"; queries that have no other, left out: {self.queries:,}"]
+        if self.unusable:
+            clauses += [f"; without a usable vector, which counts as 0: {self.unusable:,}"]
+        return "".join(clauses)
 
 
 def relevance_gates(
@@ -152,11 +158,14 @@ def measure_relevance(
             f"space {found}",
             "set encoder to that of the release, or gates.relevance.queries to null",
         )
-    judged, omitted = read_judgements(settings.queries), Omitted()
+    judged = read_judgements(settings.queries)
     if isinstance(judged, JudgedPairs):
-        scores = _score_pairs(context, manifest, judged)
+        scores, omitted = _score_pairs(context, manifest, judged)
     else:
         scores, omitted = _score_queries(context, corpus, manifest, judged)
+    if omitted.unusable:
+        unusable = f"{scores.unit} without a usable vector, which count as 0: {omitted.unusable:,}"
+        announce(f"gates.relevance: {unusable}")
     before = _load_scores(context.store, previous) if previous else None
     change = compare_scores(before, scores) if before else None
     gates = relevance_gates(settings, scores, omitted, previous.release if previous else None, change)
@@ -175,17 +184,21 @@ def _load_scores(store: Store, release: ReleaseManifest) -> RelevanceScores | No
         return None
 
 
-def _score_pairs(context: FlowContext, manifest: ReleaseManifest, judged: JudgedPairs) -> RelevanceScores:
+def _score_pairs(
+    context: FlowContext, manifest: ReleaseManifest, judged: JudgedPairs
+) -> tuple[RelevanceScores, Omitted]:
     """Compute the cosines of sentence pairs, encoded like texts of the corpus, after the transform."""
     texts = tuple(dict.fromkeys((*judged.left, *judged.right)))
     vectors = encode_texts(context, texts)
-    is_usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
+    usable = is_usable(vectors)
     if manifest.transform is not None:
         vectors = load_transform(manifest.transform.read(context.store))(vectors)
-    vectors = np.where(is_usable[:, None], vectors, 0)  # the cosine with such a text is 0
+    vectors = np.where(usable[:, None], vectors, 0)  # the cosine with such a text is 0
     rows = {text: row for row, text in enumerate(texts)}
-    left, right = (vectors[[rows[text] for text in side]] for side in (judged.left, judged.right))
-    return RelevanceScores.of_cosines(judged, row_similarities("cosine", left, right))
+    left, right = ([rows[text] for text in side] for side in (judged.left, judged.right))
+    omitted = Omitted(unusable=int((~(usable[left] & usable[right])).sum()))
+    scores = RelevanceScores.of_cosines(judged, row_similarities("cosine", vectors[left], vectors[right]))
+    return scores, omitted
 
 
 def _score_queries(
@@ -197,10 +210,11 @@ def _score_queries(
     present = set(documents.values())
     relevant = [present.intersection(of_query) for of_query in judged.relevant]
     rows = [row for row, of_query in enumerate(relevant) if of_query]
-    omitted = Omitted(len(ids), len(ids) - len(present), len(relevant) - len(rows))
     if not rows:
         raise missing_ids_error(judged, is_chunked=corpus.is_chunked)
     vectors = encode_texts(context, tuple(judged.queries[row] for row in rows), query=True)
+    unusable = int((~is_usable(vectors)).sum())
+    omitted = Omitted(len(ids), len(ids) - len(present), len(relevant) - len(rows), unusable)
     answers = _search(context, corpus, manifest, vectors)
     ranks = []
     for row, addresses in zip(rows, answers.tolist(), strict=True):
@@ -219,9 +233,7 @@ def _search(
         cannot be searched for, and has no answer.
     """
     addresses = np.full((len(vectors), ANSWERS), NO_NEIGHBOUR, dtype=np.int64)
-    usable = np.flatnonzero(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1))
-    if unknown := len(vectors) - len(usable):
-        announce(f"gates.relevance: queries without a usable vector, for which nothing is found: {unknown:,}")
+    usable = np.flatnonzero(is_usable(vectors))
     documents = DocumentsOfRows(context, corpus)
 
     def search(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

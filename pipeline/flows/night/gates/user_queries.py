@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.flows.context import FlowContext
-from pipeline.flows.encode.trial_encode import encode_texts
+from pipeline.flows.encode.trial_encode import encode_texts, is_usable
 from pipeline.flows.index.records import store_queries
 from pipeline.flows.index.released import StoredTruth, scan_release, use_index
 from pipeline.index.measure.metrics import Proportion
@@ -66,18 +66,22 @@ def user_query_gates(context: FlowContext, manifest: ReleaseManifest) -> dict[st
             "set encoder to that of the release, or gates.queries to null",
         )
     vectors = encode_texts(context, texts, query=True)
-    usable = vectors[np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)]
+    usable = vectors[is_usable(vectors)]
     if not len(usable):
         announce(
             f"gates.queries: the encoder knows none of the {len(texts):,} texts in {job.gates.queries}; "
             "their recall is not measured"
         )
         return {}
+    left_out = ""
+    if unknown := len(texts) - len(usable):
+        left_out = f"; texts without a usable vector, left out: {unknown:,}"
+        announce(f"gates.queries{left_out.replace(';', ':')}")
     recall = _measure_recall(context, manifest, usable)
     sentence = (
         f"recall@10 of {len(usable):,} texts of gates.queries is {recall.value:.4f} (95 % interval "
         f"{recall.low:.4f} to {recall.high:.4f}): reported only; the gate of recall@10 uses rows of the "
-        "corpus"
+        f"corpus{left_out}"
     )
     return {USER_QUERY_RECALL: Gate(value=recall.value, threshold=None, passed=True, sentence=sentence)}
 

@@ -1,5 +1,6 @@
 """A corpus that lost rows or texts since the previous release is refused before anything is encoded."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,8 +124,25 @@ def test_rows_beyond_the_largest_number_of_rows_are_gone(night: Callable[..., Ni
     night(ROWS)
     sentence = str(refused(night, ROWS, "corpus.max_rows=20"))
     assert "20 of 40 rows" in sentence
-    assert "corpus.max_rows is 20, it was null" in sentence
+    assert "corpus.max_rows is 20, it was null; 20 rows beyond corpus.max_rows not read;" in sentence
     assert night(ROWS[:39], "corpus.max_rows=39").status == "published"
+
+
+def test_files_that_are_read_in_part_are_not_called_skipped(
+    night: Callable[..., NightOutcome], make_job: Callable[..., Job], tmp_path: Path
+):
+    night(ROWS)
+    corpus, settings = tmp_path / "corpus", (*RELEASED, "corpus.max_rows=15")
+    for number in range(2):  # JSON lines do not say how many rows follow
+        lines = [json.dumps({"id": row[0], "text": row[1]}) for row in ROWS[number * 20 : (number + 1) * 20]]
+        (corpus / f"rows-{number}.jsonl").write_text("\n".join(lines))
+    (corpus / "rows.parquet").unlink()
+    with pytest.raises(GatesRefused, match=r"it was null; the rest of 2 files beyond corpus\.max_rows not"):
+        nightly(make_job(*settings), Stages())
+    nightly(make_job(*settings, "gates.max_deleted="), Stages())
+    choices = current_manifest(tmp_path / "releases").choices
+    (choice,) = (each for each in choices if each.what == "corpus")
+    assert "2 of 2 files were read, the rest of 2 files beyond corpus.max_rows not read;" in choice.sentence
 
 
 @pytest.mark.parametrize(("kept", "passes"), [(32, True), (31, False)])

@@ -30,6 +30,7 @@ from pipeline.transforms.transform import load_transform
 from tests.conftest import CommandResult
 from tests.flows.conftest import current_manifest, job_arguments, part_size, sentences
 from tests.flows.night.test_incremental import Night
+from tests.models.folder.wordfiles import write_words
 
 Make = Callable[..., Job]
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -218,6 +219,31 @@ def test_pairs_are_compared_after_the_transform(make_job: Make, tmp_path: Path):
     assert "Spearman's correlation of 30 pairs" in gate["sentence"]
 
 
+@pytest.mark.parametrize("kind", ["pairs", "queries"])
+def test_texts_that_the_encoder_does_not_know_are_counted(
+    make_job: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+):
+    words = ("dog", "man", "girl", "boy")
+    file = write_words(tmp_path / "words.txt", words, np.eye(4, 24, dtype=np.float32))
+    texts = ["dog", "zzzq", "girl"]
+    if kind == "pairs":
+        table = pa.table({"sentence1": texts, "sentence2": ["dog", "boy", "qqqz"], "score": [1.0, 0.5, 0]})
+    else:
+        table = pa.table({"query": texts, "id": ["row-00000", "row-00001", "row-00002"]})
+    pq.write_table(table, tmp_path / "judged.parquet")
+    (tmp_path / "queries.txt").write_text("\n".join(texts))
+    settings = (f"gates.relevance.queries={tmp_path}/judged.parquet", f"gates.queries={tmp_path}/queries.txt")
+    bounds = ("gates.unknown_tokens=", "corpus.max_quarantined=1")
+    gates = nightly(make_job(*OFF, *settings, *bounds, f"encoder.path={file}"), Stages()).facts["gates"]
+    unusable = {"pairs": 2, "queries": 1}[kind]
+    assert f"; without a usable vector, which counts as 0: {unusable}" in gates["relevance"]["sentence"]
+    assert "recall@10 of 2 texts of gates.queries" in gates["recall_at_10_queries"]["sentence"]
+    assert "; texts without a usable vector, left out: 1" in gates["recall_at_10_queries"]["sentence"]
+    said = capfd.readouterr().err
+    assert f"gates.relevance: {kind} without a usable vector, which count as 0: {unusable}" in said
+    assert "gates.queries: texts without a usable vector, left out: 1" in said
+
+
 def test_the_scores_belong_to_the_release_and_are_pruned_with_it(make_job: Make, tmp_path: Path):
     without = nightly(make_job(*OFF), Stages())
     assert b'"relevance":{"path"' not in Path(without.root, "releases/00000001/manifest.json").read_bytes()
@@ -250,6 +276,9 @@ def test_invalid_settings_and_files_are_refused_before_any_work(make_job: Make, 
     job = make_job(f"gates.relevance.queries={tmp_path / 'missing.csv'}")
     with pytest.raises(ConfigError, match="no such file"):
         nightly(job, Stages())
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(ConfigError, match="expected a file, found a folder"):
+        nightly(make_job(f"gates.relevance.queries={tmp_path / 'folder.csv'}"), Stages())
     assert not list((tmp_path / "releases").rglob("*.parquet"))
     problems = {check.name: check.problem for check in preflight(job, Stages())}
     assert "no such file" in (problems["queries"] or "")
