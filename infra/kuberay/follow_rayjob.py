@@ -3,8 +3,10 @@
     python follow_rayjob.py rayjob-nightly.yaml
 
 The environment variable RAYJOB_NAME is the name of the RayJob. If it exists already, an earlier pod of the
-same schedule has created it, and this one only follows it. Exit codes: 0 the night succeeded, 1 it failed,
-2 the API server refused the job, 75 the API server did not answer for half an hour.
+same schedule has created it, and this one only follows it. If `ray job stop` ended the night, this program
+deletes its cluster: the operator's deletion rules know only nights that succeeded or failed. Exit codes: 0
+the night succeeded, 1 it failed, was stopped or its RayJob was deleted, 2 the API server refused a request,
+75 the API server did not answer for half an hour.
 """
 
 import json
@@ -34,7 +36,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Api:
-    """Client of the Kubernetes API for the RayJobs of the pod's namespace.
+    """Client of the Kubernetes API for the RayJobs and RayClusters of the pod's namespace.
 
     Attributes:
         server: URL of the API server.
@@ -50,24 +52,30 @@ class Api:
 
     def create(self, job: dict[str, Any]) -> bool:
         """Create the job. Returns False if a job of that name exists."""
-        return self._call("POST", "", job) is not None
+        return self._call("POST", "rayjobs", job) is not None
 
-    def status(self, name: str) -> dict[str, Any]:
-        """Return the status that the operator gave the job; empty before the first."""
-        status: dict[str, Any] = (self._call("GET", f"/{name}") or {}).get("status") or {}
-        return status
+    def status(self, name: str) -> dict[str, Any] | None:
+        """Return the status that the operator gave the job: empty before the first; None without a job."""
+        job = self._call("GET", f"rayjobs/{name}")
+        return None if job is None else job.get("status") or {}
+
+    def delete_cluster(self, name: str) -> None:
+        """Delete a cluster with its pods. Does nothing if there is none of that name."""
+        self._call("DELETE", f"rayclusters/{name}")
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """Send a request and return the answer; None if a job of that name exists.
+        """Send a request and return the answer.
 
-        A request without an answer is repeated for `patience_s` seconds; then the last error is raised.
+        Returns None if what it creates exists (409), or what it asks for does not (404). A request without
+        an answer is repeated for `patience_s` seconds; then the last error is raised.
         """
+        as_expected = 409 if method == "POST" else 404
         deadline = time.monotonic() + self.patience_s
         while True:
             try:
                 return self._request(method, path, body)
             except HTTPError as error:
-                if error.code == 409:
+                if error.code == as_expected:
                     return None
                 if error.code not in _RETRIED_CODES:
                     reason = error.read().decode(errors="replace")[:500]
@@ -84,7 +92,7 @@ class Api:
         token = (self.account / "token").read_text().strip()  # read each time: it is renewed every hour
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = Request(
-            f"{self.server}/apis/ray.io/v1/namespaces/{namespace}/rayjobs{path}",
+            f"{self.server}/apis/ray.io/v1/namespaces/{namespace}/{path}",
             json.dumps(body).encode() if body else None,
             headers,
             method=method,
@@ -106,9 +114,16 @@ def follow(api: Api, manifest: dict[str, Any], name: str) -> int:
     previous_state = ""
     while True:
         status = api.status(name)
+        if status is None:
+            print(f"{name} was deleted", flush=True)
+            return 1
         state, job_status = str(status.get("jobDeploymentStatus", "")), status.get("jobStatus", "")
         if state != previous_state:
             print(f"{name}: {state} {job_status} {status.get('message', '')}".strip(), flush=True)
+        if state == "Complete" and job_status == "STOPPED":
+            time.sleep(api.poll_s)  # the last metrics are scraped
+            api.delete_cluster(status["rayClusterName"])
+            print(f"{name}: its cluster {status['rayClusterName']} is deleted", flush=True)
         if state in ("Complete", "Failed", "ValidationFailed"):
             return 0 if state == "Complete" and job_status == "SUCCEEDED" else 1
         previous_state = state

@@ -18,22 +18,26 @@ import yaml
 from tests.infra.manifests import KUBERAY
 
 JOBS = "/apis/ray.io/v1/namespaces/manta/rayjobs"
+CLUSTERS = "/apis/ray.io/v1/namespaces/manta/rayclusters"
 SUCCEEDED = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
 
 
 class Kubernetes(ThreadingHTTPServer):
-    """RayJobs of one namespace.
+    """RayJobs and RayClusters of one namespace.
 
     Attributes:
         jobs: RayJobs by name.
-        statuses: statuses that successive GETs of a job return; the last one is repeated.
+        clusters: names of RayClusters.
+        statuses: statuses that successive GETs of a job return, None if it was deleted; the last one is
+            repeated.
         failures: HTTP codes with which the next requests are answered instead; 0 for half an answer.
     """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.jobs: dict[str, Any] = {}
-        self.statuses: list[dict[str, str]] = [SUCCEEDED]
+        self.clusters = {"theirs", "manta-nightly-x7k2p"}
+        self.statuses: list[dict[str, str] | None] = [SUCCEEDED]
         self.failures: list[int] = []
 
     @property
@@ -58,7 +62,15 @@ class Answer(BaseHTTPRequestHandler):
             return
         statuses = self.server.statuses
         status = statuses.pop(0) if len(statuses) > 1 else statuses[0]
-        self._say(200, self.server.jobs[self.path.removeprefix(f"{JOBS}/")] | {"status": status})
+        job = self.server.jobs[self.path.removeprefix(f"{JOBS}/")]
+        self._say(404 if status is None else 200, job | {"status": status})
+
+    def do_DELETE(self) -> None:
+        if self._refused():
+            return
+        name = self.path.removeprefix(f"{CLUSTERS}/")
+        self._say(200 if name in self.server.clusters else 404, {})
+        self.server.clusters.discard(name)
 
     def _refused(self) -> bool:
         if self.headers["Authorization"] != "Bearer sesame":
@@ -129,7 +141,7 @@ def test_a_restarted_pod_follows_the_job_that_it_created(
     "status",
     [
         {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED"},
-        {"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"},
+        {"jobDeploymentStatus": "Failed", "jobStatus": "RUNNING"},
         {"jobDeploymentStatus": "ValidationFailed"},
         {"jobDeploymentStatus": "Failed"},
     ],
@@ -138,6 +150,31 @@ def test_a_night_that_failed_ends_with_1(
     program: ModuleType, api: Any, kubernetes: Kubernetes, status: dict[str, str]
 ):
     kubernetes.statuses = [{"jobDeploymentStatus": "Retrying"}, status]
+    assert program.follow(api, MANIFEST, "manta-nightly-1") == 1
+    assert kubernetes.clusters == {"theirs", "manta-nightly-x7k2p"}, "the operator's rules delete it"
+
+
+def test_the_cluster_of_a_stopped_night_is_deleted_once_and_its_job_is_kept(
+    program: ModuleType, api: Any, kubernetes: Kubernetes
+):
+    stopped = {"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}
+    kubernetes.statuses = [stopped | {"rayClusterName": "manta-nightly-x7k2p"}]
+    assert program.follow(api, MANIFEST, "manta-nightly-1") == 1
+    assert kubernetes.clusters == {"theirs"}
+    assert program.follow(api, MANIFEST, "manta-nightly-1") == 1, "a restarted pod finds no cluster"
+    assert (kubernetes.clusters, list(kubernetes.jobs)) == ({"theirs"}, ["manta-nightly-1"])
+
+
+def test_a_night_that_is_retried_is_followed_to_its_last_try(
+    program: ModuleType, api: Any, kubernetes: Kubernetes
+):
+    tries = [{"jobDeploymentStatus": "Running"}, {"jobDeploymentStatus": "Retrying"}, {}]
+    kubernetes.statuses = [*tries, *tries, {"jobDeploymentStatus": "Running"}, SUCCEEDED]
+    assert program.follow(api, MANIFEST, "manta-nightly-1") == 0
+
+
+def test_a_night_whose_job_is_deleted_ends_with_1(program: ModuleType, api: Any, kubernetes: Kubernetes):
+    kubernetes.statuses = [{"jobDeploymentStatus": "Running"}, None]
     assert program.follow(api, MANIFEST, "manta-nightly-1") == 1
 
 

@@ -85,13 +85,14 @@ def test_a_misspelt_field_and_a_wrong_type_are_detected():
 @parametrize("name", jobs())
 def test_jobs_pass_the_validation_of_the_operator(name: str):
     spec = jobs()[name]
-    rules = spec["deletionStrategy"]["deletionRules"]
-    assert rules
+    shared = "clusterSelector" in spec
+    assert shared != ("deletionStrategy" in spec), "KubeRay deletes nothing of a job that selects its cluster"
+    rules = spec.get("deletionStrategy", {"deletionRules": []})["deletionRules"]
+    assert shared or rules
     assert not {"suspend", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished"} & spec.keys(), (
         "deletion rules exclude them"
     )
-    assert ("clusterSelector" in spec) != ("rayClusterSpec" in spec)
-    shared = "clusterSelector" in spec
+    assert shared != ("rayClusterSpec" in spec)
     assert not (shared and spec.get("backoffLimit")), "a retry is a new cluster"
     last: dict[str, tuple[int, int]] = {}
     for rule in rules:
@@ -99,7 +100,6 @@ def test_jobs_pass_the_validation_of_the_operator(name: str):
         seconds = condition.pop("ttlSeconds")
         [(status, value)] = condition.items()
         assert value in {"jobStatus": ("SUCCEEDED", "FAILED"), "jobDeploymentStatus": ("Failed",)}[status]
-        assert rule["policy"] == "DeleteSelf" or not shared, "a job may not delete a cluster that it selected"
         assert rule["policy"] != "DeleteWorkers" or not spec["rayClusterSpec"]["enableInTreeAutoscaling"]
         row, before = ORDER.index(rule["policy"]), last.get(value, (-1, 0))
         assert row > before[0], "each policy once: workers before the cluster, the cluster before the job"
@@ -257,12 +257,18 @@ def test_the_schedule_forbids_concurrent_nights_and_has_minimal_permissions():
     assert cron["spec"]["successfulJobsHistoryLimit"] > 0
     assert cron["spec"]["failedJobsHistoryLimit"] > 0
     job = cron["spec"]["jobTemplate"]["spec"]
-    assert job["activeDeadlineSeconds"] > night["activeDeadlineSeconds"], "its pod waits for the night's end"
+    tries = 1 + night["backoffLimit"]
+    assert job["activeDeadlineSeconds"] > tries * night["activeDeadlineSeconds"], (
+        "its pod waits for the night's end, and KubeRay's deadline begins anew with each try"
+    )
     [account] = of_kind("ServiceAccount").values()
     [role] = of_kind("Role").values()
     [binding] = of_kind("RoleBinding").values()
     assert job["template"]["spec"]["serviceAccountName"] == account["metadata"]["name"]
-    assert role["rules"] == [{"apiGroups": ["ray.io"], "resources": ["rayjobs"], "verbs": ["create", "get"]}]
+    assert role["rules"] == [
+        {"apiGroups": ["ray.io"], "resources": ["rayjobs"], "verbs": ["create", "get"]},
+        {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["delete"]},
+    ]
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["metadata"]["name"]}]
     [container] = job["template"]["spec"]["containers"]
