@@ -235,6 +235,19 @@ def test_detecting_an_unchanged_corpus_imports_no_torch_ray_or_faiss():
     assert found.stdout.split() == []
 
 
+def test_loading_a_transform_imports_no_torch():
+    program = (
+        "import sys\n"
+        "from pipeline.transforms.transform import TRANSFORMS\n"
+        "print(*TRANSFORMS.names(), 'torch' in sys.modules)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert "whiten" in found.stdout
+    assert found.stdout.split()[-1] == "False"
+
+
 def test_every_module_imports_without_a_gpu_and_without_a_network():
     names = [module_name(file) for file in MODULES]
     program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import DataError
+from pipeline.models.layers.glow import Glow
 from pipeline.settings import FlowSettings
 from pipeline.stats.tensors import pack, unpack
 from pipeline.transforms.compare import DevTask, Map
 from pipeline.transforms.flow import Flow, FlowPoint
-from pipeline.transforms.glow import Glow
 
 _KIND = "flow checkpoint"
 _HELD_OUT_CHUNK = 1_024  # held-out rows of one forward pass

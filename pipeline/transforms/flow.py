@@ -20,7 +20,7 @@ from pipeline.transforms.transform import TRANSFORMS, Affine
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pipeline.transforms.glow import Glow
+    from pipeline.models.layers.glow import Glow
 
 # As for whitening: a flow also learns a location and a scale per dimension, besides the weights of a network.
 ROWS_PER_DIMENSION = 5
@@ -46,7 +46,7 @@ class FlowPoint:
 @TRANSFORMS.register("flow")
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """Invertible map z = f(x) of a trained `models.glow.Glow`; not affine, so that no index can hold it."""
+    """Invertible map z = f(x) of a trained `Glow`; not affine, so that no index can hold it."""
 
     kind: ClassVar[str] = "flow"
     settings: FlowSettings
@@ -145,7 +145,7 @@ class Flow:
     def _glow(self) -> "Glow":
         import torch
 
-        from pipeline.transforms.glow import Glow
+        from pipeline.models.layers.glow import Glow
 
         glow = Glow(self.k, self.settings)
         try:

@@ -8,7 +8,7 @@ from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.encode import count_unencoded_rows
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.encode.trial_encode import EncodeTexts
-from pipeline.flows.night.gates.as_searcher import PrepareTrials
+from pipeline.flows.night.gates.as_searcher import prepare_trials
 from pipeline.flows.night.ingest_workers import ingest_workers
 from pipeline.flows.night.previous_release import PreviousRelease
 from pipeline.flows.workers import metrics
@@ -115,6 +115,6 @@ def night_workers(
     ):
         if local is not None and release is not None:
             local.warm(EncodeTexts(with_absolute_paths(job.encoder), local.encode_settings(job.encode)))
-        if local is not None:
-            local.warm(PrepareTrials(encoder=release is None))
+        if may_suffice:
+            prepare_trials(encoder=release is None)
         yield NightWorkers(job, store, previous, stages, verbose, local, connections)

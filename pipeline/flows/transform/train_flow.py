@@ -187,7 +187,7 @@ def check_flow(settings: WhitenSettings, dim: int) -> None:
     names = settings.transform.split("+")
     if "flow" not in names or settings.mode == "off":
         return
-    from pipeline.transforms.glow import check_levels
+    from pipeline.models.layers.glow import check_levels
 
     if "whitening" not in names or settings.rotation == "zca":
         check_levels(dim, settings.flow.levels)

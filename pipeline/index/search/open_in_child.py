@@ -246,6 +246,7 @@ class _Failed(NamedTuple):
 
 def _serve(connection: Connection, modules: Sequence[str]) -> None:
     """Do the work that is received, until the parent ends or kills this process. Runs in the child."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
     in_daemon_thread(_end_with_parent, "manta-parent")
     write_no_core()
     for module in modules:

@@ -26,11 +26,12 @@ _ROWS, _UNITS = 1_200, 48
 _STAGES = ("ingest", "encode", "whiten", "train", "index", "merge", "gates")
 _LOOKED_FOR_S = 1.0
 _CORPUS = "s3://corpus-vectors/corpus"
-# A night whose corpus, small as it is, is read on the workers.
+# A night whose corpus, small as it is, is read on the workers, which also try the candidate.
 _NIGHT = """
 import runpy
 from pipeline.flows.night import ingest_workers
-ingest_workers.SMALL_INPUT = 0
+from pipeline.flows.night.gates import as_searcher
+ingest_workers.SMALL_INPUT = as_searcher._SMALL_BYTES = 0
 runpy.run_module("jobs.nightly", run_name="__main__", alter_sys=True)
 """
 

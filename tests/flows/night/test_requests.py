@@ -23,6 +23,7 @@ UNIT_ROWS, FEW, MANY = 20, 24, 72
 # Sizes by which a night divides its work, for units of so few rows.
 _SCALED = {
     "pipeline.flows.night.ingest_workers.SMALL_INPUT": 0,
+    "pipeline.flows.night.gates.as_searcher._SMALL_BYTES": 0,
     "pipeline.text.key_tables.keys.BUCKET_ROWS": 4 * UNIT_ROWS,
     "pipeline.text.ingest.bucket_plan._MAX_BUCKETS": 4,
     "pipeline.flows.index.build._SHARD_VALUES": 5 * UNIT_ROWS * 48,

@@ -1,11 +1,12 @@
 """Open a candidate as a searcher does, from its files as they are stored, before it is published.
 
-Tasks on the workers compare new files with their sha256, then use them in a child process, which gets the
-candidate's manifest and nothing else of the night. If a file crashes that process, the candidate is refused.
-Files of the previous release were opened before it was published, and are not read again.
+New files are compared with their sha256, then used in a child process, which gets the candidate's manifest
+and nothing else of the night: by this process, or if they are large, by tasks on the workers. If a file
+crashes the child, the candidate is refused. Files of the previous release were opened before it was
+published, and are not read again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -35,11 +36,13 @@ from pipeline.transforms.transform import load_transform
 
 _GROUP_BYTES = 1 << 30  # bytes of the files that one item compares
 _GROUP_FILES = 64  # bounds the requests of one item, however many units there are
+_SMALL_BYTES = 1 << 30  # bytes that this process tries itself, in less time than workers need to start
 _SHOWN = 3  # faults that the sentence names
 _EXPORTED_ROWS = 1_000
 _DELETE = "delete them and run again"
-# Modules that a child needs: this one, and one that imports PyTorch.
-_USE, _ENCODER = __name__, "pipeline.models.inference.encoder"
+# Modules that a child needs: this one, pandas, which Arrow imports with the first value that it converts, and
+# one that imports PyTorch.
+_USE, _ENCODER = (__name__, "pandas"), "pipeline.models.inference.encoder"
 
 
 class Trial(NamedTuple):
@@ -55,22 +58,6 @@ class Trial(NamedTuple):
     """unit whose first rows are exported; None: none"""
     read: int = 0
     """bytes of the files that are used, new or not"""
-
-
-@dataclass(frozen=True)
-class PrepareTrials(PlainTask[None, None]):
-    """Start the child process of the trials in advance, so that no trial waits for it."""
-
-    encoder: bool
-    """whether a new encoder will be tried"""
-
-    def start(self) -> Callable[[None], None]:
-        """Start the child."""
-        prepare_child([_USE, *([_ENCODER] if self.encoder else [])])
-        return self.work
-
-    def work(self, item: None) -> None:
-        """Do nothing: starting the child is all."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +123,15 @@ def _export_head(store: Store, manifest: ReleaseManifest, unit: VectorUnit) -> N
             target.upsert(head)
 
 
+def prepare_trials(*, encoder: bool) -> None:
+    """Start the child process of small trials in advance, so that they do not wait for it.
+
+    Args:
+        encoder: whether a new encoder will be tried.
+    """
+    prepare_child([*_USE, *([_ENCODER] if encoder else [])])
+
+
 def try_as_searcher(
     context: FlowContext, previous: ReleaseManifest | None, manifest: ReleaseManifest
 ) -> Gate:
@@ -149,11 +145,10 @@ def try_as_searcher(
         files = new_files(context.store, manifest, opened)
     except DataError as error:  # the record of the corpus or the table of the units
         return _gate(0, [str(error)])
-    trials = tuple(_plan(manifest, files))
-    faults = chain.from_iterable(
-        map_in_order(context, TryCandidate(context.store, manifest.to_json()), trials)
-    )
-    return _gate(len(files), faults)
+    trials, task = tuple(_plan(manifest, files)), TryCandidate(context.store, manifest.to_json())
+    is_small = sum(trial.read for trial in trials) <= _SMALL_BYTES
+    faults = map(task.work, trials) if is_small else iter(map_in_order(context, task, trials))
+    return _gate(len(files), chain.from_iterable(faults))
 
 
 def check_written(store: Store, gate: Gate, files: Iterable[FileRef]) -> Gate:

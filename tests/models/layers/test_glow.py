@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import ConfigError
-from pipeline.settings import FlowSettings
-from pipeline.transforms.glow import (
+from pipeline.models.layers.glow import (
     Actnorm,
     Coupling,
     FlowStep,
@@ -18,6 +17,7 @@ from pipeline.transforms.glow import (
     check_levels,
     standard_normal_log_density,
 )
+from pipeline.settings import FlowSettings
 
 X = torch.tensor([[1.0, 2, 3, 4]], dtype=torch.float64)
 REVERSED = torch.arange(4).flip(0)
