@@ -57,10 +57,15 @@ def pods() -> dict[str, dict[str, Any]]:
             f"{name} {group['groupName']}": group["template"]["spec"] for group in spec["workerGroupSpecs"]
         }
     found |= {f"{name} submitter": spec["submitterPodTemplate"]["spec"] for name, spec in jobs().items()}
-    return found | {
-        name: cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-        for name, cron in of_kind("CronJob").items()
+    return found | {name: template["spec"] for name, template in templates().items()}
+
+
+def templates() -> dict[str, dict[str, Any]]:
+    """Return the template of every pod that Kubernetes itself creates."""
+    scheduled = {
+        name: cron["spec"]["jobTemplate"]["spec"]["template"] for name, cron in of_kind("CronJob").items()
     }
+    return scheduled | {name: found["spec"]["template"] for name, found in of_kind("Deployment").items()}
 
 
 def containers() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
@@ -92,10 +97,17 @@ def labels() -> dict[str, dict[str, str]]:
         f"{name} submitter": spec["submitterPodTemplate"]["metadata"]["labels"]
         for name, spec in jobs().items()
     }
-    return found | {
-        name: cron["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
-        for name, cron in of_kind("CronJob").items()
-    }
+    return found | {name: template["metadata"]["labels"] for name, template in templates().items()}
+
+
+def is_selected(selector: dict[str, Any], pod_labels: dict[str, str]) -> bool:
+    """Return whether a label selector matches a pod with those labels."""
+    exists = {"Exists": True, "DoesNotExist": False}
+    wanted = selector.get("matchLabels", {}).items() <= pod_labels.items()
+    return wanted and all(
+        (rule["key"] in pod_labels) == exists[rule["operator"]]
+        for rule in selector.get("matchExpressions", [])
+    )
 
 
 def wrong(value: Any, kind: Any, path: str) -> list[str]:

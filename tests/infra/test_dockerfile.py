@@ -106,6 +106,13 @@ def locked(name: str) -> dict[str, tuple[str, set[str]]]:
     return found
 
 
+FURTHER = {
+    "serve": ("serve",),
+    "exports": ("pgvector", "qdrant", "lancedb", "milvus", "opensearch", "elasticsearch"),
+    "lakes": ("delta", "iceberg", "gcs", "azure"),
+}
+
+
 def image(device: str) -> dict[str, tuple[str, set[str]]]:
     return locked("torch") | locked(device)
 
@@ -124,7 +131,8 @@ def test_pip_installs_only_locked_files_with_hashes():
         "only the project itself is installed without hashes, and built with the installed packages"
     )
     files = [words.split()[-1] for _, words in lines if "-r" in words.split()]
-    assert files == [f"{HOME}/locked/{name}.txt" for name in ("torch-there", "torch", "cpu", "torch", "gpu")]
+    names = ("torch-there", "torch", "cpu", "torch", "gpu", "$extra")
+    assert [file.strip('"') for file in files] == [f"{HOME}/locked/{name}.txt" for name in names]
 
 
 def test_pip_uses_one_package_index():
@@ -150,15 +158,47 @@ def test_locked_versions_are_the_tested_ones(device: str):
     assert not locked(device).keys() & {"torch", "triton"}, "torch may come from elsewhere"
 
 
+@pytest.mark.parametrize("name", FURTHER)
+def test_further_packages_are_the_tested_ones_and_complete_the_image(name: str):
+    found = {package: version for package, (version, _) in locked(name).items()}
+    assert found == {package: version for package, version in pins().items() if package in found}
+    for device in DEVICES:
+        assert not found.keys() & image(device).keys(), "an image has one version of a package"
+        assert names_of(FURTHER[name]) - image(device).keys() - found.keys() == set()
+
+
+def test_every_extra_of_the_project_is_in_the_image_or_a_choice():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    here = {"cpu", "gpu", "cluster", "augment", "lora", "watch"}
+    assert {extra for extras in FURTHER.values() for extra in extras} | here == project[
+        "optional-dependencies"
+    ].keys() - {"local", "bench", "test"}
+    [default] = [value for value in arguments("ARG") if value.startswith("EXTRAS=")]
+    assert default == "EXTRAS=serve", "kuberay/serve.yaml needs it"
+    documented = re.search(r"^# EXTRAS names .*$", (INFRA / "Dockerfile").read_text(), re.MULTILINE)[0]
+    assert [name for name in FURTHER if f" {name} (" not in documented] == []
+    locks = {file.stem for file in (INFRA / "locked").glob("*.txt")}
+    assert locks == {"torch", *DEVICES, *FURTHER}
+    written = re.findall(r"^further (\w+) (.*)$", (INFRA / "lock.sh").read_text(), re.MULTILINE)
+    assert {name: tuple(extras.split()) for name, extras in written} == FURTHER
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_all_requirements_of_the_project_and_its_packages_are_locked(device: str):
     """Requirements are followed through the packages that are installed here; in the image, `pip check` does
     the same.
     """
+    names = names_of((device, "cluster", "augment", "lora", "watch"))
+    assert len(names) > 80
+    assert {
+        name for name in names - image(device).keys() if not name.startswith(("nvidia-", "cuda-"))
+    } == set()
+
+
+def names_of(extras: tuple[str, ...]) -> set[str]:
+    """Return the names of all packages that the project needs with some of its extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    chosen = [
-        project["optional-dependencies"][extra] for extra in (device, "cluster", "augment", "lora", "watch")
-    ]
+    chosen = [project["optional-dependencies"][extra] for extra in extras]
     wanted = [Requirement(line) for lines in (project["dependencies"], *chosen) for line in lines]
     seen: set[str] = set()
     while wanted:
@@ -166,11 +206,7 @@ def test_all_requirements_of_the_project_and_its_packages_are_locked(device: str
         if str(each) not in seen:
             seen.add(str(each))
             wanted += asked_by(each)
-    assert len(seen) > 80
-    names = {canonicalize_name(Requirement(line).name) for line in seen}
-    assert {
-        name for name in names - image(device).keys() if not name.startswith(("nvidia-", "cuda-"))
-    } == set()
+    return {canonicalize_name(Requirement(line).name) for line in seen}
 
 
 def asked_by(requirement: Requirement) -> list[Requirement]:

@@ -39,6 +39,9 @@ API = {
     "RoleBinding": "rbac.authorization.k8s.io/v1",
     "PriorityClass": "scheduling.k8s.io/v1",
     "PodMonitor": "monitoring.coreos.com/v1",
+    "Deployment": "apps/v1",
+    "Service": "v1",
+    "PodDisruptionBudget": "policy/v1",
     "NetworkPolicy": "networking.k8s.io/v1",
 }
 IMAGE = re.compile(r"manta:(\d+\.\d+\.\d+)-ray(\d+\.\d+\.\d+)-(cpu|gpu)")
@@ -208,7 +211,9 @@ def test_clusters_use_autoscaler_v2_and_run_no_work_on_the_head(name: str):
 @parametrize("name", pods())
 def test_pods_have_limits_and_their_mounts_exist(name: str):
     spec = pods()[name]
-    assert spec["restartPolicy"] == "Never", "autoscaler v2 and the schedule's failure policy require it"
+    assert spec["restartPolicy"] == ("Always" if name.endswith("Deployment") else "Never"), (
+        "autoscaler v2 and the schedule's failure policy require Never, a Deployment Always"
+    )
     for container in spec["containers"]:
         asked, limit = container["resources"]["requests"], container["resources"]["limits"]
         assert asked == limit | {"cpu": asked["cpu"]}, "only cores have no limit, so that idle ones are used"
@@ -222,6 +227,8 @@ def test_pods_have_limits_and_their_mounts_exist(name: str):
         if "MANTA_CACHE" in environment:
             assert mounts["cache"]["mountPath"] == environment["MANTA_CACHE"]["value"]
             assert "emptyDir" in volumes["cache"]
+            compiled = environment.get("TORCHINDUCTOR_CACHE_DIR", {"value": "/cache/"})["value"]
+            assert compiled.startswith("/cache/"), "/tmp has a night's scratch files"
 
 
 def test_every_node_gets_its_credentials_from_secrets():

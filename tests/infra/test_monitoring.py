@@ -9,7 +9,7 @@ import yaml
 
 from pipeline.flows.workers import metrics
 from pipeline.serve.metrics import ServiceMetrics
-from tests.infra.manifests import INFRA, of_kind, pods
+from tests.infra.manifests import INFRA, is_selected, labels, of_kind, pods
 from tests.infra.queries import RULES, alerts, dashboard, exported, names, names_used, queries
 
 SERIES = {
@@ -138,13 +138,16 @@ def seconds(duration: str) -> int:
 
 
 def test_the_scrape_interval_catches_gauges_of_ended_processes():
-    [monitor] = of_kind("PodMonitor").values()
-    endpoints: list[dict[str, Any]] = monitor["spec"]["podMetricsEndpoints"]
+    endpoints: list[dict[str, Any]] = [
+        endpoint
+        for monitor in of_kind("PodMonitor").values()
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]
+    ]
     scrape = yaml.safe_load((INFRA / "prometheus" / "scrape.yaml").read_text())
     intervals = [endpoint["interval"] for endpoint in endpoints] + [
         config["scrape_interval"] for config in scrape["scrape_configs"]
     ]
-    assert len(intervals) >= 2
+    assert len(intervals) >= 3
     assert all(0 < seconds(interval) <= 15 for interval in intervals)
     assert scrape["rule_files"] == ["alerts.yaml"]
     assert all((INFRA / name).is_file() for name in RULES)
@@ -158,12 +161,26 @@ def test_the_alerts_of_the_schedule_name_the_cronjob():
     assert set(names) == {cron["metadata"]["name"]}
 
 
-def test_the_scraped_port_is_open_on_every_ray_pod():
-    [monitor] = of_kind("PodMonitor").values()
-    wanted = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
-    nodes = {name: spec for name, spec in pods().items() if name.endswith((" head", " cpu", " gpu"))}
-    assert nodes
-    assert wanted
-    for name, spec in nodes.items():
-        ports = {port["name"] for container in spec["containers"] for port in container["ports"]}
-        assert wanted <= ports, name
+@pytest.mark.parametrize("name", labels())
+def test_one_monitor_scrapes_each_ray_pod_and_service_at_a_port_that_it_has(name: str):
+    found = [
+        {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+        for monitor in of_kind("PodMonitor").values()
+        if is_selected(monitor["spec"]["selector"], labels()[name])
+    ]
+    ports = {port["name"] for container in pods()[name]["containers"] for port in container.get("ports", [])}
+    assert len(found) == bool(ports), "pods without a port, of submitters and the schedule, have no metrics"
+    assert all(wanted <= ports for wanted in found)
+
+
+def test_prometheus_has_the_token_of_the_services():
+    [monitor] = [
+        found for found in of_kind("PodMonitor").values() if found["metadata"]["name"] == "manta-serve"
+    ]
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    [service] = [pod["containers"][0] for name, pod in pods().items() if name.endswith("Deployment")]
+    variables = {each["name"]: each.get("valueFrom") for each in service["env"]}
+    assert endpoint["authorization"] == {
+        "type": "Bearer",
+        "credentials": variables["MANTA_SERVE_TOKEN"]["secretKeyRef"],
+    }

@@ -2,11 +2,9 @@
 only the pods that need to connect.
 """
 
-from typing import Any
-
 import pytest
 
-from tests.infra.manifests import clusters, containers, labels, of_kind, pods
+from tests.infra.manifests import clusters, containers, is_selected, labels, of_kind, pods
 
 MAY_BE_MOUNTED = {
     "configMap",
@@ -59,8 +57,8 @@ def test_the_root_is_read_only_and_written_folders_are_volumes(name: str):
         assert environment[variable] in mounts
     if "follow" in name:  # a container that waits for a job writes nothing
         return
-    is_node = name.endswith(("ray-head", "ray-worker"))
-    assert mounts.keys() & WRITTEN == (WRITTEN if is_node else {"/tmp"})
+    assert mounts.keys() & WRITTEN == (WRITTEN if "MANTA_CACHE" in environment else {"/tmp"})
+    assert name.endswith(("ray-head", "ray-worker", " serve")) == ("MANTA_CACHE" in environment)
 
 
 @parametrize("name", clusters())
@@ -70,26 +68,16 @@ def test_the_autoscaler_can_read_the_logs_of_its_head(name: str):
     assert [mount for mount in spec["autoscalerOptions"]["volumeMounts"] if mount in head["volumeMounts"]]
 
 
-def selected(selector: dict[str, Any], pod_labels: dict[str, str]) -> bool:
-    """Return whether a label selector matches a pod with those labels."""
-    exists = {"Exists": True, "DoesNotExist": False}
-    wanted = selector.get("matchLabels", {}).items() <= pod_labels.items()
-    return wanted and all(
-        (rule["key"] in pod_labels) == exists[rule["operator"]]
-        for rule in selector.get("matchExpressions", [])
-    )
-
-
 def reaches(source: dict[str, str], inside: bool, target: dict[str, str], port: int) -> bool:
     """Return whether the policies let a pod with those labels, inside the namespace or not, connect."""
     policies = [
         policy["spec"]
         for policy in of_kind("NetworkPolicy").values()
-        if selected(policy["spec"]["podSelector"], target)
+        if is_selected(policy["spec"]["podSelector"], target)
     ]
     assert policies, "a pod without a policy is open to all"
     return any(
-        selected(peer.get("podSelector", {}), source)
+        is_selected(peer.get("podSelector", {}), source)
         and (inside or "namespaceSelector" in peer)
         and ("ports" not in rule or port in {allowed["port"] for allowed in rule["ports"]})
         for policy in policies
@@ -100,7 +88,7 @@ def reaches(source: dict[str, str], inside: bool, target: dict[str, str], port: 
 
 NODES = {name: found for name, found in labels().items() if "ray.io/cluster" in found}
 OTHERS = {name: found for name, found in labels().items() if "ray.io/cluster" not in found}
-PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "raylet": 30_000}
+PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "raylet": 30_000, "search": 8000}
 STRANGERS: dict[str, tuple[dict[str, str], bool]] = {
     "a pod of the namespace": ({"app": "notebook"}, True),
     "a pod elsewhere": ({}, False),
@@ -144,8 +132,14 @@ def test_the_operator_can_connect_to_the_job_api_and_prometheus_to_metrics():
         }
 
 
+def test_labelled_clients_and_prometheus_can_connect_to_searches_only():
+    [target] = [labels for labels in OTHERS.values() if labels["app.kubernetes.io/component"] == "serve"]
+    for source in ({"manta-serve-client": "true"}, {"app.kubernetes.io/name": "prometheus"}):
+        assert [name for name, port in PORTS.items() if reaches(source, False, target, port)] == ["search"]
+
+
 @parametrize("target", OTHERS)
-def test_nothing_can_connect_to_the_schedule_and_submitters(target: str):
+def test_no_pod_of_ours_can_connect_to_the_schedule_submitters_and_services(target: str):
     assert not [
         name
         for name, source in labels().items()
