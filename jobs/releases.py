@@ -190,7 +190,10 @@ def verify(
         typer.Option("--sizes", help="Compare sizes only, as every night does. Default: every byte is read."),
     ] = False,
 ) -> Answer:
-    """Compare every file of a release with its manifest. Exit code 3 if one is missing or changed."""
+    """Compare every file of a release with its manifest. Exit code 3 if one is missing or changed.
+
+    A missing commit of the root ends it with 3, too.
+    """
     from jobs.releases_output import verification
 
     return verification(*run.open_and_parse(number), sizes)

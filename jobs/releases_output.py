@@ -144,7 +144,7 @@ def _quarantine_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def verification(opened: "Releases", number: int | None, sizes: bool) -> Answer:
-    """Compare every file of a release with its manifest.
+    """Compare every file of a release with its manifest, and look for a missing commit.
 
     Args:
         number: number of the release; None for the release of the newest commit.
@@ -163,14 +163,16 @@ def verification(opened: "Releases", number: int | None, sizes: bool) -> Answer:
         files = () if faults else files_of(opened.store, manifest)
     count, total = len(files), sum(file.bytes for file in files)
     how = "size" if sizes else "sha256"
-    facts = {
+    facts: dict[str, object] = {
         "release": chosen, "whole": not faults, "compared": how, "files": count, "bytes": total,
         "faults": [fault._asdict() for fault in faults],
     }  # fmt: skip
-    if faults:
-        return Answer(facts, _describe_damage(chosen, faults), DataError.exit_code)
     compared = f"{counted(count, 'file')}, {size(total)}, compared by {how}"
-    return Answer(facts, f"release {chosen} is complete: {compared}")
+    text = _describe_damage(chosen, faults) if faults else f"release {chosen} is complete: {compared}"
+    damage = opened.commits.sequence_error(opened.commits.numbers())
+    if damage is None:
+        return Answer(facts, text, DataError.exit_code if faults else 0)
+    return Answer(facts | {"damage": str(damage)}, f"{text}\n\n{damage}", damage.exit_code)
 
 
 def _find_faults(opened: "Releases", manifest: "ReleaseManifest", sizes: bool) -> "list[Fault]":

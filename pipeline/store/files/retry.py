@@ -70,6 +70,7 @@ _TRANSIENT_TYPES = {
     "requests.ConnectionError",
     "requests.Timeout",
 }
+_CLIENTS = {kind.partition(".")[0] for kind in _TRANSIENT_TYPES}
 _TRANSIENT_ERRNOS = {
     errno.EAGAIN,
     errno.EBUSY,
@@ -173,6 +174,11 @@ def answer_of(error: BaseException) -> tuple[str, int]:
     return "", 0
 
 
+def is_of_client(error: BaseException) -> bool:
+    """Return whether a client of a store, or a library that it uses, defines the class of an error."""
+    return any(kind.partition(".")[0] in _CLIENTS for kind in _classes_of(error))
+
+
 def _classes_of(error: BaseException) -> set[str]:
     """Return the classes of an error as library.Class, without importing the libraries."""
     return {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
@@ -202,8 +208,8 @@ def retrying(call: Callable[[], T], where: str) -> T:
             return answer
         except Exception as error:
             if not is_transient(error):
-                if refusal := _refusal(error, where):
-                    raise refusal from None
+                if refused := refusal(error, where):
+                    raise refused from None
                 raise
             pause = random.uniform(0, ceiling)
             if time.monotonic() + pause - start > limit:
@@ -236,7 +242,7 @@ def positive_number(variable: str, default: float) -> float:
     return value
 
 
-def _refusal(error: Exception, where: str) -> ConfigError | None:
+def refusal(error: Exception, where: str) -> ConfigError | None:
     """Return the error for a refusal that the user can resolve; None for any other error."""
     code, status = answer_of(error)
     code = code or (f"{type(error).__name__} {status}" if status else type(error).__name__)

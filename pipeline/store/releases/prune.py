@@ -1,6 +1,7 @@
 """Remove old releases, old manifests of augmented corpora, and the files that only these need."""
 
 import heapq
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.errors import TransientError
+from pipeline.errors import ConfigError, TransientError
 from pipeline.log import announce
 from pipeline.store.files.base import Entry, Store, in_threads
 from pipeline.store.files.check_store import clock
@@ -91,7 +92,7 @@ def prune(
     newest = max(numbers, default=0)
     if not store.exists(manifest_path(newest)):
         releases.commits.read_or_raise(newest)  # raises for a damaged rollback or hold, which has no manifest
-    now = clock(store)
+    now = _now(store, dry_run=dry_run)
     if not ignore_leases:
         _refuse_if_leased(store, series, now)
     recent = _recently_current(releases)
@@ -118,6 +119,17 @@ def prune(
         folders=dict(removed.folders),
         samples={entry.path: entry.size for entry in removed.largest},
     )
+
+
+def _now(store: Store, *, dry_run: bool) -> float:
+    """Return the store's time; in a dry run, this machine's if the store cannot be written."""
+    try:
+        return clock(store)
+    except ConfigError as error:
+        if not dry_run:
+            raise
+        announce(f"ages are measured by the clock of this machine, because no file can be written: {error}")
+        return time.time()
 
 
 def _pruned_pages(store: Store) -> Iterator[list[Entry]]:

@@ -1,17 +1,19 @@
-"""Turn the errors of file systems, Arrow and S3 into the project's errors."""
+"""Turn the errors of file systems, Arrow and the clients of object stores into the project's errors."""
 
 import contextlib
-import sys
 from collections.abc import Iterator
 
 import pyarrow as pa
 
 from pipeline.config import credentials_of
 from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
-from pipeline.store.files.retry import is_transient
+from pipeline.store.files.retry import is_of_client, is_transient, refusal
 
 LEAVE_OUT = "; corpus.bad_files=skip leaves such files out"
 """End of the remedy of an error about a file of a corpus."""
+
+_OF_SYSTEM = (OSError, pa.ArrowException, UnicodeDecodeError)
+"""errors of the system, of Arrow, and of names that are not UTF-8"""
 
 
 @contextlib.contextmanager
@@ -24,14 +26,16 @@ def storage_errors(where: str, leave_out: str = LEAVE_OUT) -> Iterator[None]:
 
     Raises:
         TransientError: trying again may help (exit code 75).
-        ConfigError: credentials are missing (2).
+        ConfigError: credentials are missing, or a client says that the store refuses them (2).
         DataError: any other error (3).
     """
     try:
         yield
     except PipelineError:
         raise
-    except _error_types() as error:
+    except Exception as error:
+        if not (isinstance(error, _OF_SYSTEM) or is_of_client(error)):
+            raise
         found = f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
         if is_transient(error):
             raise TransientError(where, "an answer of the storage", found, "run again") from error
@@ -42,6 +46,8 @@ def storage_errors(where: str, leave_out: str = LEAVE_OUT) -> Iterator[None]:
                 found,
                 f"check those that come from {credentials_of(where)}",
             ) from error
+        if not isinstance(error, OSError) and (refused := refusal(error, where)):
+            raise refused from error
         if isinstance(error, FileNotFoundError):
             raise DataError(
                 where, "a file, a directory or a glob that matches", "nothing there", "check corpus.uri"
@@ -49,10 +55,3 @@ def storage_errors(where: str, leave_out: str = LEAVE_OUT) -> Iterator[None]:
         raise DataError(
             where, "a readable file", found, f"fix or remove the file, or its permissions{leave_out}"
         ) from error
-
-
-def _error_types() -> tuple[type[Exception], ...]:
-    """Return the errors of the system, of Arrow, of names that are not UTF-8, and of the S3 client."""
-    module = sys.modules.get("botocore.exceptions")  # only if the client is loaded
-    of_client = (module.BotoCoreError, module.ClientError) if module else ()
-    return (OSError, pa.ArrowException, UnicodeDecodeError, *of_client)

@@ -19,6 +19,7 @@ from pipeline.log import Stages, listening
 from pipeline.settings import ClusterSettings, Job
 from pipeline.store.files.open_store import open_store
 from pipeline.store.records.units import Corpus
+from pipeline.store.releases.commits import commit_path
 from pipeline.store.releases.release import Releases
 from tests.conftest import CommandResult
 from tests.flows.conftest import job_arguments, sentences
@@ -302,6 +303,12 @@ def test_verify_reads_every_file_and_exits_with_3_if_one_has_changed(
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
+    commit, damage = root / commit_path(2), "expected commit 2 after commit 1"
+    commit.rename(root / "kept")
+    ended = manta("releases", "verify", str(root), "--sizes")
+    assert (ended.code, damage in ended.out) == (3, True), ended.err
+    assert damage in json.loads(manta("releases", "verify", str(root), "--sizes", "--json").out)["damage"]
+    (root / "kept").rename(commit)
     assert manta("releases", "verify", str(root), "--sizes").code == 0, "sizes do not reveal the change"
     ended = manta("releases", "verify", str(root))
     assert (ended.code, manifest.ids[0].path in ended.out, "sha256" in ended.out) == (3, True, True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import DataError, TransientError
+from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.store.files.base import Entry, Store
 from pipeline.store.files.lease import SERVED, active_leases, lease
 from pipeline.store.files.local import LocalStore
@@ -161,6 +161,23 @@ def test_a_dry_run_of_prune_lists_the_files_that_prune_removes(store: Store):
     assert planned.samples
     assert planned.samples.items() <= {path: before[path] for path in removed}.items()
     assert sum(planned.folders.values()) == planned.bytes
+
+
+def test_a_dry_run_of_prune_needs_no_writable_root(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("one", "two"):
+        publish(store, name, name)
+    expected = prune(Releases(store), keep=1, dry_run=True)
+
+    def refuse(path: str, data: bytes) -> None:
+        raise ConfigError(path, "a writable folder", "a read-only one", "check its permissions")
+
+    monkeypatch.setattr(store, "write", refuse)
+    assert prune(Releases(store), keep=1, dry_run=True) == expected
+    assert "measured by the clock of this machine" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="a writable folder"):
+        prune(Releases(store), keep=1)
 
 
 @pytest.mark.parametrize(
