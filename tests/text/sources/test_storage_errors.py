@@ -11,6 +11,8 @@ import pytest
 from pipeline.errors import PipelineError
 from pipeline.text.sources.storage_errors import storage_errors
 
+URI = "az://corpus/a.parquet"
+
 
 def azure_error(kind: type[Any], status: int, code: str) -> Exception:
     error = kind("an answer")
@@ -37,12 +39,11 @@ def azure_error(kind: type[Any], status: int, code: str) -> Exception:
     ids=repr,
 )
 def test_errors_of_clients_have_a_sentence_and_an_exit_code(error: Exception, code: int):
-    with pytest.raises(PipelineError, match="az://corpus/a.parquet") as caught:
-        with storage_errors("az://corpus/a.parquet"):
-            raise error
+    with pytest.raises(PipelineError, match=r"az://corpus/a\.parquet") as caught, storage_errors(URI):
+        raise error
     assert caught.value.exit_code == code
 
 
 def test_a_defect_is_not_an_error_of_storage():
-    with pytest.raises(ZeroDivisionError), storage_errors("az://corpus/a.parquet"):
+    with pytest.raises(ZeroDivisionError), storage_errors(URI):
         raise ZeroDivisionError
