@@ -32,7 +32,7 @@ from pipeline.store.releases.release import Releases
 from pipeline.text.formats.queries import read_texts
 from tests.conftest import ROOT, CommandResult
 from tests.index.published import Publisher
-from tests.models.folders import save_folder
+from tests.models.folders import edit_json, save_folder
 from tests.models.inference.poisoned import CODE, REFUSED, Poisoned
 
 Manta = Callable[..., CommandResult]
@@ -57,6 +57,17 @@ def test_the_printed_search_command_finds_commits_in_a_separate_store(
     name, *arguments = shlex.split(search_command(job))
     assert name == "manta"
     assert len(manta(*arguments, "--json").out.splitlines()) == 3
+
+
+def test_a_search_announces_the_warnings_of_its_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manta: Manta
+):
+    folder, root = save_folder(tmp_path / "encoder", "bert"), tmp_path / "root"
+    edit_json(folder / "config_sentence_transformers.json", similarity_fn_name="dot")
+    Publisher(open_store(root), folder, tmp_path)(["two dogs run", "a girl reads"])
+    monkeypatch.setattr("pipeline.models.folder.folder._announced", set())
+    ended = manta("search", str(root), "a girl reads")
+    assert f"warning: {root}/encoders/e: similarity_fn_name is dot" in ended.err
 
 
 def test_a_repeated_query_has_an_answer_for_each_repetition(published: tuple[str, str], manta: Manta):

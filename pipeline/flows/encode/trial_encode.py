@@ -43,7 +43,7 @@ class EncodeTexts:
     def start(self) -> Callable[[tuple[str, ...]], np.ndarray]:
         """Load the encoder. Returns the function that encodes a tuple of texts."""
         encoder = worker_encoder(self.encoder, self.encode)
-        return lambda texts: np.asarray(encoder.encode(list(texts), query=self.query))
+        return lambda texts: np.asarray(encoder.encode_unchecked(list(texts), query=self.query))
 
 
 def encode_texts(context: FlowContext, texts: tuple[str, ...], *, query: bool = False) -> np.ndarray:

@@ -14,7 +14,7 @@ from pipeline.evaluate.task import Similarity
 from pipeline.evaluate.tfidf import TfIdf
 from pipeline.flows.transform.train_flow import check_flow
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.folder import announce_warnings, open_folder
 from pipeline.models.folder.reading import task_prompts_of
 from pipeline.settings import CandidateSettings, EncoderSettings, EvaluateSettings, FitSettings, Job
 from pipeline.settings.evaluate import TARGET
@@ -161,6 +161,7 @@ def _without_transform(name: str, encoder: EncoderSettings, folder: EncoderFolde
         changed = encoder.model_copy(update={"prompt": prompt, "query_prompt": None})
         return ResolvedCandidate(name, changed, open_folder(changed).space_id, folder.dim, prompt=prompt)
 
+    announce_warnings(folder)
     tasks = task_prompts_of(encoder, folder.path)
     return ResolvedCandidate(
         name,

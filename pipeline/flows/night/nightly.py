@@ -38,7 +38,7 @@ from pipeline.flows.transform.decide import decide_transform
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.metrics_file import metrics_written_to
 from pipeline.log import Stages, announce
-from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.folder import announce_warnings, open_folder
 from pipeline.settings import Job
 from pipeline.store.files.lease import lease
 from pipeline.store.records.dead import DeadRows
@@ -70,8 +70,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         record_current(releases, previous.release)
         folder = open_folder(job.encoder)  # an unusable encoder shows before any work
         encoder = encoder_copy_path(folder)
-        for sentence in folder.warnings:
-            announce(f"warning: {sentence}")
+        announce_warnings(folder)
         harvest_corpus(job, stages)
         damage = find_damage(store, previous, stages, by_content=verify)
         if damage is not None:

@@ -21,7 +21,7 @@ from pipeline.flows.transform.train_flow import check_flow
 from pipeline.flows.transform.write import write_whitened
 from pipeline.flows.workers.cluster import connect
 from pipeline.log import Stages
-from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.folder import announce_warnings, open_folder
 from pipeline.settings import Job
 from pipeline.store.files.base import Store
 from pipeline.store.records.units import Corpus, StageRecord
@@ -102,7 +102,7 @@ def _started(
 ) -> Iterator[tuple[FlowContext, PreviousRelease, Corpus]]:
     """Read the corpus, then connect to workers for the duration of the block."""
     check_root(job)
-    open_folder(job.encoder)  # an unusable encoder shows before any work
+    announce_warnings(open_folder(job.encoder))  # an unusable encoder shows before any work
     harvest_corpus(job, stages)
     releases = open_releases(job)
     previous = load_previous(releases)

@@ -23,9 +23,11 @@ def worker_encoder(encoder: EncoderSettings, encode: EncodeSettings) -> "Encoder
 
 @functools.lru_cache(maxsize=1)
 def _load_encoder(encoder: EncoderSettings, encode: EncodeSettings, gpu: bool) -> "Encoder":
-    from pipeline.models.inference.encoder import load_encoder
+    from pipeline.models.folder.folder import open_folder
+    from pipeline.models.inference.encoder import Encoder
 
-    loaded = load_encoder(encoder, encode, resolve(encode.device, float(gpu)))
+    # not load_encoder, because the driver announces the warnings
+    loaded = Encoder(open_folder(encoder), encode, resolve(encode.device, float(gpu)), encoder.path)
     loaded.check()
     return loaded
 

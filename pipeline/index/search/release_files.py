@@ -273,7 +273,9 @@ def load_query_encoder(store: Store, manifest: ReleaseManifest, device: str) -> 
         DataError: a file is missing or changed, or this version does not know a setting.
         SpaceMismatch: the encoder's vectors are not of the release's space.
     """
-    from pipeline.models.inference.encoder import load_encoder
+    from pipeline.device import resolve
+    from pipeline.models.folder.folder import announce_warnings, open_folder
+    from pipeline.models.inference.encoder import Encoder
     from pipeline.models.layers.numerics import usual_threads
 
     settings = EncodeSettings(compile=False, threads=usual_threads())
@@ -283,7 +285,9 @@ def load_query_encoder(store: Store, manifest: ReleaseManifest, device: str) -> 
         stored = file.model_copy(update={"path": f"{stored_folder}/{normal_path(file.path)}"})
         files.append((file.path, local_file(store, stored)))
     with linked_folder(files) as folder:
-        encoder = load_encoder(_encoder_settings(manifest, folder), settings, device)
+        opened = _encoder_settings(manifest, folder)
+        encoder = Encoder(open_folder(opened), settings, resolve(device), opened.path)
+    announce_warnings(encoder.folder, store.uri_of(stored_folder))
     if encoder.space_id != manifest.space_id:
         raise SpaceMismatch(
             store.uri_of(stored_folder),

@@ -3,12 +3,14 @@
 Imports neither torch nor transformers.
 """
 
+import multiprocessing
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ModelError
+from pipeline.log import announce
 from pipeline.models.folder.averaging import resolve_averaging
 from pipeline.models.folder.check_pooling import check_dim, check_pooling, check_template, choose_pooling
 from pipeline.models.folder.concatenated import open_joined
@@ -55,6 +57,7 @@ _OWN_FAMILIES = {
     CONVOLUTIONAL: "convolutional",
     DAN: "dan",
 }
+_announced = set[tuple[str, str]]()  # space and warning, without the folder's path
 _DEFAULT_LENGTH = 512  # tokens, if the files have no limit; the length that most models are trained with
 # keys of config.json of models that compute positions (rotary ones, or distances as T5)
 _COMPUTED_POSITIONS = ("rope_parameters", "rope_theta", "relative_attention_num_buckets")
@@ -87,6 +90,23 @@ def open_folder(settings: EncoderSettings, *, cross_encoder: bool = False) -> En
     complete = with_identity(replace(folder, averaging=averaging), modules)
     check_dim(complete, settings)
     return complete
+
+
+def announce_warnings(folder: EncoderFolder, path: str | None = None) -> None:
+    """Announce the folder's warnings, each once per space and process.
+
+    A child process announces none, because its parent does.
+
+    Args:
+        path: the folder's path to show; None: its own.
+    """
+    if multiprocessing.parent_process() is not None:
+        return
+    for warning in folder.warnings:
+        text = warning.replace(str(folder.path), "")
+        if (folder.space_id, text) not in _announced:
+            _announced.add((folder.space_id, text))
+            announce(f"warning: {warning.replace(str(folder.path), path or str(folder.path))}")
 
 
 def _open_layers(

@@ -21,7 +21,7 @@ from pipeline.models.classic.paragraph import ParagraphModel
 from pipeline.models.classic.recurrent import SteppedModel
 from pipeline.models.classic.word_table import BagModel
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.folder import announce_warnings, open_folder
 from pipeline.models.folder.token_filter import load_filter
 from pipeline.models.inference.packed import PackedModel
 from pipeline.models.inference.padded import PaddedModel
@@ -123,7 +123,21 @@ class Encoder:
 
         Raises:
             TypeError: a text is not a string.
+            ModelError: a vector has NaN or infinity.
         """
+        vectors = self.encode_unchecked(texts, query=query)
+        finite = np.isfinite(np.atleast_2d(vectors)).all(axis=1)
+        if not finite.all():
+            raise ModelError(
+                str(self.folder.path),
+                "finite vectors",
+                f"NaN or infinity for {np.count_nonzero(~finite):,} of {len(finite):,} texts",
+                "check its weights, or set encode.dtype=float32",
+            )
+        return vectors
+
+    def encode_unchecked(self, texts: str | Sequence[str], *, query: bool = False) -> np.ndarray:
+        """Encode texts as `encode` does, for a caller that expects NaN and infinity."""
         tokenizer = self._query_tokenizer if query else self._tokenizer
         is_single = isinstance(texts, str)
         window = Window.of([[texts] if isinstance(texts, str) else as_strings(texts)], tokenizer)
@@ -142,7 +156,7 @@ class Encoder:
             ModelError: the encoder cannot encode a plain sentence either.
         """
         try:
-            return self.encode(texts, query=query), {}
+            return self.encode_unchecked(texts, query=query), {}
         except (*MODEL_FAILURES, ModelError) as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         if len(texts) == 1:
@@ -163,7 +177,7 @@ class Encoder:
         path = str(self.folder.path)
         remedy = "fetch the model's files again, check encode.dtype, or use another encoder"
         try:
-            vectors = self.encode(_CHECK_TEXTS)
+            vectors = self.encode_unchecked(_CHECK_TEXTS)
         except MODEL_FAILURES as error:
             if is_out_of_memory(error):
                 raise MemoryError(str(error)) from error
@@ -327,7 +341,7 @@ class Encoder:
 def load_encoder(
     settings: EncoderSettings | str, encode: EncodeSettings | None = None, device: Device | str = "cpu"
 ) -> Encoder:
-    """Load an encoder.
+    """Load an encoder, and announce the warnings of its folder.
 
     Args:
         settings: a folder, URI, file of word vectors or hub id, alone or with settings that override
@@ -341,7 +355,9 @@ def load_encoder(
     """
     settings = EncoderSettings(path=settings) if isinstance(settings, str) else settings
     encode = encode or EncodeSettings(threads=usual_threads())
-    return Encoder(open_folder(settings), encode, resolve(device), settings.path)
+    encoder = Encoder(open_folder(settings), encode, resolve(device), settings.path)
+    announce_warnings(encoder.folder)
+    return encoder
 
 
 def load_backbone(
@@ -390,7 +406,8 @@ def encode(
 
     Raises:
         TypeError: a text is not a string.
-        ModelError: the encoder cannot be used; the message says which file, and why.
+        ModelError: the encoder cannot be used; the message says which file, and why; or a vector has NaN or
+            infinity.
     """
     settings = EncoderSettings(path=encoder) if isinstance(encoder, str) else encoder
     return _load_cached(settings, device=device).encode(texts, query=query)

@@ -30,7 +30,10 @@ def dot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_score_is_that_of_the_folders_similarity(tmp_path: Path, dot: Path):
+def test_the_score_is_that_of_the_folders_similarity(
+    tmp_path: Path, dot: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("pipeline.models.folder.folder._announced", set())
     texts = sentences(60)
     write_pairs(tmp_path / "tasks/sts/STSB-dev.parquet", 40, 0, texts)
     scores = {}
@@ -45,6 +48,7 @@ def test_the_score_is_that_of_the_folders_similarity(tmp_path: Path, dot: Path):
     expected = 100 * spearmanr((left.astype(np.float64) * right).sum(axis=1), table["score"].to_numpy())[0]
     assert scores[None] == scores["dot"] == pytest.approx(expected, abs=1e-3)
     assert scores["cosine"] != scores["dot"]
+    assert capsys.readouterr().err.count("warning: ") == 1, "about the ranking of searches"
 
 
 def test_candidates_of_different_similarities_are_refused(tmp_path: Path, dot: Path):

@@ -26,6 +26,7 @@ from pipeline.store.files.open_store import open_store
 from pipeline.store.records.units import StageRecord
 from pipeline.store.releases.release import Releases
 from pipeline.store.rows.schema import vector_matrix
+from tests.models.folders import edit_json, save_folder
 
 Make = Callable[..., Job]
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -40,10 +41,16 @@ def stored_vectors(root: str, manifest: StageRecord) -> np.ndarray:
     )
 
 
-def test_encoding_again_returns_the_same_manifest(make_job: Make):
-    job = make_job()
+def test_encoding_again_returns_the_same_manifest_and_no_second_warning(
+    make_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("pipeline.models.folder.folder._announced", set())
+    folder = save_folder(tmp_path / "dot", "bert")
+    edit_json(folder / "config_sentence_transformers.json", similarity_fn_name="dot")
+    job = make_job(f"encoder.path={folder}")
     _, corpus, first = encode_corpus(job, Stages())
     _, _, again = encode_corpus(job, Stages())
+    assert capsys.readouterr().err.count(f"warning: {folder}: similarity_fn_name is dot") == 1
     assert again == first
     assert first.rows == corpus.rows == 400
     assert first.counts()["tokens"] > 400 * 8

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 from pipeline.errors import ConfigError, ModelError
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
-from tests.models.folders import FAMILIES, LONG, TEXTS, hidden_states, table_rows
+from tests.models.folders import FAMILIES, LONG, TEXTS, edit_json, hidden_states, save_folder, table_rows
 from tests.models.poolings import FORMULAS, OF_TRANSFORMERS, TABLE
 
 
@@ -158,6 +158,21 @@ def test_a_vector_that_is_not_finite_is_marked_as_bad(folders):
     words_table[encoder._tokenizer(["x"]).ids[1]] = torch.nan
     (part,) = encoder.encode_stream([["Two dogs run.", "x"]])
     assert part.bad.tolist() == [False, True]
+    with pytest.raises(ModelError, match="finite vectors, found NaN or infinity for 2 of 3 texts"):
+        encoder.encode(["Two dogs run.", "x", "x"])
+    with pytest.raises(ModelError, match="for 1 of 1 texts"):
+        encoder.encode("x")
+
+
+def test_warnings_of_a_folder_are_announced_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("pipeline.models.folder.folder._announced", set())
+    folder = save_folder(tmp_path / "dot", "bert")
+    edit_json(folder / "config_sentence_transformers.json", similarity_fn_name="dot")
+    for _ in range(2):
+        load_encoder(str(folder))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert len(lines) == 1
+    assert f"{folder}: similarity_fn_name is dot" in lines[0]
 
 
 def test_no_texts_give_an_empty_matrix(minilm):

@@ -230,11 +230,11 @@ class _Checks:
 
     def encoder(self) -> Check:
         """Check that the encoder loads and encodes."""
-        from pipeline.models.inference.encoder import load_encoder
+        from pipeline.models.inference.encoder import Encoder
 
-        encoder = load_encoder(self.job.encoder, self.job.encode, resolve(self.job.encode.device))
+        folder = open_folder(self.job.encoder)
+        encoder = Encoder(folder, self.job.encode, resolve(self.job.encode.device))
         encoder.check()
-        folder = encoder.folder
         name = str(folder.path)
         if folder.family == "words":
             name = f"{self.job.encoder.path}: {folder.config['vocab_size']:,} words"
