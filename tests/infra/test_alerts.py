@@ -35,6 +35,7 @@ UNKNOWN = "No night has reported a release, for 12 days or since these rules wer
 JOB = 'namespace="manta",job_name="manta-nightly-7"'
 OF_THE_SCHEDULE = f'kube_job_owner{{{JOB},owner_kind="CronJob",owner_name="manta-nightly"}}'
 CRON = 'namespace="manta",cronjob="manta-nightly"'
+DEPLOYED = 'kube_deployment_status_replicas_available{namespace="manta",deployment="manta-serve"}'
 NEVER = "No scheduled night has succeeded for 1d 16h 0m 0s"
 CASES = [
     Case(
@@ -237,6 +238,14 @@ CASES = [
         {'ray_manta_gate_value{WorkerId="a",gate="deleted_rows"}': "0.05x10 0.3x10 _x200"},
         silent=("5m", "3h"),
         firing=(Firing("15m", "30% of the previous release's rows are not in the corpus any more"),),
+    ),
+    Case(
+        "MantaServeDown",
+        "one of two pods is drained, and an hour later both crash for half an hour",
+        "1m",
+        {DEPLOYED: "2x20 1x10 2x50 0x30 2x60"},
+        silent=("25m", "1h22m", "2h"),
+        firing=(Firing("1h40m", "No pod of the search service in manta is ready", {"namespace": "manta"}),),
     ),
     Case(
         "MantaServeRefusesRelease",

@@ -27,6 +27,7 @@ OTHERS = {
     "kube_job_owner": (*_OF_JOBS, "owner_kind", "owner_name"),
     "kube_job_status_start_time": _OF_JOBS,
     "kube_cronjob_created": ("namespace", "cronjob"),
+    "kube_deployment_status_replicas_available": ("namespace", "deployment"),
     "kube_cronjob_status_last_successful_time": ("namespace", "cronjob"),
 }
 PANELS = {"stat", "timeseries"}
@@ -153,12 +154,13 @@ def test_the_scrape_interval_catches_gauges_of_ended_processes():
     assert all((INFRA / name).is_file() for name in RULES)
 
 
-def test_the_alerts_of_the_schedule_name_the_cronjob():
-    [cron] = of_kind("CronJob").values()
+def test_the_alerts_from_outside_name_the_cronjob_and_the_deployment():
+    [cron], [deployment] = of_kind("CronJob").values(), of_kind("Deployment").values()
     text = (INFRA / "prometheus/kubernetes.yaml").read_text()
     names = re.findall(r'(?:cronjob|owner_name)="([^"]*)"', text)
     assert len(names) == 4
     assert set(names) == {cron["metadata"]["name"]}
+    assert re.findall(r'deployment="([^"]*)"', text) == [deployment["metadata"]["name"]]
 
 
 @pytest.mark.parametrize("name", labels())

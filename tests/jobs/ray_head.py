@@ -140,9 +140,20 @@ def documented_start() -> str:
     return "\n".join(lines[: last + 1])
 
 
+def _documented(options: dict[str, str]) -> str:
+    """Return the documented commands with options. The last value of a repeated option counts."""
+    words = [f"--{name}" if value == "true" else f"--{name}={value}" for name, value in options.items()]
+    return f"{documented_start()} {' '.join(words)}"
+
+
 @contextlib.contextmanager
-def ray_head() -> Iterator[Head]:
-    """Start a head as documented, on free ports. Unlike there it has CPUs, because it is the only node."""
+def ray_head(start: Callable[[dict[str, str]], str] = _documented) -> Iterator[Head]:
+    """Start a head on free ports, by default as documented. Unlike there it has CPUs, because it is the only
+    node.
+
+    Args:
+        start: returns a script that starts the head with these options of `ray start`.
+    """
     folder = Path(tempfile.mkdtemp(prefix="manta-"))  # short: Ray puts sockets below it
     names = (
         "port",
@@ -153,13 +164,11 @@ def ray_head() -> Iterator[Head]:
     )
     started = Head({name: free_port() for name in names}, folder)
     home_of(folder).mkdir()
-    options = [f"--temp-dir={folder}", "--num-cpus=2", "--object-store-memory=150000000", "--block"]
-    options += [f"--{name}={port}" for name, port in started.ports.items()]
-    # The last value of a repeated option counts, so these replace the documented ones.
-    script = f"set -e\n{documented_start()} {' '.join(options)}"
+    options = {"temp-dir": str(folder), "num-cpus": "2", "object-store-memory": "150000000", "block": "true"}
+    options |= {name: str(port) for name, port in started.ports.items()}
     with open(folder / "head.log", "w") as log:
         process = subprocess.Popen(
-            ["bash", "-c", script],
+            ["bash", "-c", f"set -e\n{start(options)}"],
             env=environment_of(home_of(folder)),
             stdout=log,
             stderr=log,
