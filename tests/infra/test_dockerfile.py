@@ -167,6 +167,28 @@ def test_further_packages_are_the_tested_ones_and_complete_the_image(name: str):
         assert names_of(FURTHER[name]) - image(device).keys() - found.keys() == set()
 
 
+@pytest.mark.parametrize("extras", ["", "serve", "serve exports lakes"])
+@pytest.mark.parametrize("failing", ["", "serve"])
+def test_the_image_installs_the_named_extras_and_is_not_built_if_one_fails(
+    extras: str, failing: str, tmp_path: Path
+):
+    [line] = [line for line in arguments("RUN") if "$EXTRAS" in line]
+    pip = tmp_path / "pip"
+    pip.write_text(f'#!/bin/sh\necho "$*"\ncase "$*" in *{failing or "none"}.txt) exit 1; esac\n')
+    pip.chmod(0o700)
+    done = subprocess.run(
+        ["/bin/sh", "-c", line],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "EXTRAS": extras},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    fails = failing in extras.split()
+    assert done.returncode == fails
+    tried = extras.split()[: 1 if fails else None]
+    assert done.stdout.splitlines() == [f"install -r {HOME}/locked/{name}.txt" for name in tried]
+
+
 def test_every_extra_of_the_project_is_in_the_image_or_a_choice():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     here = {"cpu", "gpu", "cluster", "augment", "lora", "watch"}

@@ -226,7 +226,8 @@ def test_pods_have_limits_and_their_mounts_exist(name: str):
         assert [name for name, each in secrets.items() if "secretKeyRef" not in each["valueFrom"]] == []
         if "MANTA_CACHE" in environment:
             assert mounts["cache"]["mountPath"] == environment["MANTA_CACHE"]["value"]
-            assert "emptyDir" in volumes["cache"]
+            room = int(volumes["cache"]["emptyDir"]["sizeLimit"].removesuffix("Gi"))
+            assert int(environment["MANTA_CACHE_GIB"]["value"]) < room, "a pod that exceeds it is evicted"
             compiled = environment.get("TORCHINDUCTOR_CACHE_DIR", {"value": "/cache/"})["value"]
             assert compiled.startswith("/cache/"), "/tmp has a night's scratch files"
 
