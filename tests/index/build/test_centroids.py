@@ -88,6 +88,14 @@ def test_recall_is_not_below_that_of_an_index_which_faiss_trains_and_fills():
         assert recall(ours, nprobe) > recall(theirs, nprobe) - 0.01
 
 
+def test_a_search_of_the_graph_finds_the_nearest_list():
+    raw = np.random.default_rng(0).normal(size=(6_000, 16)).astype(np.float32)
+    index = train(plan_index(6_000, 16, IndexSettings(kind="IVF2000_HNSW8,Flat")), None, raw)
+    graph, rows = graph_of(index), raw / np.linalg.norm(raw, axis=1, keepdims=True)
+    nearest = np.argmax(rows @ graph.reconstruct_n(0, 2_000).T, axis=1)
+    assert (graph.search(rows, 1)[1][:, 0] == nearest).mean() > 0.99
+
+
 def test_rows_of_a_block_are_in_the_lists_that_the_graph_finds():
     vectors = clustered(ROWS)
     together, one_by_one = trained(f"IVF{LISTS}_HNSW16,SQ8"), trained(f"IVF{LISTS}_HNSW16,SQ8")

@@ -12,7 +12,7 @@ from pipeline.errors import DataError, SpaceMismatch
 from pipeline.index.build.build import fill, read_index, train, write_index
 from pipeline.index.build.index_shape import plan_index
 from pipeline.index.build.merge import FilledShard, count_duplicates, merge, merge_on_disk
-from pipeline.index.structure import addresses_of, ivf_of
+from pipeline.index.structure import addresses_of, graph_of, ivf_of
 from pipeline.settings import IndexSettings
 from tests.index.clustered import Vectors, clustered, some_map
 
@@ -191,6 +191,16 @@ def test_parts_of_very_similar_rows_are_merged(kind, tmp_path):
         for rows in (slice(0, 500), slice(500, 2_500))
     ]
     assert merge(parts).ntotal == 2_500
+
+
+def test_parts_are_merged_although_searches_of_their_graph_miss_lists(tmp_path):
+    raw = np.random.default_rng(0).normal(size=(6_000, 16)).astype(np.float32)
+    spread = Vectors(np.arange(6_000), raw)
+    index = train(plan_index(6_000, 16, IndexSettings(kind="IVF2000_HNSW8,Flat")), None, raw)
+    graph_of(index).hnsw.efSearch = 16
+    rows = [slice(start, start + 1_500) for start in range(0, 6_000, 1_500)]
+    parts = [filled_shard(tmp_path, f"{each.start}.faiss", index, spread.part(each)) for each in rows]
+    assert merge(parts).ntotal == 6_000
 
 
 @pytest.mark.parametrize("seed", range(5))
