@@ -1,7 +1,7 @@
-"""Guess masked words with a masked language model, which imports torch: few batch shapes, logits at the masks
-only.
+"""Guess masked words with a masked language model. Imports torch.
 
-The caller gives the random numbers by which guesses are drawn, so that they can be repeated.
+Batches have few shapes, and logits are computed only at the masks. The caller gives the random numbers by
+which guesses are drawn, so that guesses can be repeated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from pipeline.models.folder.pretrained import load_complete
 from pipeline.models.layers.transfer import to_device
 
 _BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
-_LENGTH_MULTIPLE = 4  # lengths are padded to multiples: few shapes, and less than 4 wasted tokens per text
+_LENGTH_MULTIPLE = 4  # padded lengths are multiples of this: few shapes, less than 4 wasted tokens per text
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class MaskedText:
 
 @dataclass(frozen=True)
 class GuessChoice:
-    """Sampling of guesses from the softmax of the logits divided by the temperature."""
+    """Sampling of guesses from softmax(logits / temperature)."""
 
     candidates: Sequence[int]
     """ids that can be guessed"""
@@ -104,7 +104,7 @@ class Guesser:
     def guesses(
         self, rows: Sequence[MaskedText], width: int, size: int, masks: int, choice: GuessChoice
     ) -> list[list[int]]:
-        """Guess an id for each mask of a batch. The logits of a row depend on other rows by rounding only.
+        """Guess an id for each mask of a batch. Other rows change a row's logits by rounding only.
 
         Args:
             rows: rows of one batch, as `batches` yields them.
@@ -168,7 +168,7 @@ def _sample(
 ) -> list[int]:
     """Draw an id for each row of logits (n, vocabulary) by inverting the cumulative distribution.
 
-    The likeliest ids come first, and their probabilities are normalized to sum to one.
+    The distribution lists the likeliest ids first, and is normalized to sum to one.
     """
     logits = logits / choice.temperature
     vocabulary = logits.shape[1]

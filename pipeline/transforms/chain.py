@@ -27,7 +27,8 @@ from pipeline.transforms.transform import (
 )
 
 Train = Callable[[str, Transform | None, str], Transform]
-"""Fit a transform that needs more than moments, from its name, the steps before it and the input space."""
+"""function that fits a transform for which moments do not suffice, from its name, the steps before it and the
+id of its input space"""
 
 
 @TRANSFORMS.register("chain")

@@ -57,7 +57,7 @@ class Curve:
 def tune_transform(
     settings: WhitenSettings, moments: Moments, dev: DevTask | None = None, held_out: Moments | None = None
 ) -> tuple[WhitenSettings, tuple[Curve, ...]]:
-    """Replace settings that say how to choose a number by the best number: first `remove`, then `k`.
+    """Choose the numbers for `remove`, then `k`, where the settings give a criterion instead of a number.
 
     Steps that cannot be fitted from moments are ignored. k is at most the rank and a fifth of the rows.
     A value chosen on the dev task has an unfair advantage when the transform is compared with raw vectors on

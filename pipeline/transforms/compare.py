@@ -13,7 +13,7 @@ from pipeline.stats.geometry import unit_rows
 Map = Callable[[np.ndarray], np.ndarray]
 """function from vectors (n, d) to vectors (n, k)"""
 
-MIN_WORDS = 8  # least words of a text: halves with fewer than four words say too little about it
+MIN_WORDS = 8  # fewest words of a text; halves of fewer than four words say too little about the text
 _TIE = 1e-6  # tolerance of ties: cosines of equal vectors differ by rounding within a matrix product
 _QUERY_ROWS = 1_024  # queries per block of similarities
 
@@ -136,9 +136,9 @@ def split_halves(text: str) -> tuple[str, str] | None:
 
 
 def mean_reciprocal_rank(queries: np.ndarray, targets: np.ndarray) -> float:
-    """Mean over i of 1 / rank of target i among all targets, ranked by cosine to query i.
+    """Compute the mean over i of 1 / rank of target i among all targets, ranked by cosine to query i.
 
-    Of targets with equal cosines, target i has the worst rank.
+    If other targets have the same cosine as target i, it is ranked last among them.
 
     Args:
         queries: (n, d).

@@ -1,6 +1,4 @@
-"""Base of the encoders of words: their shape in config.json, their word vectors, and their models for
-inference.
-"""
+"""Base classes of the encoders of words: shape in config.json, word vectors, models for inference."""
 
 from dataclasses import MISSING, fields
 from typing import Any, ClassVar, Self
@@ -21,13 +19,13 @@ TABLE_RANGE = 0.1  # new word vectors are uniform in [-0.1, 0.1], as in Skip-Tho
 
 
 class WordShape:
-    """Shape of an encoder: a dataclass whose fields are keys of config.json, in their order there."""
+    """Shape of an encoder: a dataclass whose fields are keys of config.json, in the same order."""
 
     hidden_size: int
     """values of the last hidden state"""
     vocab_size: int
     learned_words: bool
-    """True if word vectors are trained with the rest"""
+    """True if word vectors are trained with the other weights"""
     dropout: float
     """dropout rate of the input of each layer"""
 
@@ -62,7 +60,7 @@ class WordBackbone(Backbone):
     name: ClassVar[str]
     """for messages, such as "a recurrent encoder" """
     model_type: ClassVar[str]
-    """in config.json"""
+    """value of model_type in config.json"""
     shape_type: ClassVar[type[WordShape]]
 
     def __init__(self, shape: WordShape, path: str) -> None:
@@ -92,14 +90,14 @@ class WordBackbone(Backbone):
 
     @classmethod
     def new(cls, shape: WordShape, path: str) -> Self:
-        """Create a backbone with new weights from torch's generator. path: of its folder, for errors."""
+        """Create a backbone with new weights from torch's generator. path: the folder, for errors."""
         with torch.device("meta"):
             backbone = cls(shape, path)
         backbone.to_empty(device="cpu").draw()
         return backbone
 
     def forward(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
-        """Return hidden states (T, d) of the wanted numbers, and the rows of each text in them.
+        """Return the wanted hidden states (T, d) by number, and the rows of each text in them.
 
         Raises:
             ModelError: the request has positions, which these encoders do not use.
@@ -130,7 +128,7 @@ class WordBackbone(Backbone):
         return self.embeddings.get_parameter("word_embeddings.weight")
 
     def draw(self) -> None:
-        """Draw new weights from torch's generator; fixed word vectors stay."""
+        """Draw new weights from torch's generator; fixed word vectors do not change."""
         if self.shape.learned_words:
             nn.init.uniform_(self.word_table, -TABLE_RANGE, TABLE_RANGE)
 

@@ -77,7 +77,7 @@ class ConvolutionalBackbone(WordBackbone):
         """Draw new weights as torch.nn.Conv1d does."""
         super().draw()
         for convolution in self.layer_convolutions():
-            convolution.reset_parameters()  # uniform up to 1 / sqrt(inputs): the values of three words
+            convolution.reset_parameters()  # uniform up to 1 / sqrt(inputs); inputs: values of three words
 
     def layer_convolutions(self) -> Iterable[TrainableLinear]:
         """Return the linear maps of the layers, (width, 3 * inner) each; see `neighbourhoods`."""
@@ -128,7 +128,7 @@ def write_convolutional_folder(
         seed: seed of the weights.
 
     Raises:
-        ConfigError: there is no file of word vectors.
+        ConfigError: `settings.words` names no file of word vectors.
         ModelError: the file of word vectors cannot be read, or `counts` is empty.
     """
     assert settings.width is not None, "the caller asks for a new encoder"

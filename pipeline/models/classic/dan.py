@@ -55,7 +55,8 @@ class Grams(NamedTuple):
     counts: np.ndarray
     """(n,) words plus bigrams of each text, at least 1"""
     indices: np.ndarray
-    """(W + B,) text after text, words before bigrams: indices in the words followed by the bigrams"""
+    """(W + B,) indices into the words followed by the bigrams: text after text, each text's words before its
+    bigrams"""
 
     def segments(self, put: Callable[[np.ndarray], Tensor]) -> Segments:
         """Return the texts as segments of the words followed by the bigrams; `put` copies to the device."""
@@ -128,15 +129,13 @@ class DanBackbone(WordBackbone):
         return dict.fromkeys(request.wanted, x), grams.segments(self._put)
 
     def draw(self) -> None:
-        """Draw new vectors from torch's generator; fixed word vectors stay."""
+        """Draw new vectors from torch's generator; fixed word vectors do not change."""
         nn.init.uniform_(self.bigrams.weight, -TABLE_RANGE, TABLE_RANGE)
         super().draw()
 
 
 class DanModel(WordModel):
-    """Vectors of words and of pairs of words, in float32 regardless of `encode.dtype`, as word
-    vectors are.
-    """
+    """Vectors of words and of word pairs, in float32 like word vectors, regardless of `encode.dtype`."""
 
     has_token_states = False
 
@@ -161,7 +160,7 @@ def write_dan_folder(settings: DanSettings, counts: Counter[str], folder: Path, 
         seed: seed of the weights.
 
     Raises:
-        ConfigError: there is no file of word vectors.
+        ConfigError: `settings.words` names no file of word vectors.
         ModelError: the file of word vectors cannot be read, or `counts` is empty.
     """
     assert settings.width is not None, "the caller asks for a new encoder"

@@ -42,9 +42,7 @@ class NewVocabulary(NamedTuple):
     """texts are lowercased"""
 
     def dim(self, settings: VocabularySettings) -> int:
-        """Return the dimension of the word vectors: of the fixed vectors if there are any, else the
-        setting.
-        """
+        """Return the dimension of the fixed word vectors, or `settings.word_dim` if there are none."""
         return settings.word_dim if self.table is None else self.table.shape[1]
 
 
@@ -87,7 +85,7 @@ def new_vocabulary(settings: VocabularySettings, counts: Counter[str]) -> NewVoc
         counts: counts of the words to learn vectors for; not used with a file of word vectors.
 
     Raises:
-        ConfigError: there is no file of word vectors.
+        ConfigError: `settings.words` names no file of word vectors.
         ModelError: the file of word vectors cannot be read, or `counts` is empty.
     """
     if settings.words:
@@ -158,7 +156,7 @@ def word_vector_folder(settings: VocabularySettings) -> Path:
     """Convert the file of word vectors, given by path or URI, into an encoder folder in this machine's cache.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file, or it is an encoder of another kind.
         ModelError: the file is invalid; see `read_vectors`.
     """
     file, setting = str(settings.words), f"train.{settings.kind}.words"
@@ -190,8 +188,8 @@ def _choose_words(settings: VocabularySettings, counts: Counter[str]) -> list[st
 def _read_vocabulary(settings: VocabularySettings) -> NewVocabulary:
     """Read the first words of the file of word vectors, at most `vocabulary`.
 
-    If the file lacks the start or the end token, it gets a random vector with the other vectors' standard
-    deviation.
+    If the file lacks the start or the end token, that token gets a random vector with the standard deviation
+    of the file's vectors.
     """
     folder = word_vector_folder(settings)
     words = read_words(folder)

@@ -30,11 +30,11 @@ from pipeline.models.spec.pooling import Segments, find_segments
 from pipeline.settings.weights import ParagraphSettings
 from pipeline.text.tokens.tokens import Tokens
 
-SETTINGS = "paragraph_vectors"  # key of config.json: the value of train.paragraph_vectors
+SETTINGS = "paragraph_vectors"  # key of config.json that holds the settings train.paragraph_vectors
 ROWS = "paragraphs"  # key of config.json: number of training rows, each of which has a vector of its own
-NOISE = "noise"  # name of the tensor (vocabulary,) of weights with which negatives are drawn
+NOISE = "noise"  # name of the tensor (vocabulary,) of weights by which negatives are drawn
 FORMAT = 1  # version of the folders; raise it when they are written or read differently
-_POWER = 0.75  # exponent of the words' probabilities by which negatives are drawn (Mikolov et al. 2013)
+_POWER = 0.75  # negatives are drawn by word counts to this power (Mikolov et al. 2013)
 _REGISTER = 64  # values of a block: a multiple of what any vector instruction computes at once
 _TEXTS_PER_PASS = 32  # a pass holds candidates * width values of each text; larger passes are slower on a CPU
 
@@ -42,9 +42,9 @@ _TEXTS_PER_PASS = 32  # a pass holds candidates * width values of each text; lar
 class WordPredictor(nn.Module):
     """One of the two models of Paragraph Vector: scores b + U h of all words.
 
-    Its parameters are output (vocabulary, width of h) and bias (vocabulary,). With a window (PV-DM) there are
-    also words (vocabulary + 1, d), the vectors of words in contexts, of which the last one stands for the
-    words before the start of a paragraph. Without a window (PV-DBOW), h is the paragraph's vector.
+    Its parameters are `output` (vocabulary, width of h) and `bias` (vocabulary,). With a window (PV-DM) it
+    also has `words` (vocabulary + 1, d), the vectors of words in contexts; the last row stands for every
+    position before the start of a paragraph. Without a window (PV-DBOW), h is the paragraph's vector.
 
     Args:
         vocabulary: number of words.
@@ -57,7 +57,7 @@ class WordPredictor(nn.Module):
     def __init__(self, vocabulary: int, dim: int, window: int, *, average: bool) -> None:
         super().__init__()
         self.dim, self.window, self.average = dim, window, average
-        width = dim if average else dim * (1 + window)  # without a window both are d
+        width = dim if average else dim * (1 + window)  # without a window, both formulas give d
         self.output = nn.Parameter(torch.empty(vocabulary, width))
         self.bias = nn.Parameter(torch.empty(vocabulary))
         if window:
@@ -68,7 +68,8 @@ class WordPredictor(nn.Module):
 
         Args:
             paragraphs: (M, d) vector of each word's paragraph.
-            contexts: (M, window) ids of the words before it; the vocabulary's size stands for none.
+            contexts: (M, window) ids of the words before each predicted word; the vocabulary's size as an id
+                means that there is no word.
         """
         if not self.window:
             return paragraphs
@@ -79,7 +80,7 @@ class WordPredictor(nn.Module):
         return (paragraphs + sum_in_order(known, 1)) / self._count_averaged(contexts)[:, None]
 
     def gradient(self, paragraphs: Tensor, candidates: Tensor, contexts: Tensor) -> Tensor:
-        """Compute the gradient, by the paragraphs' vectors, of the loss of negative sampling.
+        """Compute the gradient of the negative sampling loss with respect to the paragraphs' vectors.
 
         The loss of a paragraph is the sum over its W predicted words; see `sampled_word_prediction`.
 
@@ -100,7 +101,7 @@ class WordPredictor(nn.Module):
         errors[:, 0] -= 1
         if self.window and self.average:
             errors = errors / self._count_averaged(flat_contexts)[:, None]
-        # h is the mean of the vectors, or begins with the paragraph's
+        # h is the mean of the vectors, or their concatenation, which begins with the paragraph's vector
         gradients = rows[..., : self.dim] * errors[..., None]
         return sum_in_order(gradients.view(len(paragraphs), -1, self.dim), 1)
 
@@ -149,7 +150,7 @@ def contexts_of(tokens: Tokens, at: np.ndarray, window: int, padding: int) -> np
 
 
 def sum_in_order(x: Tensor, dim: int) -> Tensor:
-    """Sum over a dimension by halves, with additions value by value, whose order depends on its length only.
+    """Sum over a dimension by adding its halves value by value; the order depends on its length only.
 
     The order of torch's own sums may depend on the other dimensions, and on the number of threads.
     """
@@ -161,7 +162,7 @@ def sum_in_order(x: Tensor, dim: int) -> Tensor:
 
 
 def _sigmoid(x: Tensor) -> Tensor:
-    """Compute the sigmoid by vector instructions for all values, which round alike."""
+    """Compute the sigmoid of all values with vector instructions, so that they are all rounded alike."""
     flat = F.pad(x.flatten(), (0, -x.numel() % _REGISTER))
     return elementwise(torch.sigmoid, flat)[: x.numel()].view(x.shape)
 
@@ -169,8 +170,8 @@ def _sigmoid(x: Tensor) -> Tensor:
 class ParagraphBackbone(Backbone):
     """Models that predict words from a paragraph's vector (Le & Mikolov 2014).
 
-    A text has a single hidden state, its vector: the vectors of all models side by side. It is made by
-    gradient steps on the vector with the models frozen (`infer`), so that no gradient flows back from it.
+    A text has a single hidden state: its vectors from all models, side by side. `infer` makes them by
+    gradient steps with the models frozen, so that no gradient flows back from them.
     """
 
     def __init__(self, path: str, settings: ParagraphSettings, noise: np.ndarray) -> None:
@@ -179,7 +180,7 @@ class ParagraphBackbone(Backbone):
         Args:
             path: path of the folder, for errors.
             settings: settings of models and inference.
-            noise: (vocabulary,) weights with which negatives are drawn, positive.
+            noise: (vocabulary,) positive weights by which negatives are drawn.
         """
         super().__init__()
         assert settings.dim is not None, "the folder has paragraph vectors"
@@ -236,7 +237,7 @@ class ParagraphBackbone(Backbone):
 
     @property
     def has_dropout(self) -> bool:
-        """False: the random numbers of a text follow from its key."""
+        """False: a text's random numbers depend only on its key."""
         return False
 
     def draw(self) -> None:
@@ -250,8 +251,9 @@ class ParagraphBackbone(Backbone):
         return np.minimum(words, len(self._cumulative) - 1)  # the product may round up to the last sum
 
     def contexts(self, name: str, tokens: Tokens, at: np.ndarray) -> Tensor:
-        """Return the words that a model reads before the words at `at`: ids (..., window), window 0
-        for dbow.
+        """Return the context of the words at positions `at`, for a model: ids (..., window).
+
+        The window of dbow is 0.
         """
         window = self.predictor(name).window
         return self._put(contexts_of(tokens, at, window, padding=len(self._cumulative)))
@@ -268,7 +270,8 @@ class ParagraphBackbone(Backbone):
     def infer(self, tokens: Tokens) -> Tensor:
         """Make the vectors (n, width) of texts of at least one token each.
 
-        Start and draws of a text follow from its key and the seed, so a text has one vector, bit for bit.
+        A text's key and the seed determine its start and its draws, so its vector is always the same, bit for
+        bit.
         """
         settings = self.settings
         start, at, candidates = self._drawn(tokens)
@@ -283,7 +286,7 @@ class ParagraphBackbone(Backbone):
         return torch.cat([vectors[name] for name in settings.models], dim=1)
 
     def _drawn(self, tokens: Tokens) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw the random numbers of inference, of each text by itself.
+        """Draw the random numbers of inference, for each text separately.
 
         Returns:
             (n, width) float32 vectors to start from; (n, steps, words) positions of the words to predict

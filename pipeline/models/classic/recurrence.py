@@ -30,7 +30,7 @@ State = tuple[Tensor, ...]
 class Cell:
     """One step forward and one step backward.
 
-    The recurrent weights of all gates are stacked: (gates * d, d), their products (n, gates * d).
+    The recurrent weights of all gates are stacked, (gates * d, d), and so are their products, (n, gates * d).
     """
 
     gates: int
@@ -44,9 +44,9 @@ class Cell:
         return (recurrent,)
 
     def prepare(self, recurrent: Tensor, rows: int, *, transposed: bool = False) -> tuple[Linear, ...]:
-        """Prepare the matrices that `split` gives for products with about `rows` rows.
+        """Prepare the matrices from `split` for products with about `rows` rows.
 
-        Transposed ones multiply gradients, in `step_back`.
+        `transposed` prepares them to multiply gradients, in `step_back`.
         """
         return tuple(
             Linear(part.T if transposed else part, None, rows=rows) for part in self.split(recurrent)
@@ -78,12 +78,12 @@ class Cell:
             products: transposed layers from `prepare`.
 
         Returns:
-            Gradient of x (n, gates * d) and gradient of the state before.
+            Gradient of x (n, gates * d) and gradient of the state before the step.
         """
         raise NotImplementedError
 
     def recurrent_gradient(self, gradients: Tensor, gates: Tensor, before: Tensor) -> Tensor:
-        """Gradient of the recurrent weights, (gates * d, d), summed over all steps.
+        """Compute the gradient of the recurrent weights, (gates * d, d), summed over all steps.
 
         Args:
             gradients: (T, gates * d) gradients of x.
@@ -193,7 +193,7 @@ def recurrence(cell: Cell, x: Tensor, recurrent: Tensor, sizes: Sequence[int]) -
 
 
 class _Recurrence(torch.autograd.Function):
-    """Loop over the steps and its gradient. Autograd would keep a graph and a weight gradient per step."""
+    """Loop over the steps with its own gradient; autograd would keep a graph and a gradient for each step."""
 
     @staticmethod
     def forward(ctx: Any, cell: Cell, x: Tensor, recurrent: Tensor, sizes: tuple[int, ...]) -> Tensor:
@@ -251,8 +251,8 @@ def _shift_by_a_step(states: Tensor, sizes: Sequence[int]) -> Tensor:
 def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply an elementwise function such that a value's bits do not depend on its position.
 
-    torch computes the last values of each thread's share by scalar instead of vector instructions, which may
-    round differently. Pieces so small that a single thread computes each avoid that.
+    torch computes the last values of each thread's part by scalar instead of vector instructions, which may
+    round differently. That does not happen in pieces so small that a single thread computes each of them.
     """
     if x.device.type != "cpu" or x.numel() <= _PIECE:
         return function(x.contiguous())
@@ -319,7 +319,7 @@ def weight_states(x: Tensor, energies: Tensor, counts: Tensor) -> Tensor:
 
 
 def max_per_text(scores: Tensor, counts: Tensor) -> Tensor:
-    """Highest score within each text, (n, contexts), without gradient; its subtraction avoids overflow."""
+    """Return each text's highest score, (n, contexts), without gradient; subtracting it avoids overflow."""
     return torch.segment_reduce(scores.detach(), "max", lengths=counts, axis=0, unsafe=True)
 
 

@@ -39,7 +39,7 @@ from pipeline.text.tokens.tokens import Tokens
 
 FORMAT = 1  # version of the folders; raise it when they are written differently
 _CONTEXTS = 4  # weighted sums of the attention pooling, as in Conneau et al. 2017
-_BLOCK = 16  # steps whose inputs are multiplied by their weights in one product
+_BLOCK = 16  # steps whose inputs are multiplied by the input weights in one product
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class RecurrentShape(WordShape):
     directions: int
     num_hidden_layers: int
     contexts: int = 0
-    """number of weighted sums of the attention pooling layer; 0: there is none"""
+    """number of weighted sums of the attention pooling layer; 0: no such layer"""
     vocab_size: int
     embedding_size: int
     learned_words: bool
@@ -69,7 +69,10 @@ class RecurrentShape(WordShape):
 
     @classmethod
     def read(cls, folder: EncoderFolder, dropout: float | None) -> Self:
-        """Read the shape; see `WordShape.read`. Raises ModelError also for an unknown cell."""
+        """Read the shape; see `WordShape.read`.
+
+        Also raises ModelError for an unknown cell, or a number of directions other than 1 or 2.
+        """
         cell, directions = folder.config.get("cell", "gru"), folder.config.get("directions", 1)
         if cell not in CELLS or directions not in (1, 2):
             raise ModelError(
@@ -138,7 +141,7 @@ class RecurrentBackbone(WordBackbone):
         return states
 
     def draw(self) -> None:
-        """Draw new weights from torch's generator; fixed word vectors stay."""
+        """Draw new weights from torch's generator; fixed word vectors do not change."""
         super().draw()
         for number in range(1, self.shape.num_hidden_layers + 1):
             for direction in self.layer_directions(number):
@@ -194,7 +197,7 @@ class Steps:
 class _PermuteRows(torch.autograd.Function):
     """Permute rows.
 
-    The gradient is permuted back, which is faster than the gradient of indexing, a sum for each row.
+    The gradient is permuted back. That is faster than the gradient of indexing, which sums for each row.
     """
 
     @staticmethod
@@ -337,7 +340,10 @@ def _prepare_linear(layer: nn.Linear, rows: int) -> Linear:
 
 
 def _texts_per_pass(max_tokens: int) -> int:
-    """Return how many texts' blocks of steps fit: a power of two, so that vector registers are full."""
+    """Return how many texts a pass has: a power of two, so that vector registers are full.
+
+    One block of steps of all these texts has at most `max_tokens` tokens.
+    """
     return 1 << (max(1, max_tokens // _BLOCK).bit_length() - 1)
 
 
@@ -369,7 +375,7 @@ def write_recurrent_folder(
         seed: seed of the weights.
 
     Raises:
-        ConfigError: no cell is named, or there is no file of word vectors.
+        ConfigError: no cell is named, or `settings.words` names no file of word vectors.
         ModelError: the file of word vectors cannot be read, or `counts` is empty.
     """
     if settings.cell is None:

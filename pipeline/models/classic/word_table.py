@@ -1,7 +1,7 @@
 """Vectors of words or tokens, from which a text's vector is pooled, without layers in between.
 
-They are stored as this project, sentence-transformers and model2vec do. SIF (Arora et al. 2017) may weight
-them in inference.
+They are stored in the format of this project, of sentence-transformers or of model2vec. In inference they may
+be multiplied by SIF weights (Arora et al. 2017).
 """
 
 import json
@@ -190,13 +190,13 @@ class BagModel(Model):
         self, tokens: Tokens, wanted: set[int], max_tokens: int
     ) -> tuple[dict[int, Tensor], np.ndarray]:
         """Look up the weighted vectors (tokens, d); without layers, all hidden states are the same."""
-        # looked up when a pooling indexes them, long texts in blocks: a million tokens take gigabytes
+        # a pooling looks the vectors up, long texts in blocks: those of a million tokens take gigabytes
         x = cast(Tensor, TokenVectors(self._table, self.put(tokens.ids)))
         return dict.fromkeys(wanted, x), tokens.offsets[:-1]
 
 
 def sif_weights(tokenizer: Tokenizer, frequencies: Frequencies, a: float, *, lower: bool) -> np.ndarray:
-    """SIF weights a / (a + p) of the vocabulary, p the relative frequency (Arora et al. 2017, eq. 2).
+    """Compute SIF weights a / (a + p), where p is a word's relative frequency (Arora et al. 2017, eq. 2).
 
     Args:
         tokenizer: has the vocabulary.
@@ -216,8 +216,8 @@ def write_word_table_folder(
 ) -> None:
     """Write the encoder folder of new word vectors, whose sum is the vector of a text.
 
-    The counts of its words are stored beside them (frequencies.parquet), for negative sampling and for
-    `encoder.sif`.
+    The counts of the words are stored in the folder, too (frequencies.parquet), for negative sampling and
+    for `encoder.sif`.
 
     Args:
         settings: dimensions and size of the vocabulary.

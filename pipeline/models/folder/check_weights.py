@@ -21,7 +21,7 @@ _BUFFERS = ("position_ids", "token_type_ids", "inv_freq", "masked_bias", ".attn.
 def check_unused(where: str, names: Iterable[str], parts: Collection[str]) -> None:
     """Check that a model uses all stored weights of its parts, such as `encoder`.
 
-    Weights outside them, usually of a head or a pooler, are logged for `manta -v`.
+    Weights outside these parts, usually of a head or a pooler, are logged for `manta -v`.
 
     Args:
         where: path of the model, for errors.
@@ -48,8 +48,8 @@ def check_finite(where: str, name: str, tensor: "Tensor") -> None:
     """Check that a floating-point tensor is finite.
 
     A bad row of a word table affects only texts with that token, so encoding a few sentences would not find
-    it. The sum of a tensor with NaN or infinity is not finite, and takes a twentieth of the time of testing
-    each value. Only if the sum is not finite, which may also be an overflow, is each value tested.
+    it. The sum of a tensor with NaN or infinity is not finite, and computing the sum takes a twentieth of the
+    time of testing each value. Each value is tested only if the sum is not finite, which may be an overflow.
 
     Raises:
         ModelError: NaN or infinity; the message names the tensor and counts its bad rows, or values of a

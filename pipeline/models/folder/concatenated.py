@@ -46,7 +46,7 @@ def open_joined(
     Raises:
         ModelError: a part cannot be opened, or the parts read texts differently.
     """
-    # true normalizes the concatenated vectors, not each part's
+    # with encoder.normalize=true, the concatenated vectors are normalized, not the vectors of each part
     of_parts = {"normalize": False if settings.normalize is False else None, "dim": None}
     parts = {
         name: open_part(settings.model_copy(update={"path": str(path / name), **of_parts}))
@@ -98,7 +98,7 @@ def check_same_reading(first: EncoderFolder, other: EncoderFolder) -> None:
     Their poolings may differ, unless one of them reads the mask token of a template.
 
     Raises:
-        ModelError: they read texts differently, or weight words by their frequency.
+        ModelError: they read texts differently, or the first one uses counts of words.
     """
     if first.averaging.counts:
         raise ModelError(

@@ -40,7 +40,7 @@ def is_cross_encoder(folder: Path, st_config: Mapping[str, Any], *, allowed: boo
 
 
 def without_cross_encoder(st_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a Transformer module, except those by which it is a cross-encoder."""
+    """Return the settings of a Transformer module without the ones that make it a cross-encoder."""
     if st_config.get("transformer_task") != CROSS_ENCODER["transformer_task"]:
         return dict(st_config)
     return {key: value for key, value in st_config.items() if key not in CROSS_ENCODER}

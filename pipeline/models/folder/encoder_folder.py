@@ -38,8 +38,8 @@ _BUILT_ALIKE = (
     *("bertgeneration", "camembert", "longt5", "mt5", "plbart", "switchtransformers", "t5"),
     *("xlmroberta", "xlmrobertaxl", "xmod"),
 )
-# function that loads a tokenizer, by family, or model2vec; transformers loads the tokenizers of other
-# families
+# function that loads a tokenizer, by family or, for model2vec, by model_type; `load_tokenizer` loads all
+# others
 _LOADERS = {
     **dict.fromkeys(("words", "paragraph"), load_words),
     **dict.fromkeys(SEQUENCE_FAMILIES, load_sequences),
@@ -210,7 +210,7 @@ class EncoderFolder:
         return tuple(found)
 
     def _other_prompts(self) -> Iterator[str]:
-        """Yield sentences about prompts of the folder that are used under another name."""
+        """Yield sentences about prompts that are used although the folder has them under another name."""
         file = self.path / "config_sentence_transformers.json"
         stored = read_json(file).get("prompts") or {}
         for kind, text in (("document", self.prompt), ("query", self.query_prompt)):
@@ -223,7 +223,7 @@ class EncoderFolder:
                 )
 
     def _is_built_otherwise(self) -> bool:
-        """Return whether transformers 5 builds another tokenizer of a SentencePiece model than version 4."""
+        """Return whether transformers 5 and 4 build different tokenizers from the SentencePiece model."""
         folder = self.transformer_path
         if (folder / "tokenizer.json").is_file() or not any(folder.glob("*.model")):
             return False
@@ -234,8 +234,8 @@ class EncoderFolder:
         return kind.replace("-", "").replace("_", "") not in _BUILT_ALIKE
 
     def pools_first_token(self, prompt: str) -> bool:
-        """Return whether a text's first token is pooled although sentence-transformers counts it to the
-        prompt.
+        """Return whether a text's first token is pooled although sentence-transformers counts it as part of
+        the prompt.
 
         sentence-transformers tokenizes the prompt alone, where a blank at its end is a token; before a text,
         many tokenizers join that blank with the first word.

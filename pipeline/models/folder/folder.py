@@ -67,7 +67,7 @@ def open_folder(settings: EncoderSettings, *, cross_encoder: bool = False) -> En
     """Open the encoder of the settings.
 
     Args:
-        settings: the encoder, and what overrides its files.
+        settings: path of the encoder, and settings that override its files.
         cross_encoder: accept the folder of a cross-encoder, for example one that the objective
             `sequence_classification` trained on pairs, and give it the pooling cls_mlp. Only a training may
             start from such a folder.
@@ -174,8 +174,8 @@ def _family(config: dict[str, Any]) -> str:
 def _max_length(folder: Path, config: dict[str, Any], st_config: dict[str, Any], wanted: int | None) -> int:
     """Return the maximum number of tokens, from the settings, sentence-transformers' file or the tokenizer's.
 
-    It is at most the number of positions. If these have no table, sentence-transformers' file may name more
-    of them than config.json.
+    It is at most the number of positions. If the model has no table of positions, sentence-transformers' file
+    may state more of them than config.json.
     """
     arguments = st_config.get("processing_kwargs") or {}  # arguments of a call of the tokenizer
     limits = (  # the first limit that is set

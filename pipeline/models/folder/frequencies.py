@@ -18,7 +18,7 @@ from pipeline.store.files.open_store import open_store
 from pipeline.store.rows.arrays import is_text, plain_type
 from pipeline.text.sources.listing import local_path
 
-FREQUENCIES = "frequencies.parquet"  # name of the file in a copied encoder folder
+FREQUENCIES = "frequencies.parquet"  # name of the file in an encoder folder
 _BATCH_ROWS = 16_384
 _KEY = "encoder.frequencies"
 

@@ -34,7 +34,7 @@ TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""names that sentence-transformers gave to the settings of a Transformer module"""
+"""names that sentence-transformers has given to the file of a Transformer module's settings"""
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -162,7 +162,7 @@ def _tokenizer_names(folder: EncoderFolder) -> tuple[str, ...]:
 def _space_id(folder: EncoderFolder) -> str:
     """Hash everything that must be equal for two vectors to be comparable.
 
-    Of other tokenizer files beside a tokenizer.json, only their changes to it count.
+    If there is a tokenizer.json, other tokenizer files count only by the changes that they make to it.
     """
     tokenizer_files = [path_inside(folder.transformer, name) for name in _tokenizer_names(folder)]
     if tokenizer_files[0] in folder.files:  # tokenizer.json

@@ -1,4 +1,4 @@
-"""Check a model folder's JSON files: types of values, sizes, and settings that would change vectors unseen.
+"""Check a model folder's JSON files: types of values, sizes, and settings that would silently change vectors.
 
 Settings of config.json are refused if no code reads them, or if transformers does not obey them in every
 batch. Imports neither torch nor transformers.

@@ -150,7 +150,7 @@ def _packaged() -> Path | None:
 
 
 def _from_uri(uri: str) -> Path:
-    """Copy a remote folder or file into the cache. The copy's name is the hash of its listing."""
+    """Copy a remote folder or file into the cache. The copy is named by the hash of the source's listing."""
     store = open_store(uri)
     entries = _encoder_files(store)
     parent, _, name = uri.rpartition("/")

@@ -32,9 +32,7 @@ published files -> model_type in transformers"""
 
 
 def _loading_errors() -> tuple[type[Exception], ...]:
-    """Return the errors by which transformers refuses a folder, including errors of its checks of
-    config.json.
-    """
+    """Return the errors with which transformers refuses a folder, also when it checks config.json."""
     from huggingface_hub.errors import StrictDataclassError
 
     return (*_LOADING_ERRORS, StrictDataclassError)
@@ -130,7 +128,7 @@ def load_complete(
 
     Raises:
         ModelError: the folder cannot be loaded, or weights are NaN, infinite, missing or too many;
-            transformers would draw missing ones at random, and leave others out.
+            transformers would draw missing ones at random, and ignore the surplus.
     """
     _check_known(folder, auto.__name__)
     try:
@@ -163,7 +161,7 @@ def load_complete(
 def _load_quietly() -> Iterator[None]:
     """Hide transformers' progress bar and its table of weights, unless its verbosity is info or debug.
 
-    The bar, of which each worker would print one, also makes a semaphore that a killed worker leaves behind.
+    Each worker would print a bar. A bar also creates a semaphore, which a killed worker leaves behind.
     """
     from transformers import logging
 

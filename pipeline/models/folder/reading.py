@@ -21,7 +21,7 @@ _OF_QUERIES_AND_DOCUMENTS = ("query_length", "document_length", "query_expansion
 _PLAIN = {"method": ("forward",), "method_output_name": ("last_hidden_state", ["last_hidden_state"])}
 """values of modality_config of an encoder that pools the last hidden states of a text's tokens"""
 _CALL_WITHOUT_EFFECT = ("max_length", "padding", "padding_side", "pad_to_multiple_of", "return_tensors")
-"""arguments of a tokenizer's call that change no vector, or that are read from the file"""
+"""arguments of a tokenizer's call that change no vector, or that this project obeys, too"""
 _TRUNCATES = (None, True, "longest_first", "only_first")
 # arguments of `from_pretrained` that change no vector
 _LOADING_WITHOUT_EFFECT = (
@@ -183,7 +183,7 @@ def _unsupported(folder: Path, settings: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def _unsupported_modalities(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the same for settings of the kinds of input. A cross-encoder has outputs of its own."""
+    """Yield the same for the settings of inputs and outputs; those of a cross-encoder are not checked."""
     modalities = settings.get("modality_config")
     if modalities is None or settings.get("transformer_task") == "sequence-classification":
         return

@@ -22,7 +22,7 @@ from pipeline.settings import EncoderSettings
 TABLES = {"embedding.weight": STATIC_EMBEDDING, "embeddings": MODEL2VEC}
 """library that has written a folder, by the name of its table"""
 _PER_TOKEN = ("mapping", "weights")  # model2vec's tensors with a value for each token
-_MODEL2VEC_TOKENS = 512  # that model2vec reads of a text, if config.json does not say
+_MODEL2VEC_TOKENS = 512  # tokens that model2vec reads of a text, if config.json does not say
 _WEIGHTS = "model.safetensors"
 OWN_SETTINGS = "sentence_bert_config.json"  # has keys that only this project reads
 
@@ -74,7 +74,7 @@ def open_static(path: Path, settings: EncoderSettings, modules: list[ModuleEntry
 
 
 def _check_normalize(file: Path, modules: list[ModuleEntry]) -> None:
-    """Check that config.json and modules.json, which two libraries obey, agree on the normalization."""
+    """Check that config.json and modules.json, each obeyed by one library, agree on the normalization."""
     wanted, has_module = read_json(file).get("normalize"), any(each.kind == "Normalize" for each in modules)
     if isinstance(wanted, bool) and wanted != has_module:
         raise ModelError(

@@ -48,7 +48,7 @@ class Layout:
 
 
 def read_vectors(file: Path, name: str) -> Iterator[Words]:
-    """Yield words and vectors in batches, in the file's order, with repeated words.
+    """Yield words and vectors in batches, in the file's order; a word may occur several times.
 
     Args:
         file: local path.

@@ -38,7 +38,7 @@ def weights_of(path: Path, transformer: str) -> tuple[str, ...]:
 
 
 def pooling_weights_of(path: Path, modules: Sequence[ModuleEntry], pooling: Sequence[str]) -> str | None:
-    """Return the weights in the folder's Pooling module, for the pooling ngrams; None if there are none."""
+    """Return the weight file of the folder's Pooling module, for the pooling ngrams; None if it has none."""
     if NGRAMS not in pooling or not modules:
         return None
     name = path_inside(modules[1].folder, _NAMES[0])

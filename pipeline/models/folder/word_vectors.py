@@ -30,7 +30,7 @@ FORMAT = 1  # version of the folders; raise it when this module writes them diff
 UNKNOWN, START, END = "<unk>", "<s>", "</s>"
 _WHITE_SPACE = re.compile(r"\s")
 MAX_LENGTH = 1_024  # default limit of words per text
-# with a smaller proportion of words with capitals, such as UNK, a vocabulary counts as lowercase
+# a vocabulary counts as lowercase if a smaller proportion of its words has capitals, as UNK does
 _MIN_CASED_PROPORTION = 0.01
 _HEADER_BYTES = 256  # space for the header of a safetensors file with one tensor
 

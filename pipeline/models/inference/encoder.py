@@ -111,8 +111,8 @@ class Encoder:
     def encode(self, texts: str | Sequence[str], *, query: bool = False) -> np.ndarray:
         """Encode one text or several.
 
-        A single string, or queries, are computed in the smallest buffer that holds them, in a fraction of the
-        time. A vector then depends on the size of that buffer by rounding, about 1e-5.
+        A single string, or queries, are computed in the smallest buffer that holds them, which takes a
+        fraction of the time. The size of that buffer changes a vector by rounding, by about 1e-5.
 
         Args:
             texts: a string; or n strings: a sequence, NumPy or pyarrow array, or pandas or Polars series.
@@ -276,7 +276,7 @@ class Encoder:
             max_tokens = self._halve(max_tokens)  # outside the handler, which holds memory of the failed pass
 
     def _halve(self, max_tokens: int) -> int:
-        """Halve max_tokens, for this and later windows. ModelError if no text of max_length would fit."""
+        """Halve max_tokens, for this and later windows; ModelError if a text of max_length would not fit."""
         if max_tokens // 2 < (_SMALLEST_BUFFER if self.folder.holds_any_text else self.max_length):
             raise ModelError(
                 str(self.arithmetic.device),

@@ -69,8 +69,8 @@ class HiddenStates:
     def whole_words(self, ids: np.ndarray) -> np.ndarray:
         """Return (m,) bool: tokens that begin a word, neither pieces that continue one nor unknown tokens.
 
-        If a mark begins words, as in byte-level BPE, tokens without it do not count, such as the first word
-        of a text.
+        If words begin with a mark, as in byte-level BPE, tokens without the mark do not count, such as the
+        first word of a text.
         """
         begins_word = unfiltered_tokens(self._tokenizer, ("subword",), words=self._folder.whole_words)
         return np.asarray(begins_word[ids] & ~np.isin(ids, self._tokenizer.unknown))

@@ -31,11 +31,11 @@ Attend = Callable[[Heads], Tensor]
 class FusedKernel:
     """Compiled function of tensors (rows, ...), and of other arguments.
 
-    The compiler would choose a kernel, and with it the order of sums, for the rows of the first call.
-    So the function is first called with a fixed number of rows, and the kernel of that call computes all.
+    The compiler would choose a kernel, and with it the order of sums, by the rows of the first call.
+    So the function is first called with a fixed number of rows, and all other calls use the same kernel.
 
-    PyTorch stores at most eight kernels with the code of a function. It then warns, and runs the function
-    without compiling it. So each instance compiles its own copy of the code, and a ninth kernel is an error.
+    PyTorch stores at most eight kernels for the code of a function; for a ninth, it warns and runs the
+    function uncompiled. So each instance compiles its own copy of the code, and a ninth kernel is an error.
     """
 
     def __init__(

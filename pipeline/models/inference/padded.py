@@ -24,7 +24,7 @@ from pipeline.models.layers.transformers_model import (
 from pipeline.text.tokens.budget import longest_first
 from pipeline.text.tokens.tokens import Tokens
 
-_LENGTH_MULTIPLE = 16  # lengths are padded to multiples: few shapes, less than 16 wasted tokens per text
+_LENGTH_MULTIPLE = 16  # padded lengths are multiples of this: few shapes, less than 16 wasted tokens per text
 # encoder-decoders whose decoder states sentence-transformers pools
 _POOLED_DECODERS = (
     *(
@@ -48,10 +48,10 @@ class PaddedModel(Model):
     All batches of texts padded to L tokens have the same number of rows, max_tokens // L but at least
     one; dummy rows fill a batch up. If tokens would see padding, L is the texts' own length, or the shortest
     length that the model computes. Shapes, and therefore a text's bits, do not depend on the other texts, as
-    in the packed forward pass. A text may be longer than max_tokens. A mixture of experts multiplies the
-    tokens of all rows that chose an expert, so each text is alone in its pass. On a GPU, several rows have
-    one more dummy row: transformers drops a mask without padding, and without a mask a GPU computes attention
-    by another kernel.
+    in the packed forward pass. A text may be longer than max_tokens. In a mixture of experts, one product has
+    the tokens of all rows that chose an expert, so each text has a pass of its own. On a GPU, a batch of
+    several rows gets one more dummy row: transformers drops a mask without padding, and without a mask a GPU
+    computes attention by another kernel.
     """
 
     def __init__(self, folder: EncoderFolder, arithmetic: Arithmetic) -> None:

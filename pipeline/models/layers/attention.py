@@ -18,7 +18,7 @@ from pipeline.models.layers.padded_mask import Heads, Sight, attend
 # in 4 blocks, 24.3 in 8, 27.6 in one block per length, 70.1 in one block.
 _BLOCK_TEXTS = 16
 _MAX_BLOCKS = {"cpu": 8, "cuda": 2}  # by kind of device; on a GPU the launches of a block's kernels cost more
-_LEAST_VARLEN = 128  # lowest limit that the kernel is given: its largest block of tokens
+_LEAST_VARLEN = 128  # lowest limit to give to the kernel: the size of its largest block of tokens
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def attend_varlen(heads: Heads, bounds: Tensor, longest: int, sight: Sight) -> T
     before, after = (-1 if limit is None else limit for limit in (sight.before, sight.after))
     options = {
         "enable_gqa": heads.queries.shape[1] != heads.keys.shape[1],
-        # Otherwise newer kernels choose a number of splits by the other texts, and it changes a text's bits.
+        # Otherwise newer kernels choose the number of splits by the other texts, which changes a text's bits.
         "num_splits": 1,
     }
     attended = varlen_attn(
@@ -274,7 +274,7 @@ def _with_mask(bias: Tensor, block: Block, dtype: torch.dtype) -> Tensor:
 
 
 def relative_bias(table: Tensor, length: int, *, max_distance: int = 128) -> Tensor:
-    """Attention bias of MPNet by the distance of key and query (Song et al. 2020, after T5).
+    """Compute the attention bias of MPNet by the distance of key and query (Song et al. 2020, after T5).
 
     Args:
         table: (buckets, heads).
@@ -290,7 +290,7 @@ def relative_bias(table: Tensor, length: int, *, max_distance: int = 128) -> Ten
 
 
 def _bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """Bucket of each distance: one half of the buckets for each direction.
+    """Return the bucket of each distance; each direction has one half of the buckets.
 
     The first half of a direction's buckets hold one distance each. The limits of the others grow
     logarithmically up to `max_distance`. The operations, their order and float32 are those of transformers,

@@ -38,8 +38,8 @@ class ForwardRequest:
 class Backbone(nn.Module):
     """Model without pooling.
 
-    Half precision, checkpointing and compilation change neither the names of its parameters nor their type,
-    float32.
+    Half precision, checkpointing and compilation do not change the names of its parameters, nor their type,
+    which is float32.
     """
 
     width: int
@@ -53,7 +53,7 @@ class Backbone(nn.Module):
     sums over layers in float32"""
 
     def __call__(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
-        """Return hidden states of the wanted numbers, and the rows of each text in them."""
+        """Return the wanted hidden states by number, and the rows of each text in them."""
         with self.autocast():
             states: tuple[dict[int, Tensor], Segments] = super().__call__(request)
         return states
@@ -110,7 +110,7 @@ class Model:
     layers: int
     device: torch.device
     has_token_states = True
-    """whether there is one hidden state for each token, so that the other states of a buffer are padding"""
+    """whether each token has one hidden state; then all other states of a buffer are padding"""
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         """Group texts into forward passes of at most max_tokens tokens; a longer text has a pass of its own.

@@ -14,7 +14,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 LEAST_ACTIVATIONS = {"gelu": -0.17, "gelu_new": -0.1701, "relu": -1e-3, "silu": -0.2785}
-"""by activation: a limit just below its least value"""
+"""limit just below the least value of each activation"""
 LinearMap = Callable[[Tensor], Tensor]
 """Linear layer with its activation: (rows, outer) for (rows, inner)."""
 # by activation: the last arguments of mkldnn._linear_pointwise (operation, scalars, algorithm)
@@ -66,7 +66,7 @@ class TrainableLinear(nn.Linear):
 
 
 def trainable_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return what a `TrainableLinear` with these weights returns for x (rows, inner): (rows, outer)."""
+    """Apply a linear layer as `TrainableLinear` does: (rows, outer) for x (rows, inner)."""
     same_dtype = x.dtype == weight.dtype and not torch.is_autocast_enabled("cpu")
     if same_dtype and len(x) and is_onednn(weight.device, weight.dtype):
         return _OneDnnLinear.apply(x, weight, bias)

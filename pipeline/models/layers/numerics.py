@@ -20,7 +20,7 @@ from pipeline.settings import Dtype, EncodeSettings
 _VERSION = "packed-1"
 # bfloat16 on a CPU: residual sums are float32 since packed-2, attention of padded texts since packed-3
 _VERSION_OF_WIDE_SUMS = "packed-3"
-_VERSION_ON_GPU = "packed-2"  # since no kernel of a GPU depends on the other texts
+_VERSION_ON_GPU = "packed-2"  # since then, no kernel on a GPU depends on the other texts
 _MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # CPU: 512 to 2,048 are equally fast, more is slower
 
 
@@ -37,7 +37,7 @@ class Arithmetic:
     max_tokens: int
     """size of a forward pass; smaller passes are padded, because the size of a product can change bits"""
     fused: bool
-    """normalization fused with the residual sum, and rotation of heads, by compiled kernels (GPU)"""
+    """compiled kernels (GPU) rotate heads, and normalize together with the residual sum"""
 
     @property
     def torch_device(self) -> torch.device:

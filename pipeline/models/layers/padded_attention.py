@@ -23,9 +23,9 @@ _SCORES = 2**18
 
 @dataclass(frozen=True)
 class PaddedGroup:
-    """Adjacent texts that are padded to the same length, a function of each text's own length.
+    """Adjacent texts that are padded to the same length, which each text's own length determines.
 
-    Whether other texts are in the group changes no bit of a text.
+    The other texts of a group change no bit of a text.
     """
 
     start: int

@@ -38,7 +38,7 @@ class Sight(NamedTuple):
     """factor of the products of queries and keys; None: 1 / sqrt(head width)"""
 
     def within(self, length: int) -> "Sight":
-        """Return the same for texts of `length` tokens, with None where the limit has no effect."""
+        """Return the same sight for texts of `length` tokens, with None for limits that have no effect."""
         before, after = (
             None if limit is None or limit >= length - 1 else limit for limit in (self.before, self.after)
         )
@@ -55,8 +55,8 @@ def attend(
         sight: tokens that a token attends to.
         mask: (n, 1, 1, L) bool, False for the padding after the end of a text; None without padding. Results
             of padding are arbitrary.
-        bias: (1 or n, heads, L, L), added to the scaled products, only with sight of all tokens; it includes
-            the mask.
+        bias: (1 or n, heads, L, L), added to the scaled products; it includes the mask. It may be given only
+            if each token attends to all tokens.
         dropout: rate on the attention probabilities.
 
     Returns:
@@ -124,8 +124,8 @@ def _product(heads: Heads, mask: Tensor | None, dropout: float, sight: Sight) ->
 def without_cudnn(device: torch.device) -> Iterator[None]:
     """Compute attention on a GPU without cuDNN for the duration of the block.
 
-    On Hopper GPUs torch prefers cuDNN in half precision. It prepares a plan for every new shape, in tens of
-    milliseconds, and here shapes change from call to call.
+    On Hopper GPUs torch prefers cuDNN in half precision. cuDNN prepares a plan for every new shape, which
+    takes tens of milliseconds, and here shapes change from call to call.
     """
     if device.type != "cuda" or not torch.backends.cuda.cudnn_sdp_enabled():
         yield

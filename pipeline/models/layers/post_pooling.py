@@ -130,7 +130,7 @@ class DenoiseModule(nn.Module):
         Args:
             transform: applied to the vectors; the table contains its outputs already. None: no transform.
             table: (lengths, d) vectors of the template alone, by the text's number of tokens.
-            shortest: number of tokens of the first row.
+            shortest: number of tokens of the texts that the first row is for.
         """
         super().__init__()
         self.transform, self.shortest = transform, shortest
@@ -151,7 +151,7 @@ class DenoiseModule(nn.Module):
 
 
 def new_dense(in_features: int, out_features: int, activation: Literal["Tanh", "Identity"]) -> DenseModule:
-    """Create a layer that keeps the scale of its input, however many are stacked.
+    """Create a layer that keeps the scale of its input, even if many such layers are stacked.
 
     It maps (n, in_features) to (n, out_features). New weights are drawn as by Glorot & Bengio (2010), with
     the gain of the activation; biases are zero.
@@ -318,7 +318,7 @@ class SavedModule(NamedTuple):
     """Contents of the folder of a module."""
 
     kind: str
-    """class name in sentence-transformers, or Denoise, of `template_modules`"""
+    """class name in sentence-transformers; or Denoise, a class of `template_modules`"""
     config: dict[str, Any]
     tensors: Mapping[str, Tensor]
 

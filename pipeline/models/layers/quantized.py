@@ -14,7 +14,7 @@ from pipeline.models.layers.linear import ACTIVATIONS
 
 ROWS_AT_ONCE = 256
 """rows of a feed-forward layer that are computed together, so that their inner values stay in the cache"""
-# A value below 2**22 plus this has the nearest integer in the last bits of the float32.
+# Adding this to a value below 2**22 puts the nearest integer into the last bits of the float32.
 _ROUNDING = 1.5 * 2**23
 _CODES = 255  # highest code of an activation
 _LOWEST_SCALE = 1e-30  # scale of rows that are zero
@@ -44,7 +44,7 @@ class QuantizedLinear:
             bias: (outer,) or None.
             rows: usual number of rows of x.
             activation: name in ACTIVATIONS, or None.
-            least: a lower limit just below 0 of all values of x; None: unknown. With it, nearly all codes
+            least: lower limit of all values of x, just below 0; None: unknown. With a limit, nearly all codes
                 are left for positive values.
         """
         outer, inner = weight.shape
@@ -81,7 +81,7 @@ class QuantizedLinear:
 
 
 def check_int8(device: Device) -> None:
-    """Check that a device computes products of 8-bit integers with instructions of their own.
+    """Check that a device has instructions for products of 8-bit integers.
 
     Without these, oneDNN adds pairs of products in 16 bits, which may overflow.
 

@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021): pairs of a head's values are rotated by angles by position.
+"""Rotary positions (Su et al. 2021): pairs of a head's values are rotated by angles that grow with position.
 
 The pairs are (x[i], x[i + width / 2]), as in transformers.
 """

@@ -19,11 +19,11 @@ def encoder_of(model: Any) -> Any:
 
 
 class ModuleState:
-    """The attributes of a model's modules, to which `restore` returns them after a forward pass.
+    """Attributes of a model's modules before a forward pass; `restore` sets them again after it.
 
-    Otherwise vectors of later texts depend on what a pass has changed: BigBird changes to full attention at
-    the first short text, and dynamic rotary positions are computed for the longest text so far. Hooks, which
-    transformers adds at the first pass that returns inner states, stay.
+    Otherwise vectors of later texts would depend on the changes that a pass makes: BigBird changes to full
+    attention at the first short text, and dynamic rotary positions are computed for the longest text so far.
+    Hooks, which transformers adds at the first pass that returns inner states, stay.
     """
 
     def __init__(self, model: Any) -> None:

@@ -33,8 +33,8 @@ class Checkpoint:
         Args:
             path: path of the model, for errors.
             load: function that reads a tensor, by the tensor's name in the file.
-            words: name of the word table without prefix. The characters before it in the file precede the
-                names of all of the encoder's tensors.
+            words: name of the word table without prefix. The prefix that it has in the file is the prefix of
+                all of the encoder's tensors.
 
         Raises:
             ModelError: there are several word tables, and no rule says which is the encoder's.
@@ -111,10 +111,10 @@ class Checkpoint:
             )
 
     def check_used(self, names: Iterable[str]) -> None:
-        """Check that the encoder's parts have no other tensors; log tensors of heads, for `manta -v`.
+        """Check that no other tensors belong to the encoder's parts; log tensors of heads, for `manta -v`.
 
         Raises:
-            ModelError: there are more; the message names the first ones and their number.
+            ModelError: there are others; the message names the first ones and their number.
         """
         used = set(names)
         check_unused(self._path, self._load.keys() - used, {name.split(".")[0] for name in used})

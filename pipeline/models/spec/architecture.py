@@ -9,7 +9,7 @@ from pipeline.text.tokens.tokens import Tokens
 
 
 class Biases(NamedTuple):
-    """Flags: linear maps and normalizations of a layer have biases."""
+    """Flags of a layer's linear maps and normalizations: True if they have biases."""
 
     inputs: bool = True
     """query, key and value"""
@@ -26,7 +26,7 @@ ALL_BIASES = Biases()
 
 
 class LayerAttention(NamedTuple):
-    """Tokens to which a token of a layer attends, besides itself, and the positions that it sees."""
+    """Tokens that a token attends to in a layer, besides itself, and the layer's rotary positions."""
 
     before: int | None = None
     """number of tokens before it; None: all"""
@@ -79,7 +79,7 @@ class Architecture:
         return frozenset(layer.base for layer in self.attention if layer.base is not None)
 
     def position_ids(self, tokens: Tokens) -> np.ndarray:
-        """Position of each token, (tokens,): its row in the position table, if there is one."""
+        """Return each token's position, (tokens,): its row in the position table, if there is one."""
         if not self.counts_from_pad:
             return tokens.positions
         # a padding token that the text itself contains has the padding position, as in fairseq

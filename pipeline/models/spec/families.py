@@ -56,7 +56,7 @@ def flag(config: Config, name: str) -> bool:
 
 
 def activation(config: Config, name: str, default: str) -> str:
-    """Read an activation, a key of `linear.ACTIVATIONS`. default: its name if the key is missing."""
+    """Read an activation, `default` if the key is missing; return its name in `linear.ACTIVATIONS`."""
     value = config.get(name, default)
     require(isinstance(value, str) and value in _ACTIVATIONS)
     return _ACTIVATIONS[value]
@@ -162,7 +162,7 @@ _NOMIC_SIZES = {
     "layer_norm_eps": "layer_norm_epsilon",
     "rope_theta": "rotary_emb_base",
 }
-"""keys of its authors' code, by the keys of transformers"""
+"""keys in the code of nomic_bert's authors, by the keys of transformers"""
 
 
 def architecture_of(config: Config) -> Architecture | None:
@@ -179,7 +179,7 @@ def architecture_of(config: Config) -> Architecture | None:
 
 
 def packed_architecture(config: Config) -> Architecture:
-    """Read the architecture of a folder that has a packed family."""
+    """Read the architecture from the config.json of a folder with a packed family."""
     architecture = architecture_of(config)
     assert architecture is not None, "the folder's family would be other"
     return architecture
@@ -305,8 +305,8 @@ def _decoder_attention(config: Config, window: int | None) -> tuple[LayerAttenti
 
     Args:
         config: config.json.
-        window: tokens that a token sees, itself included, if attention is causal; None for all. If it is not
-        causal, transformers lets a token see this many on either side, and itself.
+        window: number of tokens that a token sees, itself included, if attention is causal; otherwise, as in
+            transformers, number of tokens that it sees on either side. None: it sees all tokens.
     """
     is_causal, base = config.get("is_causal", True), rotary_base(config, 10_000.0)
     require(isinstance(is_causal, bool))
@@ -364,4 +364,4 @@ _READERS: Mapping[str, Callable[[Config], Architecture]] = dict.fromkeys(TABLE_F
     "qwen3": _qwen,
     "gemma3_text": _gemma3,
 }
-"""by model_type"""
+"""function that reads config.json, by model_type"""

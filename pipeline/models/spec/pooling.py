@@ -36,7 +36,7 @@ class Segments:
     indices: "Tensor"
     """(tokens,) all pooled tokens, text after text"""
     positions: "Tensor"
-    """(tokens,) position of each in its own text, in which the tokens of a prompt count, too"""
+    """(tokens,) position of each of these tokens in its text; the tokens of a prompt count, too"""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Pooling:
     reduce: "Callable[[Tensor, Segments], Tensor]"
     """maps the states (tokens, d) of a buffer and its pooled tokens to vectors (n, out)"""
     layers: tuple[int, ...] | None = (-1,)
-    """number of the hidden state to read, or of two to average; negative numbers count from the last one.
-    None: the rows of the word table"""
+    """number of the hidden state to read, or numbers of two states to average; negative ones count from the
+    last. None: the rows of the word table"""
     token: Literal["first", "last", "mask"] | None = None
     """the only token that is read; None: all tokens, except those that `encoder.exclude` leaves out"""
     words: bool = False
@@ -60,7 +60,7 @@ class Pooling:
     st_name: str | None = None
     """`pooling_mode` in a configuration of sentence-transformers; None: that library has no such pooling"""
     st_flag: str | None = None
-    """key in the older form of that configuration, one flag per pooling, after `pooling_mode_`"""
+    """key of the flag in the older form of that configuration, without its prefix `pooling_mode_`"""
 
 
 def find_segments(
@@ -102,7 +102,7 @@ def find_segments(
 
 
 def layers_of(poolings: Sequence[str], layers: int) -> set[int]:
-    """Numbers of the hidden states that the poolings read.
+    """Return the numbers of the hidden states that the poolings read.
 
     0 is the embedding layer's output, `layers` the last layer's output, TABLE_STATE the word table's rows.
     """
@@ -156,7 +156,7 @@ def _masked(states: "Tensor", segments: Segments) -> "Tensor":
 
 
 def _ends(states: "Tensor", segments: Segments) -> "Tensor":
-    """Last state of each of the two directions, whose states are side by side."""
+    """Return the last state of each direction; a state has the values of both directions side by side."""
     import torch
 
     forwards, backwards = states.chunk(2, dim=1)
@@ -194,7 +194,7 @@ def _sum_in_blocks(states: "Tensor", indices: "Tensor") -> "Tensor":
 
 
 def _weighted_mean(states: "Tensor", segments: Segments) -> "Tensor":
-    """Average with weights that grow with the position, the prompt's included (Muennighoff 2022)."""
+    """Average with weights that grow with the position in the text, prompt included (Muennighoff 2022)."""
     weights = (segments.positions + 1).float()[:, None]
     sums = _over_texts("sum", at_least_float32(states[segments.indices]) * weights, segments)
     return sums / _over_texts("sum", weights, segments)

@@ -1,4 +1,4 @@
-"""Names of the tensors of each packed family, as its checkpoints are published, without ".weight"."""
+"""Names of the tensors in the published checkpoints of each packed family, without ".weight"."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ class SublayerNames:
 
     inputs: tuple[str, ...]
     """maps of the input: query, key and value; or the activated map and, if there are gates, the map that
-    multiplies it. A single name stands for all of them, stored as one map with their rows in this order
+    multiplies it. If several maps have a single name, they are stored as one map, with rows in this order
     """
     output: str
     norm_before: str | None = None
@@ -48,12 +48,12 @@ class Names:
     gated: bool = False
     """the feed-forward layer has gates (Shazeer 2020)"""
     gate_second: bool = False
-    """in a single map of both, the rows of the activated half come second"""
+    """if one map has both halves, the rows of the activated half come second"""
     first_norm: bool = True
     """layer 0 has the norm before its attention; ModernBERT has none there"""
 
     def attention_of(self, number: int) -> SublayerNames:
-        """Names in the attention of a layer."""
+        """Return the names in the attention of a layer."""
         skips = number == 0 and not self.first_norm
         return replace(self.attention, norm_before=None) if skips else self.attention
 

@@ -66,8 +66,8 @@ class Classifier:
 def pooler_of(encoder: TrainableEncoder) -> DenseModule | None:
     """Return the layer tanh(W h + b) over the first token's state, if that is the encoder's vector.
 
-    It is the layer of the pooling cls_mlp, or the only module after the pooling cls. None if the encoder has
-    another vector, or transformers another classifier for the family.
+    It is the layer of the pooling cls_mlp, or the only module after the pooling cls. None if the
+    encoder's vector is computed otherwise, or if transformers has another classifier for the family.
     """
     folder = encoder.folder
     if folder.family not in _NAMES:
@@ -95,7 +95,7 @@ def with_classifier(
     Args:
         tensors: tensors of the encoder, by names without prefix. A pooler among them is left out.
         classifier: the classifier of the encoder's vectors.
-        encoder: the encoder, whose vector `pooler_of` returns.
+        encoder: the encoder, for which `pooler_of` must return a layer.
     """
     pooler, family = pooler_of(encoder), encoder.folder.family
     assert pooler is not None, "such encoders only are given a classifier"

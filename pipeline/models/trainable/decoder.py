@@ -1,4 +1,4 @@
-"""Decoder that reads a text word by word, given a vector (Kiros et al. 2015, section 2): a layer alone."""
+"""Decoder that reads a text word by word, given a vector (Kiros et al. 2015, section 2): a single layer."""
 
 import numpy as np
 import torch

@@ -39,7 +39,7 @@ class _Keys:
     inner: str | None = None
     feed_forward: str | None = None
     hidden_default: float = 0.0
-    """rate of all places but the attention probabilities, if config.json has none"""
+    """rate everywhere except for the attention probabilities, if config.json has none"""
     attention_default: float = 0.0
 
 

@@ -38,8 +38,9 @@ dropout rate"""
 class TrainableEncoder(nn.Module):
     """Backbone, pooling and the modules after it.
 
-    The backbone's parameters have the names of the checkpoint, without its prefix. In eval() it gives the
-    vectors of the folder's `Encoder`; in train() all dropout layers draw from torch's generator.
+    The backbone's parameters have the names of the checkpoint, without its prefix. In eval() the
+    encoder gives the vectors of the folder's `Encoder`; in train() all dropout layers draw from torch's
+    generator.
 
     Args:
         folder: folder of the encoder.
@@ -61,7 +62,7 @@ class TrainableEncoder(nn.Module):
         """Encode texts: (n, dim) vectors, zero for a text without a token.
 
         Args:
-            tokens: n texts. Only with word vectors may a text have no token: if all its words are unknown.
+            tokens: n texts. Only word vectors allow a text without tokens, whose words are all unknown.
             positions: (tokens,) position of each token in its text, from 0; the family's offset is added.
                 None: 0, 1, 2 ...
             at_embedding: change of the embedding layer's output before the first layer.

@@ -31,16 +31,16 @@ class WordMatches(NamedTuple):
     file_rows: np.ndarray
     """(shared,) rows of the same words in the file"""
     new_rows: np.ndarray
-    """(new,) rows in the file of the words that the encoder does not have and can read"""
+    """(new,) rows in the file of words that the encoder lacks and can read"""
 
 
 def check_expansion(encoder: EncoderFolder, vectors: EncoderFolder, limit: int | None) -> None:
-    """Check before a training that its encoder's vocabulary can be expanded.
+    """Check, before a training, that the encoder's vocabulary can be expanded.
 
     Args:
         encoder: the encoder that training starts from.
         vectors: the file of word vectors, opened as an encoder.
-        limit: number of words of the file to read, from its first on; None for all.
+        limit: number of words to read from the beginning of the file; None for all.
 
     Raises:
         ConfigError: the encoder has no table of learned words, `vectors` are not word vectors, or they share
@@ -72,14 +72,14 @@ def check_expansion(encoder: EncoderFolder, vectors: EncoderFolder, limit: int |
 def expand_vocabulary(folder: EncoderFolder, vectors: EncoderFolder, limit: int | None) -> EncoderFolder:
     """Append words of a file of word vectors to the vocabulary of a saved encoder, and open it again.
 
-    A linear map W is fitted on the words that both have. Each further word of the file, with the vector v
-    there, gets the vector W v. Words with capitals are left out if the encoder lowercases texts. Encoders
-    whose vectors are concatenated are expanded one by one.
+    A linear map W is fitted on the words that both have. Each other word of the file is appended with the
+    vector W v, where v is its vector in the file. Words with capitals are left out if the encoder lowercases
+    texts. Encoders whose vectors are concatenated are expanded one by one.
 
     Args:
         folder: the encoder's folder, whose files are replaced.
         vectors: the file of word vectors, opened as an encoder.
-        limit: number of words of the file to read, from its first on; None for all.
+        limit: number of words to read from the beginning of the file; None for all.
     """
     for part in folder.parts or (folder,):
         _expand(part, vectors, limit)
@@ -94,7 +94,7 @@ def fit_word_map(vectors: np.ndarray, targets: np.ndarray) -> np.ndarray:
         targets: (n, b) the encoder's vectors t of these words.
 
     Returns:
-        (a, b) the transposed W, so that v @ W' is the vector of a word; the smallest such matrix if n < a.
+        (a, b) the transpose W', so that v @ W' is a word's new vector; if n < a, the smallest such matrix.
     """
     solution: np.ndarray = np.linalg.lstsq(vectors.astype(np.float64), targets.astype(np.float64))[0]
     return solution

@@ -45,7 +45,7 @@ def check_adapters(settings: TrainSettings) -> None:
 
 
 def adapt(encoder: TrainableEncoder, settings: LoraSettings) -> None:
-    """Add adapters to linear layers of the backbone, and freeze its own weights; heads are trained.
+    """Add adapters to linear layers of the backbone, and freeze its other weights; heads are still trained.
 
     An adapter starts as zero, so the vectors do not change; its first matrix is drawn from torch's generator.
     Without a `rank`, nothing changes.
@@ -91,8 +91,8 @@ def merge_adapters(encoder: TrainableEncoder) -> TrainableEncoder:
 
 
 def _query_and_value(folder: EncoderFolder, layers: list[str]) -> tuple[str, ...]:
-    """Return the endings of the names of query and value projections, or of a single projection for all
-    three.
+    """Return the name endings of the query and value projections, or of the one projection that also computes
+    keys.
 
     Raises:
         ConfigError: they are not known for the architecture.

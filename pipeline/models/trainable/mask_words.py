@@ -1,6 +1,6 @@
-"""Read the mask token of a template by words, which a masked language model predicts (PromptBERT).
+"""Read the mask token of a template by the words that a masked language model predicts there (PromptBERT).
 
-It knows only models.
+This module depends on models only.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class MaskReader:
         Args:
             folder: folder of an encoder whose vectors are the states of a template's mask token.
             device: device that computes.
-            top_k: number of words of a reading, at most those of the vocabulary.
+            top_k: number of words of a reading, or the size of the vocabulary if that is smaller.
 
         Raises:
             ModelError: the encoder has no such template, or no language model head.

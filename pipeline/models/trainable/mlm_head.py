@@ -166,7 +166,7 @@ def _kind(folder: EncoderFolder) -> str:
 
 
 def _names_in(weights: Checkpoint) -> _Names | None:
-    """Return the family's names under which the weights contain a head, or a part of one."""
+    """Return the names under which the weights contain a head, or a part of one; None if there is none."""
     for names in _NAMES.values():
         layers = [f"{name}.{part}" for name in (names.dense, names.norm) for part in ("weight", "bias")]
         if any(name in weights for name in (*layers, *names.bias)):

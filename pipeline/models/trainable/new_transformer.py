@@ -1,5 +1,5 @@
-"""Write folders of new Transformers of whole words, BERT's architecture and a dense layer: one kind of new
-encoder.
+"""Write folders of new Transformers, one kind of new encoder: BERT's architecture over whole words, then a
+dense layer.
 """
 
 import math
@@ -31,10 +31,10 @@ def write_transformer_folder(
     """Write the folder of a new Transformer: the pooling sqrt_len, then a dense layer.
 
     Its tokens are the lowercased words of `words_of`. transformers and sentence-transformers load it too.
-    The vectors of positions and of the token type start at zero: they are the same in every text, and word
-    vectors are small, so they would make all texts alike. A state has a norm of sqrt(width); the dense layer
-    divides by that, so that a text of n words gets a vector of norm sqrt(n) at most. With larger vectors, the
-    softmax of inner products starts saturated.
+    The vectors of positions and of the token type start at zero. They are the same in every text, and other
+    values would make all texts alike, as word vectors are small. A state has a norm of sqrt(width); the dense
+    layer divides by that, so that a text of n words gets a vector of norm sqrt(n) at most. With larger
+    vectors, the softmax of inner products starts saturated.
 
     Args:
         settings: shape of the encoder.
@@ -87,8 +87,8 @@ def _whole_words(tokens: list[str]) -> "tokenizers.Tokenizer":
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
     ids = {token: number for number, token in enumerate(tokens)}
-    # Python's \w: the tokenizers library's \w lacks ² and ₂, and has more signs and marks, so words would be
-    # unknown.
+    # [\p{L}\p{N}_] is \w in Python. In the tokenizers library, \w lacks ² and ₂ and has more signs and marks,
+    # so that words would be unknown.
     words = word_pattern().replace(r"\w", r"\p{L}\p{N}_")
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace("\u2019", "'")])

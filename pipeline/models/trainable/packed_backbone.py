@@ -53,7 +53,7 @@ class PackedBackbone(Backbone):
         weights.fill(self)
 
     def forward(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
-        """Return hidden states (T, d) of the wanted numbers, and the rows of each text in them."""
+        """Return the wanted hidden states (T, d) by number, and the rows of each text in them."""
         order = longest_first(request.tokens.lengths)
         ids, positions, all_tokens = self._arrange(request, order)
         words = self.get_submodule(self.names.words)(ids)
@@ -112,12 +112,12 @@ class PackedBackbone(Backbone):
         """Arrange the texts for the forward pass.
 
         Args:
-            request: texts and, if they are not 0, 1, 2 ..., positions.
+            request: texts, and their positions unless these are 0, 1, 2 ...
             order: indices of the texts, longest first.
 
         Returns:
-            (T,) token ids and (T,) position ids in that order, and the rows of each text in the order of the
-            call.
+            (T,) token ids and (T,) position ids, longest text first; and the rows of each text in these, with
+            the texts in the order of the call.
         """
         tokens, shape = request.tokens, self.shape
         ordered = tokens.of_rows(order)

@@ -40,7 +40,7 @@ class PaddedBackbone(Backbone):
             parameter.requires_grad_(id(parameter) in trained)
 
     def forward(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
-        """Return hidden states (n * L, d) of the wanted numbers, and the rows of each text in them.
+        """Return the wanted hidden states (n * L, d) by number, and the rows of each text in them.
 
         Raises:
             ModelError: the request has `at_embedding`, or has positions and the model accepts none.
@@ -70,7 +70,7 @@ class PaddedBackbone(Backbone):
         starts = np.arange(len(lengths)) * longest
         segments = find_segments(starts, lengths, request.skip, self._put, tokens.kept)
         encoder = encoder_of(self.model)
-        # layers that are computed again in the backward pass must find what the forward pass changed
+        # layers that the backward pass computes again must find the modules as the forward pass left them
         state = None if torch.is_grad_enabled() and self.checkpointing else ModuleState(encoder)
         return hidden_states(encoder, self.depth, inputs, request.wanted, state), segments
 

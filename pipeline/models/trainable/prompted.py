@@ -37,7 +37,7 @@ class PromptedEncoder(TrainableEncoder):
     h is the state of the mask token, h_hat its state in the template without the text, where the other tokens
     keep their positions. h_hat is computed in the same pass, once for each template and length of text. In
     train() h_hat has its own dropout, and a gradient. In eval() it depends only on the length, so a saved
-    folder has a table of it.
+    folder has a table of h_hat by length.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PromptedEncoder(TrainableEncoder):
             encoder: encoder that gives the folder and the backbone.
             template: template with [X] and [MASK]; None: the folder's template.
             limit: largest number of tokens of a text, without the template; None: the folder's limit, or less
-                if the model has too few positions for the template, too.
+                if the model has too few positions for such a text and the template.
             denoise: subtract the state of the template without text.
             readout: transform of the states before the subtraction, or a head for the vectors.
 

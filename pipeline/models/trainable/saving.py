@@ -1,6 +1,6 @@
 """Save trained encoders as folders for this project, sentence-transformers and embedding servers.
 
-It needs no training.
+This module does not depend on training.
 """
 
 import json
@@ -68,9 +68,9 @@ class SavedHeads(NamedTuple):
     """head for masked words, which AutoModelForMaskedLM of transformers finds in the folder. It is left out
     if its names are not known (`mlm_head.can_be_saved`), or if the template has new words"""
     classifier: Classifier | None = None
-    """classifier, which AutoModelForSequenceClassification of transformers finds in the folder. The encoder
-    must have the vector of `classifier.pooler_of`. If it reads pairs, the folder is a cross-encoder of
-    sentence-transformers instead of an encoder"""
+    """classifier, which AutoModelForSequenceClassification of transformers finds in the folder. The
+    encoder's vector must be the output of the layer that `classifier.pooler_of` returns. If the classifier
+    reads pairs, the folder is a cross-encoder of sentence-transformers instead of an encoder"""
 
     @property
     def is_cross_encoder(self) -> bool:
@@ -202,7 +202,7 @@ def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, heads: Sa
     config |= {ENDS_SENTENCES: True} if folder.ends_sentences else {}
     if heads.is_cross_encoder:
         write_json(to / _ST_CONFIG, {**config, **CROSS_ENCODER})
-        return  # as without modules.json, which would need a Pooling
+        return  # without modules.json, which would need a Pooling module
     write_json(to / _ST_CONFIG, without_cross_encoder(config))
     _write_modules(encoder, folder, to, heads.head)
 
@@ -210,7 +210,7 @@ def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, heads: Sa
 def _write_static(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) -> None:
     """Write table, tokenizer and limits of an encoder whose backbone is a table, as float32, without modules.
 
-    A mapping and weights of model2vec are part of the trained table.
+    The mapping and the weights of model2vec are applied to the trained table already.
     """
     import tokenizers
 
@@ -328,7 +328,7 @@ def _copy_tokenizer(folder: EncoderFolder, to: Path) -> None:
 
 
 def _library_config(folder: EncoderFolder, truncate_dim: int | None) -> dict[str, Any]:
-    """Return config_sentence_transformers.json, with the prompts of the settings if they differ."""
+    """Return config_sentence_transformers.json, with the settings' prompts if the folder has others."""
     config = read_json(folder.path / "config_sentence_transformers.json") or {
         "prompts": {},
         "default_prompt_name": None,
@@ -367,7 +367,7 @@ def pooling_config(pooling: Sequence[str], width: int, include_prompt: bool) -> 
     """Return the config.json of the pooling.
 
     It has a flag for each pooling, which servers and every version of sentence-transformers read. If a
-    pooling has no flag, or their order differs from the flags', it has a list of poolings instead.
+    pooling has no flag, or the poolings are not in the flags' order, it has a list of poolings instead.
     """
     config: dict[str, Any] = {"word_embedding_dimension": width, "include_prompt": include_prompt}
     if list(pooling) == [name for name in ST_FLAGS.values() if name in pooling]:

@@ -17,9 +17,9 @@ from pipeline.models.translation.decode_rules import Rules
 from pipeline.settings.augment import DecodingSettings
 from pipeline.text.tokens.budget import longest_first
 
-# tokens of a block: block by block, a running sum over the vocabulary is faster and more exact
+# tokens of a block; a running sum over the vocabulary is faster and more exact if it is computed by blocks
 _BLOCK = 64
-# For top_p, this many of the most likely tokens are tried first, then repeatedly more, by this factor.
+# For top_p, the _FIRST_COUNT most likely tokens are tried, then _COUNT_FACTOR times as many, and so on.
 _FIRST_COUNT, _COUNT_FACTOR = 64, 8
 _BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 
@@ -191,7 +191,7 @@ def encode_source(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     return cast(Tensor, output.last_hidden_state)
 
 
-# removing finished rows saves more time than it costs from this proportion of the batch on
+# from this proportion of the batch on, removing finished rows saves more time than it costs
 _DROP_PROPORTION = 1 / 16
 # steps between two checks for finished rows on a GPU, because a check waits for all kernels launched so far
 _CHECK_EVERY = 4

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pipeline.models.translation.decode import encode_source
 
-_FIRST_CAPACITY = 16  # tokens that the cache has room for at first; it doubles
+_FIRST_CAPACITY = 16  # tokens that the cache holds at first; a full cache is doubled
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ def _locate_folder(path: str) -> Path:
 
 
 def _positions(config: Mapping[str, Any], side: str) -> int:
-    """Return the positions of encoder or decoder; EncoderDecoderModel nests their configurations."""
+    """Return the number of positions of the encoder or decoder; EncoderDecoderModel nests their configs."""
     nested = config.get(side)
     positions = config.get(f"max_{side}_position_embeddings")
     return int(positions or positions_of(nested if isinstance(nested, dict) else config))
@@ -291,7 +291,7 @@ def _check_prefix(settings: TranslatorSettings, tokenizer: Any) -> None:
 
 
 def _suggest(value: str, codes: Mapping[str, int] | Sequence[str]) -> str:
-    """Suggest codes that are similar to `value`, or begin like it; all codes if there are none."""
+    """Suggest codes that are similar to `value`, or begin like it; without any, list the known codes."""
     alike = [code for code in codes if code.startswith(value[:2])][:3]
     otherwise = f"did you mean {' or '.join(map(repr, alike))}?" if alike else f"known: {_list_codes(codes)}"
     return did_you_mean(value, codes, otherwise, most=3)

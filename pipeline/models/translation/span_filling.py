@@ -1,5 +1,6 @@
-"""Generate templates with T5, one model's work: it fills two spans around a word that precedes its
-definition.
+"""Generate templates with T5, the work of one model.
+
+T5 fills two spans: one before a word, and one between the word and its definition.
 
 Source: Jiang et al. 2022 (PromptBERT, section 3.3), with the beam search of Gao et al. 2021 (LM-BFF, section
 5.2): one template is sought for all definitions, not one for each.
@@ -24,12 +25,12 @@ _BATCH = 256  # sequences in a forward pass
 
 @dataclass(frozen=True)
 class Beam:
-    """Tokens of both spans, with the sentinel between them if it is there, and their mean log probability."""
+    """Tokens of the two spans so far, with the sentinel between them once it is reached, and their score."""
 
     tokens: tuple[int, ...] = ()
     """the tokens after the first sentinel"""
     score: float = 0.0
-    """sum over the tokens of the mean over the definitions of log p(token)"""
+    """log p of each token, averaged over the definitions and summed over the tokens"""
 
 
 class SpanFilling:
@@ -153,7 +154,7 @@ class SpanFilling:
         """Return the template of finished spans, or "" if they contain a place for the text or the mask."""
         between = beam.tokens.index(self._second)
         before, after = beam.tokens[:between], beam.tokens[between + 1 : -1]
-        # pieces of sentencepiece begin with ▁ where a blank precedes
+        # a piece of sentencepiece that follows a blank begins with ▁
         pieces = self._tokenizer.convert_ids_to_tokens(list(after[:1]))
         blank = " " if pieces and pieces[0].startswith("▁") else ""
         first, second = (self._tokenizer.decode(list(span)).strip() for span in (before, after))

@@ -1,4 +1,4 @@
-"""Translate texts with one loaded model, which imports torch."""
+"""Translate texts with one loaded model. Imports torch."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
