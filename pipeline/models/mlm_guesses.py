@@ -88,7 +88,7 @@ class Guesser:
     def batches(self, rows: Sequence[MaskedText]) -> Iterator[PaddedBatch]:
         """Group rows of one padded length into batches, longest first.
 
-        Few shapes occur: a batch has the full number of rows, or a half, a quarter, ... of it.
+        There are few shapes: a batch has the full number of rows, or a half, a quarter, ... of that number.
         """
         by_width: dict[int, list[int]] = {}
         for index, row in enumerate(rows):

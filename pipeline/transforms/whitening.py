@@ -151,7 +151,7 @@ def fit_whitening(
         k: number of components; None keeps all within the rank.
         space_id: id of the space of the vectors.
         rotation: "pca" returns k components. "zca" rotates them back into d dimensions, with the matrix
-            W_k = U_k L_k^-1/2 U_k^T of rank k; the cosines are those of pca.
+            W_k = U_k L_k^-1/2 U_k^T of rank k; this gives the same cosines as pca.
         shrinkage: s in the covariance (1 - s) S + s (tr S / d) I; "auto" estimates it by `oas_shrinkage`.
         ridge: proportion of the mean eigenvalue that is added to each eigenvalue. Shrinkage and ridge also
             give variance to directions in which the vectors do not vary, so that k may include them.

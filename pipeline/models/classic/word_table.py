@@ -110,8 +110,8 @@ class WordTable(Backbone):
             dropout: rate of dropout of the word vectors; None: no dropout.
 
         Raises:
-            ModelError: the weights do not match the configuration, or `encoder.sif` would weight words, which
-                a training does not do.
+            ModelError: the weights do not match the configuration, or `encoder.sif` is set, although a
+                training does not weight words.
         """
         if folder.averaging.sif is not None:
             raise ModelError(

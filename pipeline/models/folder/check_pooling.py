@@ -99,7 +99,7 @@ def check_pooling(folder: EncoderFolder) -> None:
 
 
 def _check_sequence_pooling(folder: EncoderFolder) -> None:
-    """Check that the pooling is one for encoders that read words in their order."""
+    """Check that the pooling suits an encoder that reads words in their order."""
     pooling = "+".join(folder.pooling)
     refuse_if(
         not all(POOLINGS[name].sequences for name in folder.pooling),

@@ -111,7 +111,7 @@ def similarity_of(path: Path) -> str:
 
 
 def truncation_side(folder: Path) -> Side:
-    """Return the side of texts that is truncated, by tokenizer_config.json, else by tokenizer.json."""
+    """Return the side of texts that is truncated, from tokenizer_config.json or else tokenizer.json."""
     file = folder / "tokenizer_config.json"
     side = read_json(file).get("truncation_side")
     if side not in (None, "left", "right"):

@@ -86,7 +86,7 @@ def _check_normalize(file: Path, modules: list[ModuleEntry]) -> None:
 
 
 def _describe(folder: Path) -> dict[str, Any]:
-    """Return the library that wrote the table, and its sizes, under the keys of a config.json."""
+    """Return the table's sizes, and the library that wrote it, under the keys of a config.json."""
     shapes = _shapes(folder)
     name = next((name for name in TABLES if name in shapes), None)
     if name is None:

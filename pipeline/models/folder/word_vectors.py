@@ -99,7 +99,7 @@ def load_words(
     A token is a run of letters, digits and combining marks, with single signs inside (well-known, 3.14,
     don't), if the vocabulary contains it. Otherwise the run is split into words, numbers and signs, and
     contractions as in the Penn Treebank (do n't, it 's). Unknown tokens are left out; they are counted if
-    `_is_expected` is true. Texts in scripts without spaces have to be segmented before.
+    `_is_expected` is true. Texts in scripts without spaces have to be segmented first.
     """
     vocabulary = _read_vocabulary(folder)
     return Tokenizer(
@@ -121,9 +121,9 @@ def load_sequences(
 ) -> Tokenizer:
     """Load the tokenizer of a recurrent or convolutional encoder, or of a deep averaging network.
 
-    It splits texts as `load_words` does and puts a start and an end token around each, so that none is empty.
-    An unknown word becomes the vocabulary's token for unknown words, or is left out if there is no such
-    token.
+    It splits texts as `load_words` does and puts a start and an end token around each text, so that no text
+    is empty. An unknown word becomes the vocabulary's token for unknown words, or is left out if there is no
+    such token.
 
     Raises:
         ModelError: the vocabulary lacks the start or the end token.

@@ -150,7 +150,7 @@ class Encoder:
 
         Returns:
             (n, dim) float32 in input order, with NaN for texts that cannot be encoded; and the reason for
-            each of these, by its number.
+            each of these, by the text's number.
 
         Raises:
             ModelError: the encoder cannot encode a plain sentence either.
@@ -203,7 +203,7 @@ class Encoder:
         Raises:
             ModelError: the encoder is a concatenation of several encoders.
         """
-        # imported here, as it imports scipy, which takes a quarter of a second
+        # imported here, because that module imports scipy, which takes a quarter of a second
         from pipeline.models.inference.hidden_states import HiddenStates
 
         if self._parts:
@@ -244,8 +244,9 @@ class Encoder:
                 began = time.perf_counter()
 
     def _small_buffer(self, tokens: Tokens) -> int:
-        """Return the smallest power of two that holds all tokens: few sizes, because the first use of each is
-        slow.
+        """Return the smallest power of two that holds all tokens, but at most max_tokens.
+
+        There are few sizes, because the first use of each is slow.
         """
         return min(self.max_tokens, 1 << (max(len(tokens.ids), _SMALLEST_BUFFER) - 1).bit_length())
 

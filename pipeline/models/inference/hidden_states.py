@@ -14,7 +14,7 @@ from pipeline.stats.contextuality import States
 from pipeline.stats.occurrences import Tokenized
 from pipeline.text.tokens.tokens import Tokenizer, Tokens
 
-_MAX_TOKENS = 8_192  # per pass; the states of all layers are in host memory: 0.8 GB for 25 of width 1,024
+_MAX_TOKENS = 8_192  # per pass; all layers' states are in host memory: 0.8 GB for 25 layers of width 1,024
 
 
 class HiddenStates:

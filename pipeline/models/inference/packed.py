@@ -240,7 +240,7 @@ class PackedModel(Model):
         return x if self._norm is None else self._norm(x)
 
     def _attention(self, tokens: Tokens, size: int) -> Callable[[LayerAttention], Attend]:
-        """Return a function from a layer's kind of attention to its attention within the texts."""
+        """Return a function that gives the attention within the texts for a layer's kind of attention."""
         scale = self.shape.score_scale
         if not self._varlen:
             return self._grouped(tokens.lengths, scale)
@@ -255,7 +255,7 @@ class PackedModel(Model):
         return lambda kind: partial(attend, kind=kind)
 
     def _grouped(self, lengths: np.ndarray, scale: float | None) -> Callable[[LayerAttention], Attend]:
-        """Return a function from a layer's kind of attention to its attention in groups of texts."""
+        """Return a function that gives the attention in groups of texts for a layer's kind of attention."""
 
         @cache
         def of_kind(kind: LayerAttention) -> Attend:

@@ -103,7 +103,8 @@ def has_varlen(
     """Return whether `attend_varlen` computes heads of this type and width.
 
     Its kernel, FlashAttention 2, needs half precision, heads of at most 256 values, a multiple of 8, and a
-    GPU of the generation Ampere or later. The first versions of torch with this kernel lack arguments.
+    GPU of the generation Ampere or later. In the first versions of torch with this kernel, its function lacks
+    arguments that are needed here.
 
     Args:
         dtype: type of the heads.
@@ -136,7 +137,7 @@ def varlen_limit(lengths: np.ndarray) -> int:
     """Return an upper limit of the lengths, a power of two, for `attend_varlen`.
 
     The kernel starts a block of threads for every 64 or 128 tokens up to the limit, for every text and head.
-    If texts are far shorter than the limit, most blocks have nothing to do, and their start takes the time.
+    If texts are far shorter than the limit, most blocks have nothing to do, but starting them takes time.
     """
     return 1 << (max(int(lengths.max(initial=0)), _LEAST_VARLEN) - 1).bit_length()
 

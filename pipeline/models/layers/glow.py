@@ -27,8 +27,8 @@ class Actnorm(nn.Module):
     The first batch sets b and s so that each dimension has mean 0 and variance 1; then they are learned.
     `initialised` is saved with the weights, so that the first batch after loading does not reset them. A
     dimension that is constant in the first batch (`varies` is False) has no variance to divide by, and the
-    likelihood would grow with its scale without limit. It gets the scale of a dimension of average variance,
-    which is not learned.
+    likelihood would grow with its scale without limit. Its scale is set to that of a dimension of average
+    variance, and is not learned.
     """
 
     varies: Tensor

@@ -31,8 +31,8 @@ class Linear:
     """`activation(x @ weight.T + bias)` for x (rows, inner).
 
     oneDNN's kernels use AVX-512 on every processor that has it, whereas the matrix library behind
-    `F.linear` does so on Intel only (on a Zen 5 core: 265 against 115 GFLOP/s), and they compute the
-    activation at no extra cost. A row's bits depend neither on its position nor on the other rows.
+    `F.linear` does so on Intel only (on a Zen 5 core: 265 against 115 GFLOP/s). oneDNN's kernels also compute
+    the activation at no extra cost. A row's bits depend neither on its position nor on the other rows.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class PaddedGroup:
 
         Args:
             heads: heads of all texts, (T, heads, head width) each, bfloat16.
-            sight: without limits.
+            sight: must have no limits; only its scale is used.
 
         Returns:
             (stop - start, heads * head width)
@@ -124,7 +124,7 @@ def most_padded(sight: Sight) -> int:
 
 
 def _heads_at_once(heads: int, length: int) -> int:
-    """Return how many heads are computed together: all heads of some texts, or an equal share of one text's
+    """Return how many heads are computed together: all heads of some texts, or an equal part of one text's
     heads.
 
     oneDNN prepares a kernel for each number of heads, in half a millisecond, so there should be few.

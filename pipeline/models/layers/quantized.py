@@ -73,7 +73,7 @@ class QuantizedLinear:
         return ACTIVATIONS[self._activation](y) if self._activation else y
 
     def _row_scales(self, x: Tensor) -> Tensor:
-        """Return the scale of each row, (rows, 1), with which its largest value has the last code."""
+        """Return the scale of each row, (rows, 1), that gives the row's largest value the highest code."""
         scales = x.amax(1, keepdim=True).div_(_CODES - self._zero)
         if not self._has_limit:
             scales = torch.maximum(scales, x.amin(1, keepdim=True).div_(1 - self._zero))

@@ -1,7 +1,7 @@
 """Classifiers over BERT's pooler, saved under the names of transformers' models for sequence classification.
 
-It is BERT's model for fine-tuning (Devlin et al. 2019, section 4.1): logits = A tanh(W h + b) + c for the
-state h of [CLS].
+Encoder and classifier are BERT's model for fine-tuning (Devlin et al. 2019, section 4.1):
+logits = A tanh(W h + b) + c for the state h of [CLS].
 """
 
 from collections.abc import Mapping

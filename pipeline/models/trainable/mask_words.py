@@ -32,7 +32,7 @@ class MaskReadings(NamedTuple):
     words: np.ndarray
     """(n, e) mean of the likeliest words' embeddings, weighted by their probability"""
     denoised_words: np.ndarray
-    """(n, e) the same, by the words that are likeliest after denoising"""
+    """(n, e) the same for the words that are likeliest after denoising"""
     ids: np.ndarray
     """(n, k) int64 ids of the likeliest words, the likeliest first"""
     denoised_ids: np.ndarray

@@ -109,7 +109,7 @@ class Layer(nn.Module):
         return self._maybe_compiled(_norm_of_sum)(x, update, rate, (norm.weight, norm.bias, norm.eps))
 
     def _map(self, names: Sequence[str], rows: tuple[int, ...], x: Tensor) -> Sequence[Tensor]:
-        """Apply the first maps of a sublayer, stored one by one, or joined with these numbers of rows."""
+        """Apply the first maps of a sublayer, stored one by one or joined. rows: output width of each."""
         mapped = [self.get_submodule(name)(x) for name in names]
         return mapped if len(mapped) == len(rows) else mapped[0].split(rows, dim=1)
 

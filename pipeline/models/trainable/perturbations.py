@@ -54,7 +54,7 @@ def pools_special(pooling: tuple[str, ...]) -> bool:
 
 @runtime_checkable
 class PerTextChange(Protocol):
-    """Change of the embedding layer's output with separate values for each text, so that it can be split."""
+    """Change of the embedding layer's output; each text has its own values, so it can be split by text."""
 
     def of_rows(self, indices: np.ndarray) -> "PerTextChange":
         """Select texts."""

@@ -208,7 +208,7 @@ def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, heads: Sa
 
 
 def _write_static(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) -> None:
-    """Write table, tokenizer and limits of an encoder whose backbone is a table, as float32, without modules.
+    """Write float32 table, tokenizer and limits of an encoder whose backbone is a table, but no modules.
 
     The mapping and the weights of model2vec are applied to the trained table already.
     """

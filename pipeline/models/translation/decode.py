@@ -42,7 +42,7 @@ def greedy(scores: Tensor, uniforms: Tensor | None = None) -> Tensor:
 
 
 def sample(scores: Tensor, uniforms: Tensor | None, decoding: DecodingSettings) -> Tensor:
-    """Sample a token for each row by inverting its cumulative distribution at its random number.
+    """Sample a token for each row by inverting the row's cumulative distribution at its random number.
 
     Applies temperature, then top-k, then top-p to the remaining tokens, as transformers does. The
     cumulative distribution orders tokens by id, or by decreasing probability (ties by id) if top-k or top-p

@@ -31,7 +31,7 @@ class Rules:
     def apply(
         self, scores: Tensor, step: int, min_tokens: Tensor | None, written: Callable[[], Tensor]
     ) -> Tensor:
-        """Set the scores of tokens that are forbidden at `step` to -inf, in place.
+        """Apply the rules for `step`: scores of forbidden tokens become -inf. May change `scores` in place.
 
         Args:
             scores: (n, V) float32.

@@ -184,7 +184,7 @@ def open_tokenizer(folder: TranslatorFolder, settings: TranslatorSettings) -> Tr
     if settings.source is not None:
         tokenizer.src_lang = settings.source
     target = codes.get(settings.target) if settings.target is not None else None
-    # mBART-25 has the language as decoder start token, all others as first token of the translation
+    # mBART-25 takes the language as decoder start token, other models as first token of the translation
     is_start = type(tokenizer).__name__.startswith("MBartTokenizer")
     first, start = (None, target) if is_start else (target, None)
     return TranslationTokenizer(tokenizer, settings.prefix, first, start)
