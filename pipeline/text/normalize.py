@@ -36,16 +36,17 @@ def normalize(texts: pa.Array | Sequence[str | None]) -> pa.Array:
 
 
 def check_sequence(texts: Any, name: str, also: str = "") -> None:
-    """Check that an argument is a sequence, whose elements may be strings.
+    """Check that an argument is a sequence of elements that may be strings.
 
-    Tables and mappings would give their columns' names and keys.
+    Tables and mappings are refused, because they would be read as their columns' names and their keys.
 
     Args:
+        texts: the argument.
         name: name of the argument.
-        also: what else it may be.
+        also: other permitted values, as the end of a phrase for the message.
 
     Raises:
-        TypeError: it is not; the message has its type.
+        TypeError: it is not such a sequence; the message names its type.
     """
     is_table = any(hasattr(texts, attribute) for attribute in ("columns", "column_names"))
     no_sequence = isinstance(texts, (bytes, bytearray, Mapping, set, frozenset)) or not isinstance(
@@ -133,7 +134,7 @@ def strings_of(column: pa.ChunkedArray | pa.Array, where: str, first: int = 0) -
         first: number of rows of the file before those of the column.
 
     Raises:
-        DataError: a string is not valid UTF-8. It names the row, counted from 1.
+        DataError: a string is not valid UTF-8. The error names the row, counted from 1.
     """
     strings = one_chunk(column.cast(pa.large_string()))
     is_valid = valid_utf8(strings)

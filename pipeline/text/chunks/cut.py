@@ -1,6 +1,6 @@
 """Cut texts into chunks of limited length, by the tokens of an encoder.
 
-Text is processed below `flows`, which uses it.
+This module is not in `flows`, which alone imports it, because text is processed below that folder.
 """
 
 import re
@@ -15,8 +15,8 @@ from pipeline.settings import ChunkSettings
 from pipeline.settings.corpus import SMALLEST_CHUNK
 from pipeline.text.tokens.tokens import Tokenizer
 
-# Chinese characters, kana, and punctuation of the same width are pieces by themselves: no white space is
-# between their words.
+# Chinese characters, kana, and punctuation of the same width are pieces by themselves, because no white space
+# separates words there.
 _WIDE = "\u3001-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uffef\U00020000-\U0003ffff"
 _PIECE = re.compile(rf"[{_WIDE}]|[^\s{_WIDE}]+")
 # A full stop after a single letter ends an initial or an abbreviation such as "e.g.", not a sentence. A match
@@ -48,7 +48,7 @@ class Pieces:
 
     @classmethod
     def of(cls, text: str, *, by_headings: bool = False) -> "Pieces":
-        """Find the pieces of a text; unless it is divided by headings, it is one section.
+        """Find the pieces of a text. Without `by_headings`, the whole text is one section.
 
         >>> pieces = Pieces.of("It rains, e.g. here. Go in!")
         >>> pieces.starts[pieces.ends_sentence].tolist(), pieces.ends[pieces.ends_sentence].tolist()
@@ -66,7 +66,7 @@ class Pieces:
         return cls(starts, ends, ends_sentence | ends_section, ends_section)
 
     def divided(self, index: int, parts: int) -> "Pieces":
-        """Return the pieces with piece `index` cut in about `parts` parts of equal length."""
+        """Return all pieces, with piece `index` cut into about `parts` parts of equal length."""
         start, end = self.starts[index], self.ends[index]
         cuts = np.unique(np.linspace(start, end, parts + 1).astype(np.int64))[1:-1]
         return Pieces(
@@ -92,7 +92,7 @@ class Pieces:
 
 
 def heading_positions(text: str) -> Iterator[int]:
-    r"""Yield the positions of the lines of a Markdown text that are headings, outside of fenced code blocks.
+    r"""Yield the positions of the headings of a Markdown text, except in fenced code blocks.
 
     A heading is a line that begins with one to six # and white space. Its position is the position of its
     first #.
@@ -108,7 +108,7 @@ def heading_positions(text: str) -> Iterator[int]:
                 fence = ""
         elif match["heading"]:
             yield match.start("heading")
-        elif not (marks.startswith("`") and "`" in rest):  # such a line is code within a paragraph
+        elif not (marks.startswith("`") and "`" in rest):  # with ` after the fence, it is inline code
             fence = marks
 
 
@@ -127,7 +127,7 @@ def _sentence_ends(text: str) -> Iterator[int]:
         yield match.start()
 
 
-_TOGETHER = 1 << 22  # characters of texts whose chunks are counted together
+_TOGETHER = 1 << 22  # characters of texts whose chunks are tokenized together
 _MAX_WORDS = 1 << 20  # words whose numbers of tokens are remembered
 _LONG_WORD = 64  # characters; the tokens of longer words are not remembered
 
@@ -176,8 +176,7 @@ class TextCutter:
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return for each text the (start, end) of its chunks, (n, 2) int64, in order.
 
-        Chunks begin and end with a character that is not white space. All such characters of the text are in
-        a chunk.
+        Chunks begin and end with a character that is not white space. Only white space is in no chunk.
         """
         spans: list[np.ndarray] = []
         group, size = list[str](), 0
@@ -258,7 +257,7 @@ class _Document:
         return int(self.pieces.starts[planned.first]), int(self.pieces.ends[planned.stop - 1])
 
     def plan(self) -> Iterator[_Planned]:
-        """Yield the chunks that the rest of the text is cut into, by the tokens of its words."""
+        """Yield chunks for the rest of the text, planned by the numbers of tokens of single words."""
         (first, new), room = self.next, self.cutter.room
         room = room._replace(tokens=room.tokens - self.surplus)
         while new < len(self.pieces.starts):
@@ -316,10 +315,10 @@ class _Document:
         return stop
 
     def _first_after(self, first: int, stop: int) -> int:
-        """Return the first piece of the chunk after the pieces from `first` to before `stop`.
+        """Return the first piece of the chunk that follows the chunk of pieces `first` to `stop` - 1.
 
-        It is the earliest piece from which at most the overlap's tokens are repeated, and the next piece, or
-        sentence, still fits.
+        The new chunk begins as early as possible: it repeats at most `overlap` tokens, and still has room for
+        the next piece or sentence.
         """
         overlap, room = self.cutter.settings.overlap, self.cutter.room
         if not overlap or self.pieces.ends_section[stop - 1]:

@@ -121,7 +121,7 @@ def wrong_column_type(file: SourceFile, setting: str, column: str, expected: str
 def agree_on_columns(
     files: Sequence[FileColumns], corpus: CorpusSettings
 ) -> tuple[Columns, dict[str, DataError]]:
-    """Find types for the columns of a corpus that hold the values of all its files.
+    """Find column types that hold the values of all files of a corpus.
 
     The first file decides between string and integer ids. A JSON file with ids of both types is not refused,
     because each row with an id of the other type is quarantined when it is read. A JSON file is not refused

@@ -104,9 +104,9 @@ def convert_value(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
     number would round do not fit.
 
     Returns:
-        (converted value, True), or (None, False) if the value does not fit. If all that does not fit are
-        objects without keys or integers that would be rounded inside of it, these become null: (converted
-        rest, False).
+        (converted value, True), or (None, False) if the value does not fit. If it is nested, objects without
+        keys and integers that would be rounded do not make it unfit as a whole: they become null, and the
+        result is (converted rest, False).
     """
     if value is None:
         return None, True
@@ -127,9 +127,10 @@ def convert_value(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
 
 
 def _keeps_number(kind: pa.DataType, value: Any) -> bool:
-    """Return whether a floating-point type has the integer, or has a number that is printed as this integer.
+    """Return whether a floating-point type keeps a number: an integer must not be rounded, a fraction may.
 
-    JavaScript prints the double 2^64 as 18446744073709552000. Fractions may be rounded.
+    An integer is also kept if it is the printed form of the type's nearest number: JavaScript prints the
+    double 2^64 as 18446744073709552000.
     """
     if isinstance(value, float) or abs(value) < 2 ** integer_bits(kind):
         return True
@@ -140,7 +141,7 @@ def _keeps_number(kind: pa.DataType, value: Any) -> bool:
 
 
 def integer_bits(kind: pa.DataType) -> int:
-    """Return how many bits an integer may have so that a floating-point type has every such integer."""
+    """Return the number of bits up to which a floating-point type represents every integer exactly."""
     return int(np.finfo(kind.to_pandas_dtype()).nmant) + 1
 
 
@@ -216,7 +217,7 @@ def _has_fields(kind: pa.DataType, value: Any) -> bool:
 
 
 def _without_misfits(kind: pa.DataType, value: Any) -> Any:
-    """Replace objects without keys where the type has no struct, and integers that would be rounded, by null.
+    """Set to null integers that would be rounded, and objects without keys where the type has no struct.
 
     The type has a field for every key of the value.
     """

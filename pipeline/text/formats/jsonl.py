@@ -229,7 +229,7 @@ def _parse_by_arrow(
 
 
 def _may_be_rounded(column: pa.ChunkedArray) -> bool:
-    """Return whether a column has floating-point numbers that may be integers which the type cannot hold."""
+    """Return whether a column has floating-point numbers so large that they may be rounded integers."""
     if not any(map(pa.types.is_floating, leaf_types(column.type))):
         return False
     for leaf in (leaf for chunk in column.chunks for leaf in leaves(chunk)):

@@ -21,7 +21,7 @@ class CheckedValues(NamedTuple):
 
 
 def check_values(column: pa.Array) -> CheckedValues:
-    """Replace each value of a column, as a whole, by null if a part of it is invalid."""
+    """Set each value of a column to null, as a whole, if any part of it is invalid."""
     invalid = _invalid_rows(column)
     if not len(invalid):
         return CheckedValues(column, invalid, invalid)
@@ -32,13 +32,13 @@ def check_values(column: pa.Array) -> CheckedValues:
 
 
 def _invalid_rows(column: pa.Array) -> np.ndarray:
-    """Return the ascending indices of invalid values, by halving the ranges that hold some."""
+    """Return the ascending indices of invalid values, found by halving the ranges that contain any."""
     if is_text(column.type):
         return np.flatnonzero(~valid_utf8(column))
     invalid, remaining = list[int](), [(0, len(column))]
     while remaining:
         start, stop = remaining.pop()
-        # Arrow validates all values inside of a nested slice's array, so the rows are copied.
+        # Arrow would validate the whole array behind a nested slice, so the rows are copied.
         part = column if stop - start == len(column) else column.take(pa.array(np.arange(start, stop)))
         if _is_valid(part):
             continue

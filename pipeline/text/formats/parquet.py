@@ -27,7 +27,7 @@ from pipeline.text.sources.file_view import FileView, other_fields, view_of
 from pipeline.text.sources.sources import LARGE_BYTES, SourceFile, open_file, open_ranges, reading
 
 _MAX_ROWS, _MAX_BYTES = 16_384, 32 << 20  # limits of one table that `read_tables` yields
-# rows of the first step, because the footer does not show how large decoded dictionary values are
+# rows of the first step; few, because the footer does not show how large decoded dictionary values are
 _FIRST_ROWS = 16
 _MAX_STEP_ROWS = 1_024  # rows of later steps; the size of the rows is checked after each step
 _SHRINK_FACTOR = 2  # a step of more than this many times _MAX_BYTES makes the following steps smaller
@@ -51,9 +51,9 @@ def read_tables(
 
 
 def _split_by_bytes(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yield the rows in parts of about _MAX_BYTES, each with its size in bytes when it is decoded.
+    """Yield the rows in parts of about _MAX_BYTES, each with its decoded size in bytes.
 
-    A decoded part holds a dictionary's value once for every row that has it.
+    Decoded rows hold a dictionary's value once for every row that has it.
     """
     coded = [column for column in batch.columns if pa.types.is_dictionary(column.type)]
     if not coded:
@@ -183,7 +183,7 @@ _FIRST, _LAST = -(2**63) // 1000 + 1, 2**63 // 1000 - 1  # microseconds from 167
 
 
 def int96_columns(metadata: pq.FileMetaData, names: Sequence[str]) -> list[str]:
-    """Return the paths of the columns that store INT96, among these columns and inside of them."""
+    """Return the paths of the INT96 columns among the columns `names` and inside of them."""
     columns = [metadata.schema.column(index) for index in range(metadata.num_columns)]
     return [
         column.path
@@ -199,8 +199,7 @@ def check_int96(
     names: Sequence[str],
     groups: Iterable[int],
 ) -> None:
-    """Check that the times of INT96 columns can be counted in nanoseconds since 1970; Arrow would return
-    other times.
+    """Check that INT96 times fit in nanoseconds since 1970; if they do not, Arrow returns wrong times.
 
     Args:
         file: the file.
@@ -236,7 +235,7 @@ def _odd_year(times: pa.Array) -> int | None:
 
 
 def _times(array: pa.Array) -> Iterator[pa.Array]:
-    """Yield the times of an array, or inside of lists and structs."""
+    """Yield the arrays of times in an array, including those inside of lists, maps and structs."""
     if pa.types.is_timestamp(array.type):
         yield array
     elif pa.types.is_struct(array.type):
@@ -288,7 +287,7 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
 
 
 def _divide(metadata: pq.FileMetaData, view: FileView, columns: list[str]) -> tuple[RowGroups, ...]:
-    """Divide row groups by the bytes of the columns and by the live rows alone."""
+    """Combine consecutive row groups into divisions, by the bytes of the columns and the live rows alone."""
     indices, divisions = column_indices(metadata, view.stored_names(columns)), list[RowGroups]()
     position = first_row = 0
     for number in range(metadata.num_row_groups):
@@ -363,8 +362,8 @@ def _open(stream: pa.NativeFile, file: SourceFile, footer: pq.FileMetaData | Non
 def _int96_unit(file: SourceFile) -> str | None:
     """Return the unit in which INT96 times are read; None for nanoseconds.
 
-    Data files of tables are read in microseconds. In other files, years after 2262 do not fit in nanoseconds,
-    and are refused.
+    Data files of tables are read in microseconds. Other files are refused if a time does not fit in
+    nanoseconds.
     """
     return "us" if file.table else None
 
@@ -382,7 +381,7 @@ def _footer_of_divided(uri: str, size: int, stamp: str) -> pq.FileMetaData:
 def _raw_batch(
     table: pa.Table, start: int, file: SourceFile, corpus: CorpusSettings, columns: Columns
 ) -> RawBatch:
-    """Return rows without encodings as a batch; `start` is the number of the first row."""
+    """Return decoded rows as a batch; `start` is the number of the first row."""
     kept, not_utf8, nulled = dict[str, pa.ChunkedArray](), dict[str, np.ndarray](), list[int]()
     for field in columns.kept:
         name, checked = stored_name(field.name), check_values(one_chunk(table[field.name]))

@@ -112,7 +112,7 @@ def list_quarantined(
     Args:
         store: the release's store.
         manifest: the release's manifest.
-        reason: reason to show rows of; None shows rows of every reason.
+        reason: show only rows with this reason; None shows rows with any reason.
         limit: number of rows shown for each reason.
 
     Raises:
@@ -156,10 +156,10 @@ def corpus_rows(store: Store, corpus: Corpus) -> Iterator[pa.Table]:
 
 
 def unit_rows(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa.Table]]:
-    """Yield (URI of a file, rows of it) by unit: live texts whose vector could not be computed.
+    """Yield (URI of a unit's file, rows of it): live texts whose vector could not be computed.
 
-    The rows have the columns of the file and `address`; `with_places` needs it. Files without a live row are
-    not opened.
+    The rows have the columns of the file, and `address`, which `with_places` needs. Files without a live row
+    are not opened.
     """
     dead = DeadRows(store, manifest.dead)
     # The rows of a file are in the order of the unit's `dropped`.
@@ -181,9 +181,9 @@ def unit_rows(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa
 
 
 def with_places(store: Store, corpus: Corpus, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return quarantined rows with the file and the number that they have in the corpus now.
+    """Return quarantined rows with their present file and row number in the corpus.
 
-    A unit's file of rows is not written again when an input file is renamed or its rows move.
+    A unit's quarantine file is not written again when an input file is renamed or its rows move.
 
     Args:
         store: the corpus's store.
@@ -201,7 +201,7 @@ def with_places(store: Store, corpus: Corpus, rows: Sequence[dict[str, Any]]) ->
 
 
 def _places(store: Store, corpus: Corpus, rows: Sequence[dict[str, Any]]) -> dict[int, dict[str, str | int]]:
-    """Read file and number of live rows, by address, from those buckets of the key table that have some."""
+    """Read the file and row number of live rows, by address, from the key table's buckets with these rows."""
     parts, places = len(corpus.keys), dict[int, dict[str, str | int]]()
     if not rows or not parts:
         return places

@@ -64,8 +64,8 @@ def survey_files(
     Args:
         files: the files to read.
         corpus: settings that name the columns.
-        unit_schema: schema of units that hold the unchanged files, which are not inspected again. A file that
-        does not fit it is refused without an error, because it may fit the other files to read.
+        unit_schema: schema of the units with the rows of unchanged files, which are not inspected again. If a
+            file does not fit this schema, no error is raised, because it may fit the other files to read.
         map_tasks: function that applies the task to groups of files.
 
     Raises:

@@ -29,7 +29,7 @@ class RawBatch:
     nulled: Sequence[int] = ()
     """numbers of the rows with a kept value that did not fit and became null, once for each such value"""
     not_utf8: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """by kept column, the numbers of the rows with text in it that is not valid UTF-8"""
+    """numbers of the rows whose value in a kept column has text that is not valid UTF-8, by column"""
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def _reasons(bad: pa.Table, valid_by_column: dict[str, np.ndarray]) -> Iterator[
 def rechunk(tables: Iterable[pa.Table], rows: int, max_bytes: int | None = None) -> Iterator[pa.Table]:
     """Yield the same rows in tables of exactly `rows` rows, each in one chunk; the last may be shorter.
 
-    A table is also shorter if the column text would exceed `max_bytes`. The result depends on the rows only,
-    not on how the input divides them into tables.
+    A table is also shorter if its column `text` would exceed `max_bytes`. The result depends on the rows
+    only, not on how the input divides them into tables.
     """
     pending: list[pa.Table] = []
     pending_rows = pending_bytes = 0

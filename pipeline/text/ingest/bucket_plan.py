@@ -12,7 +12,7 @@ from pipeline.text.ingest.write_units import BucketGroup
 from pipeline.text.key_tables.keys import bucket_count
 from pipeline.text.key_tables.partitions import read_offsets
 
-_MAX_BUCKETS = 64  # rows in one group: writing a group takes 9 bytes of memory for each row that was read
+_MAX_BUCKETS = 64  # buckets in one group: writing a group takes 9 bytes of memory for each row read
 
 
 def bucket_bytes(work: Store, parts: Sequence[ReadPart], partitions: int, buckets: int) -> np.ndarray:

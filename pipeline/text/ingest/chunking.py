@@ -29,13 +29,13 @@ class Cutter(Settings):
 
 
 class ChunkedCorpus(CorpusSettings):
-    """Settings of a corpus with `chunk`, and what cuts its texts."""
+    """Corpus settings with `chunk`, and with the value that cuts the texts."""
 
     cutter: Cutter
 
 
 def row_cutter(corpus: CorpusSettings) -> CutRows:
-    """Return the function that cuts the rows of a corpus, as `SourceBatch.good` has them."""
+    """Return the function that cuts rows of a corpus, such as those of `SourceBatch.good`."""
     if corpus.chunk.by is None:
         return lambda rows: rows
     if not isinstance(corpus, ChunkedCorpus):
@@ -47,8 +47,8 @@ def row_cutter(corpus: CorpusSettings) -> CutRows:
 def _cut_rows(rows: pa.Table, cut_texts: CutTexts, uri: str) -> pa.Table:
     """Return a row for each chunk.
 
-    Its id is the row's id, # and the number of the chunk in the row. `row` is the number of a line (see
-    `line_numbers`), and the columns `CHUNK_COLUMNS` are added.
+    A chunk's id is the row's id, # and the number of the chunk in the row. `row` becomes the number of a line
+    (see `line_numbers`), and the columns `CHUNK_COLUMNS` are added.
     """
     texts = rows["text"].to_pylist()
     spans = cut_texts(texts)

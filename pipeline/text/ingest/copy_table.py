@@ -28,7 +28,7 @@ class TextBucketRecord(Stored):
     """the base or delta; None if there are no new lines"""
     is_base: bool
     sources: FileRef
-    """`_SOURCES`: new rows whose text is in an earlier unit, partitioned by the units that will get them"""
+    """`_SOURCES`: new rows whose text is in an earlier unit, partitioned by their group of buckets"""
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,14 @@ class UnitsToCopyTo:
 
 
 class CopiesRecord(Stored):
-    """The units of a group, which refer to their rows that can be copied."""
+    """The units of a group, each with a reference to the table of its rows whose vectors can be copied."""
 
     units: tuple[CorpusUnit, ...]
 
 
 @dataclass(frozen=True)
 class GatherCopies:
-    """Write for each unit of `UnitsToCopyTo` the rows that can be copied. Returns a `CopiesRecord`."""
+    """For each unit of `UnitsToCopyTo`, write its rows with copyable vectors. Returns a `CopiesRecord`."""
 
     work: WorkFolder
     """folder of the temporary files"""

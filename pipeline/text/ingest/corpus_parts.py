@@ -1,4 +1,4 @@
-"""Gather a corpus's record from the records of all tasks, without any task or file of its own."""
+"""Build a corpus's record from the records of all tasks; this module has no task of its own."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
@@ -135,7 +135,7 @@ def input_files(tonight: TonightsFiles, read: Sequence[ReadRecord]) -> tuple[Inp
 
 
 def _marked(file: InputFile, had_rows: Container[str]) -> InputFile:
-    """Return a file with a note if it had rows on an earlier night and has none."""
+    """Return a file, with a note if it had rows on an earlier night and has none now."""
     is_known = not file.skipped and not {SKIPPED_FILES, BAD_FILES} & set(file.notes)
     if file.rows or not is_known or file.name not in had_rows:
         return file

@@ -225,7 +225,7 @@ class Ingestion:
         return group_buckets(buckets, sizes, revived_sizes, self.unit_rows, self.next_ordinal)
 
     def _count_text_buckets(self, buckets: Sequence[BucketRecord], kept: Sequence[CorpusUnit]) -> int:
-        """Return the number of buckets of the text table, at least that of the previous corpus."""
+        """Return the number of buckets of the text table, at least as many as in the previous corpus."""
         old = self.tonight.parent.texts if self.tonight.parent else ()
         old_rows = sum(unit.rows for unit in self.old_units) if kept else 0
         return max(bucket_count(sum(bucket.rows_written for bucket in buckets) + old_rows), len(old))
@@ -268,7 +268,7 @@ class Ingestion:
         """Write the text table, and for each new unit the rows whose text was encoded before.
 
         Returns:
-            The buckets of the table, and the new units, which refer to their rows that can be copied.
+            The buckets of the table, and the new units, which refer to their rows with copyable vectors.
         """
         old = self.tonight.parent.texts if self.tonight.parent else ()
         task = ResolveTexts(
@@ -411,9 +411,7 @@ def _run(ingestion: Ingestion) -> Corpus:
 
 
 def _usable_parent(parent: PreviousCorpus, store: Store) -> PreviousCorpus:
-    """Return the parent with the reason to rebuild, if there is one; without its corpus if it
-    cannot be used.
-    """
+    """Return the parent with the reason to rebuild, if any, and without its corpus if that cannot be used."""
     corpus = parent.corpus
     if corpus is None:
         return parent

@@ -87,7 +87,7 @@ def files_to_read(
     """Combine files, given with their indices in tonight's listing, with the results of the survey.
 
     Args:
-        divide: return parts of a large file one by one.
+        divide: return a large file as several parts.
     """
     to_read = list[FileToRead]()
     for index, file in files:
@@ -236,7 +236,7 @@ class _Reading:
     def _error_in(self, file: SourceFile) -> DataError | None:
         """With corpus.bad_files=skip, read a file to its end and return the error that it raises, if any.
 
-        It is read in advance, because no unit may hold some rows of a file that is skipped.
+        It is read in advance, because no unit may hold rows of a file that is skipped.
         """
         if self.task.corpus.bad_files == "error" or not self._remaining_rows():
             return None

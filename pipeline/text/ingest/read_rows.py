@@ -15,11 +15,11 @@ from pipeline.text.key_tables.line_numbers import rows_of_lines
 from pipeline.text.key_tables.partitions import PartitionReader
 from pipeline.text.normalize import text_keys
 
-_IN_LINES = {"id", "text_key", "file", "row"}  # columns of a unit that lines have
+_IN_LINES = {"id", "text_key", "file", "row"}  # columns of units that are stored in lines
 
 
 def read_line_schema(id_type: pa.DataType) -> pa.Schema:
-    """Return the schema of the lines of rows.
+    """Return the schema of `ReadRows.lines`.
 
     `carried` is a digest of the kept columns, and `file` is the file's index in tonight's listing.
     """
@@ -35,7 +35,7 @@ def read_line_schema(id_type: pa.DataType) -> pa.Schema:
 
 
 def content_schema(units: pa.Schema) -> pa.Schema:
-    """Return the schema of the contents of rows, texts and kept columns, by the schema of units."""
+    """Return the schema of `ReadRows.contents` (texts and kept columns), from the schema of units."""
     return pa.schema([field for field in units if field.name not in _IN_LINES])
 
 

@@ -27,7 +27,7 @@ class ExampleLine(Settings):
     """A new, changed or deleted row, as an example of the changes."""
 
     key: int
-    """the first half of its text key: the rows with the smallest keys are the examples"""
+    """first half of the row's text key; the rows with the smallest keys are the examples"""
     before: int | None
     """address in the previous corpus; None for a new row"""
     line: int | None
@@ -41,7 +41,7 @@ class BucketRecord(Stored):
     lines: FileRef
     """lines for the key table, sorted by (id, file, row); see `ResolvedIds.lines`"""
     is_base: bool
-    """whether these are all lines of the bucket; otherwise they are those that changed"""
+    """whether `lines` has all lines of the bucket; otherwise it has only those that changed"""
     rows_read: int
     """number of rows of the bucket that were read tonight"""
     rows_written: int
@@ -58,7 +58,7 @@ class BucketRecord(Stored):
     duplicates: FileRef | None = None
     """`ResolvedIds.duplicates`, in partitions by `ResolveBucket.row_ranges`"""
     deleted: FileRef | None = None
-    """id, file and row of the stored lines that the key table no longer has, unless `is_base`"""
+    """id, file and row of the stored lines to delete from the key table; None if `is_base`"""
     examples: tuple[tuple[ExampleLine, ...], ...] = ()
     """new, changed and deleted rows"""
 
@@ -92,9 +92,9 @@ class ResolveBucket:
     reuse: bool
     """whether unchanged rows keep their addresses"""
     unit_ranges: tuple[int, ...]
-    """ranges of addresses; see `unit_ranges`"""
+    """first address of each range; see `sorted_rows.unit_ranges`"""
     row_ranges: tuple[int, ...]
-    """ranges of input rows; see `row_ranges`"""
+    """first identity of each range of input rows; see `sorted_rows.row_ranges`"""
 
     def start(self) -> Callable[[int], BucketRecord]:
         """Return the function that resolves a bucket."""
@@ -170,7 +170,7 @@ class ResolveBucket:
         return keys_schema(self.id_type).empty_table() if lines is None else lines
 
     def _count_lost(self, bucket: int, resolved: ResolvedIds) -> int:
-        """Count the rows of a corpus of another kind whose id, as a string, is not live any more."""
+        """Count the rows of `other_keys` whose id, compared as a string, is no longer live."""
         if not self.other_keys:
             return 0
         parts = max(len(self.other_keys), self.buckets)

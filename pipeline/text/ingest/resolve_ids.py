@@ -83,8 +83,8 @@ class ResolvedIds:
     dead: np.ndarray
     """addresses that are no longer live"""
     winners: np.ndarray
-    """for each line, the index of the first line with its id, whose row is live; for chunks, only for the
-    first chunk of a row
+    """for each line, the index of the first line with the same id, whose row is live; if the lines are
+    chunks, valid only for the first chunk of a row
     """
     changes: Changes
     deleted_documents: int
@@ -160,8 +160,8 @@ def resolve_ids(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedIds:
     """Resolve the ids of one bucket.
 
     If several rows share an id, the first by (file, row) wins, with all of its chunks, regardless of the
-    previous night. If a row with its id was live with the same text and kept columns, it keeps that row's
-    address, even if it moved to another file.
+    previous night. If the row that was live under this id had the same text and kept columns, the winner
+    keeps its address, even if the row moved to another file.
 
     Args:
         before: last night's lines (`line_schema`); lines whose `file` is not ABSENT are still valid.
@@ -202,7 +202,7 @@ def resolve_ids(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedIds:
 
 
 def _equal(winners: pa.Table, live: pa.Table, index: np.ndarray) -> np.ndarray:
-    """Return (n,) bool: True if a winner's text and kept columns equal those of live row `index`."""
+    """Return (n,) bool: True if text and kept columns of winner i equal those of live row `index[i]`."""
     if not live.num_rows:
         return np.zeros(winners.num_rows, dtype=bool)
     other = live.select(["text_key", "carried"]).take(pa.array(index))

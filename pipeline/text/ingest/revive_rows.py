@@ -78,7 +78,7 @@ class ReviveRows:
         return ReadRecord(parts=writer.close(), inputs=(), quarantine=None)
 
     def _rows(self, file_to_read: FileToRead, wanted: pa.Table, cut_rows: CutRows) -> ReadRows:
-        """Read the wanted rows of a file, or chunks; raise TransientError if their texts have changed."""
+        """Read the wanted rows or chunks of a file; raise TransientError if their texts have changed."""
         lines = wanted["row"].to_numpy()
         numbers = np.unique(rows_of_lines(lines))
         rows = cut_rows(read_rows(file_to_read.file, numbers, self.corpus, self.columns))

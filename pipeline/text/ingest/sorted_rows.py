@@ -1,6 +1,6 @@
 """Sort the dead addresses and the duplicate ids of all buckets, range by range.
 
-All buckets divide them into the same ranges, so that a task sorts one range of all buckets.
+The ranges are the same in every bucket, so that a task sorts one range of all buckets.
 """
 
 from collections.abc import Callable, Iterable, Sequence

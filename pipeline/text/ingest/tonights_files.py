@@ -26,7 +26,7 @@ class PreviousCorpus:
 
     corpus: Corpus | None = None
     next_ordinal: int = 0
-    """first ordinal of a unit that no release has used"""
+    """first unit ordinal that no release has used"""
     rebuild_reason: str | None = None
     """reason why none of its units can be kept; None if they can"""
 
@@ -142,7 +142,7 @@ def inspect_files(
     if before is not None and (result.has_misfits or result.columns.schema != before):
         reusable, unchanged = unchanged, {}
         of_units, result = result, survey()
-        if result.has_misfits and of_units.columns.schema == before:  # files that are skipped anyway
+        if result.has_misfits and of_units.columns.schema == before:  # the misfits are skipped either way
             result = of_units
         if result.columns.schema == before:
             unchanged = reusable

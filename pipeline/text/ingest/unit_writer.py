@@ -55,8 +55,7 @@ class _UnitRows(NamedTuple):
 class UnitWriter:
     """Write new units to `store`, numbered from `first_ordinal`.
 
-    The rows that are read for the units, which are more than the rows that are written, are identified by
-    their position.
+    More rows are read than are written. A row is identified by its position among the rows read.
     """
 
     store: Store

@@ -32,7 +32,9 @@ from pipeline.text.task_map import WorkFolder
 
 _DELETED_COLUMNS = ("id", "file", "row")
 _TOGETHER_BYTES = 64 << 20  # bytes of rows read together from several parts: about the size of one part
-_STEP_ROWS = 16_384  # rows of one table for `rechunk`, which measures all of its remaining rows at each cut
+_STEP_ROWS = (
+    16_384  # rows of one table for `rechunk`, which measures all remaining rows of a table at each cut
+)
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,8 @@ class _PartsReader:
     def read(self, units: pa.Schema, first: int, stop: int) -> Iterator[ReadRows]:
         """Yield the rows of the partitions from `first` to `stop`, part by part.
 
-        Threads read several parts at once, up to _TOGETHER_BYTES: with many buckets, each part has little of
-        a bucket.
+        Threads read several parts at once, up to _TOGETHER_BYTES: with many buckets, each part has only a few
+        rows of a bucket.
         """
         group, size = list[ReadPart](), 0
         for part in self.parts:

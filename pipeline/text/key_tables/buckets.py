@@ -74,7 +74,7 @@ def deletion_marks(deleted: pa.Table, keys: pa.Schema) -> pa.Table:
 
 
 def find_changed_lines(stored: pa.Table, listed: pa.Array, lines: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Compare the lines of a bucket of the key table with those that it will have.
+    """Compare the stored lines of a bucket of the key table with the lines that it will have.
 
     Args:
         stored: (m,) lines of the stored bucket.

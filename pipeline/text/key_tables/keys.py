@@ -58,14 +58,14 @@ def line_identities(files: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def document_ids(lines: pa.Table) -> pa.Array:
-    """Return the ids of the lines' rows as strings; a row that is cut into chunks has one."""
+    """Return the id of each input row as a string, only once for a row that is cut into chunks."""
     numbers = lines["row"].to_numpy()
     first = lines.filter(pa.array(are_first(numbers)))
     return one_chunk(parents_of(first["id"], first["row"].to_numpy()).cast(pa.string()))
 
 
 def id_hashes(lines: pa.Table) -> np.ndarray:
-    """Return (n,) uint64: blake2b-64 of each id as a string; of chunks, of the ids of their rows.
+    """Return (n,) uint64: blake2b-64 of each id as a string; for a chunk, of the id of its row.
 
     Args:
         lines: lines with the columns id and row.
@@ -104,7 +104,7 @@ def carried_keys(rows: pa.Table, names: Sequence[str]) -> pa.Array:
 
 
 def bucket_count(rows: int) -> int:
-    """Return a number of buckets that gives them at most BUCKET_ROWS of `rows` rows on average.
+    """Return the number of buckets such that, of `rows` rows, each has at most BUCKET_ROWS on average.
 
     It is a power of two, so that every bucket lies within one earlier bucket after the number has grown.
 
@@ -136,7 +136,7 @@ def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
         )
     convert: Callable[[object], str] = repr
     try:
-        if not isinstance(column.type, pa.UuidType):  # its bytes would be a string, if all are UTF-8
+        if not isinstance(column.type, pa.UuidType):  # Arrow casts its bytes to a string if all are UTF-8
             return column.cast(pa.large_string())
     except pa.ArrowNotImplementedError:  # nested values
         pass

@@ -15,8 +15,7 @@ MAX_CHUNKS = 1 << _CHUNK_BITS
 
 
 def chunk_lines(rows: np.ndarray, chunks: np.ndarray) -> np.ndarray:
-    """Return (n,) int64: the line numbers of chunks, from the numbers of their rows and their numbers in
-    these.
+    """Return (n,) int64: the line number of each chunk, from its row's number and its own number in the row.
 
     >>> lines = chunk_lines(np.array([7, 7]), np.array([0, 1]))
     >>> rows_of_lines(lines).tolist(), are_first(lines).tolist(), are_chunks(lines)

@@ -1,6 +1,6 @@
 """Build training rows from other data: divide the data by group, build each group's rows, and write Parquet.
 
-The work of `manta pairs`.
+This is the work of `manta pairs`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -124,7 +124,7 @@ def build_rows(build: RowBuild, stages: Stages) -> tuple[Literal["built", "uncha
     texts, on the disk of the result, or on this machine's disk if the result goes to an object store.
 
     Returns:
-        "unchanged" if an earlier run has built the same rows; and the files and counts.
+        "built", or "unchanged" if an earlier run has built the same rows; and the files and counts.
 
     Raises:
         ConfigError: the folder has rows of another definition.

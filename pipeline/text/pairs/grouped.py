@@ -48,18 +48,22 @@ class GroupedRows:
         return np.bincount(self.groups)
 
     def texts(self, role: str, rows: np.ndarray) -> pa.Array:
-        """(m,) texts of the role in these rows, (m,)."""
+        """Return the texts of a role in the rows with the given numbers, (m,)."""
         return one_chunk(self.table[role]).take(pa.array(rows))
 
     def differ(self, *texts: tuple[str, np.ndarray]) -> np.ndarray:
-        """(m,) bool: whether the texts at each position differ; `texts` are pairs of a role and m rows."""
+        """Return (m,) bool: whether the i-th texts of all pairs differ from each other.
+
+        Args:
+            texts: pairs of a role and (m,) row numbers.
+        """
         joined = pa.concat_arrays([self.texts(role, rows) for role, rows in texts])
         codes = np.sort(_codes(joined).reshape(len(texts), -1), axis=0)
         return np.asarray((np.diff(codes, axis=0) != 0).all(axis=0))
 
 
 def seeded_hashes(strings: pa.Array, seed: int, use: str) -> np.ndarray:
-    """(n,) uint64: blake2b-64 of each string, keyed by the seed and by what the numbers are used for."""
+    """(n,) uint64: blake2b-64 of each string, keyed by the seed and by `use`, the purpose of the hashes."""
     digests = blake2b_digests(strings, 8, f"{use} {seed}".encode())
     hashes = np.frombuffer(digests.buffers()[1], dtype=">u8", count=len(digests))
     return np.asarray(hashes, np.uint64)

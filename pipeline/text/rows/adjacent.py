@@ -1,4 +1,4 @@
-"""Rows of a sentence of a running document with sentences before and after it."""
+"""Rows that have a sentence of a running document and the sentences before and after it."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ next3 is drawn from the next three sentences of the document, or from fewer at i
 RUNNING_TEXT = ("text", "document", "position")
 """Roles that the files must have."""
 _AFTER = 3  # following sentences, from which next3 is drawn
-_DRAWS = 6  # a multiple of 1, 2 and 3, so that one, two or three sentences are equally probable
+_DRAWS = 6  # a multiple of 1, 2 and 3, so that each of one, two or three sentences is equally probable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def with_adjacent(sentences: TrainingRows, adjacent_roles: Sequence[str], seed: 
         seed: seed of the draws of next3.
 
     Raises:
-        DataError: no sentence has all of them.
+        DataError: no sentence has all these adjacent sentences.
     """
     groups = tuple(
         replace(group, kept=_count(sentences, group, adjacent_roles)) for group in sentences.groups

@@ -20,7 +20,7 @@ _REMEDY = "run manta augment again, which restores missing units, or name anothe
 
 
 def newest_manifest(uri: str) -> str | None:
-    """URI of the newest manifest in a folder of manifests, augmented/NAME; None for another folder."""
+    """URI of the newest manifest in a folder augmented/NAME; None for another folder, or if it has none."""
     root, path = _split_uri(uri)
     if PurePosixPath(path).parent.as_posix() != AUGMENTED_FOLDER or path.endswith(_SUFFIX):
         return None
@@ -44,8 +44,8 @@ def manifest_units(uri: str) -> list[SourceFile]:
     """List the Parquet files of a manifest, in its order. The stamp of each file is its sha256.
 
     Raises:
-        DataError: the manifest is missing or damaged, or a unit is missing or has another size, or another
-            content. Contents are checked only on a local disk, up to _MAX_HASHED_BYTES in total.
+        DataError: the manifest is missing, damaged or without units, or a unit is missing or has another
+            size or content. Contents are checked only on a local disk, up to _MAX_HASHED_BYTES in total.
     """
     root, path = _split_uri(uri)
     store = open_store(root)

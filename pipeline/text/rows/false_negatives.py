@@ -35,8 +35,8 @@ def false_negatives(table: pa.Table, first: int, end: int) -> dict[str, np.ndarr
     Returns:
         For each of these roles that the table has:
         text: (end - first, n) bool: another row has an equal text.
-        next, next3: (end - first, n) bool: candidate j is the sentence of that role of another row whose text
-            or sentence equals this row's text or sentence.
+        next, next3: (end - first, n) bool: candidate j is the sentence of that role in another row, and that
+            row's text or sentence equals this row's text or sentence.
         anchor: (end - first, n) bool, or (end - first, 2 n) with negatives, or (end - first, 3 n) with
             negative2, too: candidate j is the positive of another row whose anchor or positive equals this
             row's anchor or positive, so it is a positive of this row too; candidate n + j, or 2 n + j, is a
@@ -59,7 +59,7 @@ def false_negatives(table: pa.Table, first: int, end: int) -> dict[str, np.ndarr
 
 
 def without_missing(masks: Mapping[str, np.ndarray], table: pa.Table, rows: int) -> dict[str, np.ndarray]:
-    """Add the hard negatives that are missing or blank, so that they are candidates of no row.
+    """Add to the masks the hard negatives that are missing or blank, so that they are candidates of no row.
 
     Args:
         masks: masks of `false_negatives`; may be empty.
@@ -111,7 +111,7 @@ def separate_repeats(order: np.ndarray, codes: np.ndarray) -> np.ndarray:
     uses = [Counter(code for row in rows for code in texts[row]) for rows in order]
     for batch, position in repeats:
         moved = texts[order[batch, position]]
-        # an earlier exchange has separated this row from the other
+        # an earlier exchange has already separated the rows with this text
         if all(uses[batch][code] == 1 for code in moved):
             continue
         partner = _find_partner(order, texts, uses, batch, moved)

@@ -1,4 +1,4 @@
-"""Orders that mix several weighted sources in one training; seed and step decide them."""
+"""Orders that mix several weighted sources in one training; seed and step alone decide each batch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Batches of neighbouring sentences: each batch is a piece of the documents, one after another."""
+"""Batches of neighbouring sentences: each batch is a piece of the sequence of all documents."""
 
 from collections.abc import Iterator
 from itertools import count, islice

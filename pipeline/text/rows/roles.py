@@ -23,7 +23,7 @@ class _ColumnTypes(NamedTuple):
     phrase: str
     """the types, for error messages"""
     checks: tuple[Callable[[pa.DataType], bool], ...]
-    """a type is one of them if any of these is true"""
+    """functions that return whether a type is one of these types; one that returns True is enough"""
 
 
 _TEXT = _ColumnTypes("strings", (is_text, pa.types.is_null))
@@ -59,14 +59,14 @@ def expected_type(role: str) -> str:
 
 
 def is_blank(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """(n,) bool: whether each text has no character but white space; a missing text has become one blank."""
+    """(n,) bool: whether each text has only white space; missing texts must be BLANK by now."""
     return pc.equal(pc.utf8_trim_whitespace(texts), "")
 
 
 def has_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """(n,) bool: whether each text is neither missing nor blank.
 
-    Texts that are not UTF-8 are found by `convert_values`.
+    A text that is not valid UTF-8 counts as text; `convert_values` raises the error for it.
     """
     texts = column.cast(pa.large_string())
     shown = pc.if_else(pa.chunked_array([_valid_utf8(texts)]), pc.fill_null(texts, BLANK), "not in UTF-8")

@@ -53,8 +53,8 @@ def required_texts(settings: SourceSettings, roles: Sequence[str], needed: Seque
     Args:
         settings: with missing=drop, these are all roles of texts.
         roles: roles of the columns that are read.
-        needed: the roles that the objectives need. With missing=blank, a hard negative among these must still
-        have a text, because a blank would be trained as a negative.
+        needed: the roles that the objectives need. With missing=blank, a row must still have a text for each
+            hard negative among these roles, because a blank would be trained as a negative.
     """
     if settings.missing == "drop":
         return tuple(role for role in roles if role in TEXTS)

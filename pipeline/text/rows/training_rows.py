@@ -127,7 +127,7 @@ def open_training_rows(
 
     Raises:
         DataError: there is no file or no row, a column is missing or has the wrong type, there is a column
-        negative2 without a column negative, a label is not in the set, or a score is out of range.
+            negative2 without a column negative, a label is not in the set, or a score is out of range.
     """
     files = (listed := list_training_files(settings.uri)).files
     if listed.warning:
@@ -227,8 +227,8 @@ def training_files(uri: str) -> list[SourceFile]:
 def list_training_files(uri: str) -> CorpusFiles:
     """List the Parquet files of training rows at a URI, and the files there that are not read.
 
-    If the URI names a manifest of `manta augment`, or a folder of such manifests, these are the units of that
-    manifest or of the newest one. Otherwise they are the files that the URI matches, by name.
+    If the URI names a manifest of `manta augment`, or a folder of such manifests, the files are the units of
+    that manifest, or of the newest one. Otherwise they are the files that the URI matches, sorted by name.
 
     Raises:
         DataError: there are no files.
@@ -332,8 +332,8 @@ def _count_excluded(
 ) -> Counter[str]:
     """Count the excluded rows of a row group by reason: unlabelled, or missing a text.
 
-    No row is read if there are no columns to check, no hard negatives, which may be blank, and the footer's
-    null counts are sufficient.
+    No row is read if there are no columns to check and no hard negatives (which may be blank), and the
+    footer's null counts are sufficient.
 
     Args:
         settings: the files and their columns.

@@ -28,7 +28,7 @@ _VERSION = b"\1"  # begins a file of deletion vectors of Delta
 
 
 def data_files_of(file: DeleteFile) -> frozenset[str]:
-    """Return the locations of the data files of which a delete file lists rows."""
+    """Return the locations of the data files whose rows a delete file lists."""
     with _opened(file) as stream:
         if file.is_puffin:
             return frozenset(map(_data_file_of, _blobs(stream.read())))
@@ -38,7 +38,7 @@ def data_files_of(file: DeleteFile) -> frozenset[str]:
 
 @lru_cache(maxsize=16)
 def deleted_rows(file: DeleteFile, location: str, rows: int) -> np.ndarray:
-    """Return (n,) int64, ascending: the rows of a data file with `rows` rows that a delete file lists."""
+    """Return (n,) int64, ascending: the rows that a delete file lists of a data file with `rows` rows."""
     if not file.is_puffin and (by_data_file := _rows_by_data_file(file)) is not None:
         return by_data_file.get(location, _NO_ROWS)
     found = [_NO_ROWS]
@@ -58,7 +58,7 @@ def deleted_rows(file: DeleteFile, location: str, rows: int) -> np.ndarray:
 
 @lru_cache(maxsize=2)  # cached, because a data file that is divided is opened several times
 def rows_of_vector(vector: DeletionVector, rows: int) -> np.ndarray:
-    """Return (n,) int64, ascending: the rows of a data file with `rows` rows that a deletion vector lists."""
+    """Return (n,) int64, ascending: the rows that a deletion vector lists of a data file with `rows` rows."""
     with _stored(vector.uri) as (store, name):
         if vector.content is not None:
             found = _rows_of_bitmap(vector.content, rows)
@@ -76,7 +76,8 @@ def rows_of_vector(vector: DeletionVector, rows: int) -> np.ndarray:
 def _rows_by_data_file(file: DeleteFile) -> dict[str, np.ndarray] | None:
     """Return the rows that a file of positions lists, by the location of their data file, each ascending.
 
-    The next data file of this process probably has the same delete file. None if it is too large to be kept.
+    Returns None if the file is too large to be kept in memory. The result is cached, because the next data
+    file of this process probably has the same delete file.
     """
     with _opened(file) as stream:
         reader = pq.ParquetFile(stream, read_dictionary=["file_path"])
@@ -117,7 +118,7 @@ def _opened(file: DeleteFile) -> Iterator[pa.NativeFile]:
 
 @contextlib.contextmanager
 def _stored(uri: str) -> Iterator[tuple[Store, str]]:
-    """Yield the store and the name of a file. Errors in the block are those of a delete file."""
+    """Yield the store and the name of a delete file. Errors in the block become errors about this file."""
     with storage_errors(uri, ""):
         try:
             yield store_of(uri)
@@ -151,7 +152,7 @@ def _data_file_of(blob: Any) -> str:
 
 
 def _rows_of(blob: bytes, rows: int) -> np.ndarray:
-    """Return the rows that a stored deletion vector lists. Its length precedes it, its checksum follows."""
+    """Return the rows that a stored deletion vector lists; `blob` is its length, the vector, its checksum."""
     stop = 4 + int.from_bytes(blob[:4], "big")
     if len(blob) != stop + 4 or zlib.crc32(blob[4:stop]) != int.from_bytes(blob[stop:], "big"):
         raise ValueError("a deletion vector without the checksum that it was written with")
@@ -159,7 +160,7 @@ def _rows_of(blob: bytes, rows: int) -> np.ndarray:
 
 
 def _rows_of_bitmap(vector: bytes, rows: int) -> np.ndarray:
-    """Return the rows that a deletion vector lists: after a magic number, a 64-bit Roaring bitmap.
+    """Return the rows that a deletion vector lists. It is a magic number and a 64-bit Roaring bitmap.
 
     Raises:
         ValueError, LookupError: it is damaged, or lists a row that its data file does not have.

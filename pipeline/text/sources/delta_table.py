@@ -1,9 +1,9 @@
 """List the live data files of a Delta table, with the library deltalake.
 
-It is apart from `detect_lakes`, because deltalake is an optional dependency.
+This module is separate from `detect_lakes`, because deltalake is an optional dependency.
 
-The library does not say which deletion vectors data files have, and reads vectors itself with a value in
-memory for every row. So a log that may name vectors is read here, too.
+The library does not say which deletion vectors data files have. When it reads vectors itself, it keeps a value
+in memory for every row. So a log that may name vectors is read here, too.
 """
 
 import base64
@@ -33,7 +33,7 @@ from pipeline.text.sources.lake_file import DeletionVector, TableColumn, TableFi
 from pipeline.text.sources.listing import FoundFile, Listing, local_names, local_path, remote_names, uri_of
 from pipeline.text.sources.storage_errors import storage_errors
 
-# Features of the protocol for readers that change nothing about data files, or that this module handles.
+# The protocol's reader features that do not concern data files, or that this module handles.
 _FEATURES = {
     "columnMapping",
     "deletionVectors",
@@ -71,7 +71,9 @@ def list_delta_files(uri: str, snapshot: int | datetime | None) -> Listing:
     Raises:
         DataError: there is no such version, or a feature of the table is not supported.
     """
-    table = in_daemon_thread(partial(_open, uri, snapshot), "manta-delta").result()  # ends with the process
+    table = in_daemon_thread(
+        partial(_open, uri, snapshot), "manta-delta"
+    ).result()  # the thread ends with the process
     features = _features(table)
     if unknown := sorted(features - _FEATURES):
         raise DataError(
@@ -132,8 +134,7 @@ def _check_log(root: str | None) -> None:
 
 
 def _check_time(uri: str, version: int, snapshot: datetime) -> None:
-    """Raise DataError if the version was committed later: the library opens the first version if all are
-    later.
+    """Raise DataError if the version is later than `snapshot`: if all are, the library opens the first one.
 
     The time of a commit is the time of its file in the log, as in the library.
     """
@@ -206,7 +207,7 @@ def _vectors(uri: str, read: TableSnapshot, paths: list[str]) -> dict[str, Delet
         paths: the data files of the version, as the library lists them.
 
     Raises:
-        DataError: the log cannot be read, or has other data files.
+        DataError: the log cannot be read, or has other data files than `paths`.
     """
     live = dict[tuple[str, str], DeletionVector | None]()
     with storage_errors(uri, ""):
@@ -228,7 +229,7 @@ def _vectors(uri: str, read: TableSnapshot, paths: list[str]) -> dict[str, Delet
 
 
 def _log(uri: str, version: int) -> Iterator[tuple[str, str, DeletionVector | None]]:
-    """Yield the actions on data files that make up a version: of the last checkpoint, then of commits."""
+    """Yield the actions on data files that make up a version: the last checkpoint's, then later commits'."""
     root = local_path(uri)
     top = f"{root or uri}/{_LOG}"
     names = remote_names(uri, _LOG) if root is None else local_names(top)

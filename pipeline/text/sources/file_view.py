@@ -22,7 +22,7 @@ class FileView:
     """The columns of a file by their names in the corpus, and the rows that its table has deleted."""
 
     stored: Mapping[str, str]
-    """names of the columns in the file"""
+    """name in the file of each column that is in it"""
     constants: Mapping[str, pa.Scalar]
     """values of columns that are not in the file, the same in all rows"""
     kinds: Mapping[str, pa.DataType]
@@ -64,7 +64,7 @@ class FileView:
         return rows.filter(pa.array(is_live))
 
     def select(self, rows: pa.Table, names: Iterable[str]) -> pa.Table:
-        """Return columns, by their names in the corpus, of rows of the file."""
+        """Return columns of rows of the file; `names` are the columns' names in the corpus."""
         return pa.table({name: self._column(rows, name) for name in dict.fromkeys(names)})
 
     def _column(self, rows: pa.Table, name: str) -> pa.ChunkedArray:
@@ -127,7 +127,7 @@ def _sorted(rows: list[np.ndarray]) -> np.ndarray:
 
 
 def _stored_columns(file: SourceFile, table: TableFile, schema: pa.Schema) -> dict[str, str]:
-    """Return the names in the file of the columns of the table that it has."""
+    """Return, for each column of the table that the file has, its name in the file."""
     names = dict.fromkeys(schema.names)
     by_id = {int(column.metadata[_FIELD_ID]): column.name for column in schema if _has_id(column)}
     if not by_id and not any(column.names for column in table.columns.values()):
@@ -152,9 +152,9 @@ def _has_id(column: pa.Field) -> bool:
 
 
 def other_fields(file: SourceFile, name: str, kind: pa.DataType) -> pa.DataType | None:
-    """Return the type of a nested column in the table if its fields have other names in the file.
+    """Return a nested column's type in the table if its fields have other names in the file, else None.
 
-    Only columns at the top are renamed, so such a column cannot be read.
+    Such a column cannot be read, because only top-level columns are renamed.
     """
     column = file.table.columns.get(name) if file.table else None
     if column is None or column.kind is None or pa.types.is_null(kind):
@@ -163,7 +163,7 @@ def other_fields(file: SourceFile, name: str, kind: pa.DataType) -> pa.DataType 
 
 
 def _field_names(kind: pa.DataType) -> list[tuple[str, list[Any]]]:
-    """Return the names of the fields of structs in a type, with those inside them."""
+    """Return the names of the struct fields in a type, each with the names inside of the field."""
     fields = [kind.field(index) for index in range(kind.num_fields)]
     is_struct = pa.types.is_struct(kind)
     return [(field.name if is_struct else "", _field_names(field.type)) for field in fields]

@@ -21,7 +21,7 @@ from pipeline.store.files.open_store import store_of
 from pipeline.text.sources.listing import uri_of
 
 # Bytes of an unpacked file. A snapshot takes about 1 kB of a table's metadata, a data file some kB of a
-# manifest, of which writers begin another at 8 MB.
+# manifest; writers begin another manifest at 8 MB.
 _MAX_UNPACKED = 128 << 20
 _PIECE_BYTES = 1 << 20  # unpacked at once
 
@@ -42,7 +42,7 @@ class StoredInput(InputFile):
         """Read the whole file. Returns a stream of its content.
 
         Raises:
-            DataError: its content is unpacked larger than _MAX_UNPACKED.
+            DataError: the unpacked content is larger than _MAX_UNPACKED.
         """
         store, name = store_of(uri_of(self.location))
         content = store.read(name)
@@ -67,7 +67,7 @@ class _Unpacked(Protocol):
 
 
 class _Inflated:
-    """A stream of the bytes of a block of raw deflate."""
+    """A stream that unpacks a block of raw deflate."""
 
     def __init__(self, block: bytes) -> None:
         self._block, self._decompressor = block, zlib.decompressobj(-zlib.MAX_WBITS)
@@ -94,7 +94,7 @@ def _zstandard(block: bytes) -> _Unpacked:
 
 
 def _snappy(block: bytes) -> _Unpacked:
-    """Return a stream of the size that snappy would allocate at once: the size that precedes the content."""
+    """Return a stream of zeros, as many as snappy would allocate at once: the size stored before the content."""
     size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(block[:5]))
     first_end = next((place for place, byte in enumerate(block[:5]) if byte < 0x80), 4)
     size &= (1 << 7 * (first_end + 1)) - 1

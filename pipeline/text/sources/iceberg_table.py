@@ -145,10 +145,10 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
 
 def _is_down(error: Exception) -> bool:
-    """Return whether an error says that a catalog gave no answer, or an error of its own."""
+    """Return whether an error says that a catalog did not answer, or had an error of its own."""
     from pyiceberg.exceptions import ServerError, ServiceUnavailableError, TooManyRequestsError
 
-    if isinstance(error, OSError):  # requests raises these; for an address that is no URL, also a ValueError
+    if isinstance(error, OSError):  # from requests; for an invalid URL, it is also a ValueError
         return not isinstance(error, ValueError)
     busy = (ServerError, ServiceUnavailableError, TooManyRequestsError)
     return isinstance(error, busy) or type(error).__name__ == "OperationalError"
@@ -157,8 +157,8 @@ def _is_down(error: Exception) -> bool:
 def _latest_metadata(uri: str, names: Iterable[str]) -> str:
     """Return the metadata file of the current version of a table.
 
-    A table without a catalog names it in version-hint.text, or a later file has the next number. In the
-    folder of a table with a catalog it is the file of the highest number, if only one has it.
+    It is the file that version-hint.text names. If that has no name of a file (a number may be outdated), it
+    is the file with the highest number, if only one file has this number.
     """
     numbers = {name: int(match[1] or match[2]) for name in names if (match := METADATA.fullmatch(name))}
     if _HINT in names and (hint := open_store(uri).read(f"metadata/{_HINT}").decode().strip()) in numbers:
@@ -213,9 +213,9 @@ def _columns(table: Any, schema: Any) -> dict[str, TableColumn]:
 
 
 def _constants(table: Any, schema: Any, file: Any) -> Iterator[tuple[str, pa.Scalar]]:
-    """Yield the columns that have one value in all rows of a file that lacks them.
+    """Yield columns that a file may lack, each with the value that they then have in all its rows.
 
-    These are the values of its partition, and the defaults of columns that were added later.
+    The values are those of its partition, and the defaults of columns that were added later.
     """
     from pyiceberg.io.pyarrow import schema_to_pyarrow
     from pyiceberg.transforms import IdentityTransform
@@ -233,8 +233,9 @@ def _constants(table: Any, schema: Any, file: Any) -> Iterator[tuple[str, pa.Sca
 def _delete_files(tasks: Sequence[Any]) -> list[tuple[DeleteFile, ...]]:
     """Return the delete files of each data file.
 
-    A manifest gives all delete files of a partition to each of its data files. Delete files that list no row
-    of a data file are left out, so that it is not read again when rows of other data files are deleted.
+    A manifest gives all delete files of a partition to each data file of the partition. Delete files that
+    list no row of a data file are left out, so that this data file is not read again when rows of other data
+    files are deleted.
     """
     files = [[_delete_file(file) for file in task.delete_files] for task in tasks]
     counts = Counter(chain.from_iterable(files))

@@ -18,7 +18,7 @@ class TableColumn:
     names: tuple[str, ...]
     """names in files without field ids"""
     field_id: int | None = None
-    """id in files with field ids, which count before names"""
+    """id in files with field ids, which take precedence over names"""
     kind: pa.DataType | None = None
     """type in the table"""
 
@@ -71,10 +71,10 @@ class TableFile:
     delete_files: tuple[DeleteFile, ...] = ()
 
     def stamp(self, used: Iterable[str]) -> str:
-        """Return a digest of the used columns and of the deleted rows, which changes if the live rows may.
+        """Return a digest of the used columns and of the deleted rows. If live rows change, it changes, too.
 
-        The type of a time counts: a date that became a time has another type in units, with which new times
-        cannot be stored. Numbers of a narrower type can be stored with wider ones.
+        The type of a column of times counts: if it was a column of dates before, existing units have dates,
+        with which times cannot be stored. Numbers of a narrower type can be stored with wider ones.
         """
         used = set(used)
         columns = {

@@ -42,7 +42,7 @@ class Listing:
     """directory that the names of the files are relative to"""
     files: list[FoundFile]
     single: bool = False
-    """whether the URI is that of a file, the only one in `files`"""
+    """whether the URI names a single file, the only one in `files`"""
 
 
 def local_path(uri: str) -> str | None:
@@ -194,7 +194,7 @@ def _stat_files(paths: Iterable[str]) -> Iterator[FoundFile]:
 
     Raises:
         OSError: a path cannot be read.
-        DataError: it is a link whose target does not exist, as if the disk of the target is not mounted.
+        DataError: a path is a link whose target does not exist, for instance because its disk is not mounted.
     """
     for path in paths:
         try:

@@ -113,8 +113,8 @@ def list_corpus(corpus: CorpusSettings) -> CorpusFiles:
     rows and the names of their columns.
 
     Raises:
-        DataError: no file is left, some but not all files of a Delta or Iceberg table are named, or the table
-            cannot be read.
+        DataError: there is no file to read, some but not all files of a Delta or Iceberg table are named, or the
+            table cannot be read.
         ConfigError: the library that reads the table is not installed.
     """
     table = list_table(corpus)
@@ -320,7 +320,7 @@ def _refuse_lake_tables(uri: str, listing: Listing, names: Iterable[str], parque
     is_local, scheme = local_path(uri) is not None, uri.partition("://")[0]
     for base in possible_table_roots(listing.base):
         if base == listing.base and not (listing.single or glob.has_magic(uri)):
-            continue  # `names` has all its files
+            continue  # `names` already has all files of this folder
         root = base if is_local else f"{scheme}://{base}"
         for folder in LOG_FOLDERS:
             with storage_errors(root):

@@ -11,7 +11,7 @@ from pipeline.text.tokens.scripts import SCRIPTS, scripts_of
 from pipeline.text.tokens.tokens import TokenCounts
 
 WARN_PROPORTION = 0.05  # warn if at least this proportion of the tokens is unknown or lost
-# There is no warning about a script with fewer texts than this and with a smaller proportion of all texts.
+# No warning is given about a script with both fewer texts and a smaller proportion of all texts than these.
 _MIN_TEXTS, _MIN_PROPORTION = 20, 0.01
 _PREFIX = "script_"  # prefix of the names of a unit's counts by script
 _REMEDY = "use an encoder that knows the language"

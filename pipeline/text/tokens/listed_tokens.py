@@ -1,6 +1,6 @@
 """Find the tokens that files beside tokenizer.json add to it, as transformers does.
 
-Such tokens are whole: the text of one is never split. tokenizer_config.json lists them by id
+Such a token is whole: its text is never split. tokenizer_config.json lists them by id
 (added_tokens_decoder), by role (mask_token) and without a role (extra_special_tokens); older folders have
 special_tokens_map.json and added_tokens.json.
 """
@@ -57,7 +57,7 @@ def listed_tokens(folder: Path) -> list[ListedToken]:
 def _by_id(
     folder: Path, settings: Mapping[str, Any], own: Mapping[str, ListedToken]
 ) -> Iterator[ListedToken]:
-    """Yield the tokens that are listed with their ids, in their order."""
+    """Yield the tokens that are listed with their ids, in the order of the ids."""
     decoder = settings.get("added_tokens_decoder")
     if decoder is not None:
         for _, token in sorted(decoder.items(), key=lambda entry: int(entry[0])):

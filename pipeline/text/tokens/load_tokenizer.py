@@ -25,7 +25,7 @@ from pipeline.text.tokens.tokens import Side, Tokenizer, TokenTypes
 if TYPE_CHECKING:
     import tokenizers
 
-# Only after an ASCII letter or digit, with which a following character is never combined.
+# Positions must follow an ASCII letter or digit, with which a following character is never combined.
 _SPACE = re.compile(r"(?<=[0-9A-Za-z]) ")
 _SPACE_OR_CHINESE = re.compile(r"(?<=[0-9A-Za-z]) |(?<=[\u4e00-\u9fff])(?=[\u4e00-\u9fff])")
 _MAX_IDS = 1 << 24  # no vocabulary has more ids; arrays by id are as long as the largest id
@@ -76,7 +76,7 @@ def read_tokenizer(folder: Path, *, alone: bool = False) -> Any:
         alone: ignore what the files beside tokenizer.json say.
 
     Returns:
-        A tokenizer of the tokenizers library, or of transformers if that has it in Python only.
+        A tokenizer of the tokenizers library, or of transformers if it exists only there, in Python.
 
     Raises:
         ModelError: the files are missing or damaged.

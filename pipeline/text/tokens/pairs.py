@@ -1,6 +1,6 @@
 """Pairs of texts as one sequence of tokens, [CLS] a [SEP] b [SEP], with token types 0 and 1 (BERT).
 
-It needs no torch.
+This module needs no torch.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ class PairFormat:
     suffix: tuple[int, ...]
     """special tokens after the last text, for a single text and for a pair"""
     has_types: bool
-    """the second text and the tokens after it have token type 1; False: the model has one type, or the
-    tokenizer uses one"""
+    """whether the second text and the tokens after it have token type 1; False if the model has only one
+    type, or the tokenizer uses only one"""
     max_length: int
     """largest number of tokens of a pair, special tokens included"""
     truncation_side: Side
@@ -100,11 +100,11 @@ class PairFormat:
 
 
 def _longest_first(lengths: np.ndarray, room: int) -> np.ndarray:
-    """Numbers of tokens (n, 2) to keep of texts with (n, 2) tokens, so that the two sum to at most `room`.
+    """Return how many tokens, (n, 2), the texts of n pairs keep, so that each pair has at most `room`.
 
-    A text that is shorter than half of the room is kept whole. Otherwise the shorter text gets half of it and
-    the longer one the rest; if both have the same length, the second counts as longer, as in the tokenizers
-    library.
+    A text that is shorter than half of the room is kept whole. Otherwise the shorter text gets half of the
+    room and the longer one the rest; if both have the same length, the second counts as longer, as in the
+    tokenizers library.
     """
     shorter, longer = lengths.min(axis=1), lengths.max(axis=1)
     of_shorter = np.where(lengths.sum(axis=1) > room, np.minimum(shorter, room // 2), shorter)

@@ -7,7 +7,7 @@ def surroundings(offsets: np.ndarray, before: int, after: int) -> np.ndarray:
     """(tokens,) bool: the first `before` and the last `after` tokens of each row.
 
     Args:
-        offsets: (n + 1,) of the rows, as in `Tokens`.
+        offsets: (n + 1,) offsets of the rows, as in `Tokens`.
     """
     from_start, to_end = _distances(offsets)
     return (from_start < before) | (to_end <= after)
@@ -17,7 +17,7 @@ def tokens_at(offsets: np.ndarray, position: int) -> np.ndarray:
     """(tokens,) bool: the token at a position of each row, counted from the row's end if negative.
 
     Args:
-        offsets: (n + 1,) of the rows, as in `Tokens`.
+        offsets: (n + 1,) offsets of the rows, as in `Tokens`.
     """
     from_start, to_end = _distances(offsets)
     return from_start == position if position >= 0 else to_end == -position

@@ -1,6 +1,4 @@
-"""Tokenizers of static embeddings, which read texts as sentence-transformers or model2vec does: two loaders
-of a tokenizer.
-"""
+"""Load the tokenizer of static embeddings, which reads texts as sentence-transformers or model2vec does."""
 
 import json
 from dataclasses import dataclass, fields, replace

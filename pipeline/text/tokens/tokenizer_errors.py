@@ -1,4 +1,4 @@
-"""Turn errors of the tokenizers library into ModelError; it raises bare exceptions, and panics of Rust."""
+"""Turn errors of the tokenizers library, which are bare exceptions and Rust panics, into ModelError."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ def tokenizer_errors(where: Path, expected: str) -> Iterator[None]:
 
     Args:
         where: file or folder of the tokenizer.
-        expected: what the block needs of it.
+        expected: what the block needs of the tokenizer, for the message.
     """
     try:
         yield
