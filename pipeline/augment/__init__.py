@@ -1,8 +1,8 @@
 """Methods that make variants of a text. Each method has one file, which the registry finds.
 
 A method is a settings class whose fields are its options. A `WordAugmenter` edits words, is fast and needs no
-model. A `ModelAugmenter` names models; each later model reads the output of the one before it. Each can
-have workers of its own, and its outputs are stored.
+model. A `ModelAugmenter` names models; each model after the first reads the output of the previous one.
+Each model can have workers of its own, and its outputs are stored.
 
 Random draws do not depend on the worker, the order or the neighbours of a row: each generator is seeded by a
 key. The key of word edits is (seed, name of the variant, number of the variant, id). Models use text_key, a

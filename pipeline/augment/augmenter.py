@@ -111,7 +111,7 @@ class ModelWork:
         return self.stats.padding / max(self.stats.tokens_in + self.stats.padding, 1)
 
     def per_s(self, count: int) -> float:
-        """Rate per second, over all workers, of a number of texts or tokens."""
+        """Convert a number of texts or tokens to a rate per second, over all workers."""
         return count / max(self.seconds, 1e-9)
 
 
@@ -166,7 +166,7 @@ class ModelAugmenter(Augmenter):
 
     @abstractmethod
     def model_stages(self) -> tuple[ModelStage, ...]:
-        """Return the models in order. The first one reads the text, each later one the output before it."""
+        """Return the models in order. The first reads the text, each later one the previous output."""
 
     @property
     def variants(self) -> int:

@@ -22,7 +22,7 @@ def omit_words(
     count = len(words)
     if count < 2:
         return list(words)
-    # `span` spans cover a word; it is deleted if any of them is. Spans are deleted independently with the
+    # Each word is in `span` spans, and is deleted if any of them is. Spans are deleted independently with the
     # probability p for which 1 - (1 - p)^span is `probability`. The first spans begin before the first word.
     is_deleted = (rng.random(count + span - 1) < 1 - (1 - probability) ** (1 / span)).tolist()
     remaining = [

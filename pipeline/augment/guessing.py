@@ -165,7 +165,7 @@ class LoadedGuesser:
         return MaskedVariant(index, number, chosen, masked_text)
 
     def _excluded_ids(self, word: str) -> Sequence[int]:
-        """Return the ids that must not replace a word, unless no other id would be left."""
+        """Return the ids that must not replace a word; none if no other id would be left."""
         same = self._ids_by_word[word.casefold()] if self._options.other else []
         return same if len(same) < len(self._whole_words) else []
 

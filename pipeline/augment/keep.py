@@ -87,7 +87,7 @@ def judge(
         texts: the texts.
         candidates: the variants by label.
         vectors: the encoder; called at most once, for the distinct texts among the variants that passed the
-            cheap tests and their sources. Required if a similarity is bounded.
+            cheap tests and the texts of these variants. Required if a similarity is bounded.
 
     Raises:
         ConfigError: as by `check_keep`.
@@ -153,7 +153,7 @@ class _Trial:
 
 
 def _empty(trial: _Trial) -> None:
-    """Reject variants without characters, and variants without words of texts that have words."""
+    """Reject variants without characters, and variants without words if their text has words."""
     remaining, normalized = trial.remaining, trial.variants.normalized
     wordless = pc.and_(pc.equal(normalized, "").fill_null(True), pc.not_equal(trial.sources.normalized, ""))
     empty = (trial.variants.lengths == 0) | as_mask(wordless)

@@ -34,7 +34,7 @@ def check_languages(codes: Sequence[str], where: str) -> None:
 
 @functools.cache
 def _identifier(among: tuple[str, ...]) -> Any:
-    """Return the identifier restricted to some languages; empty for no restriction.
+    """Return the identifier, restricted to the languages `among` if there are any.
 
     A restricted identifier is a shallow copy, so that `set_languages` does not restrict the others.
     """

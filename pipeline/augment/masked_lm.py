@@ -17,7 +17,7 @@ from pipeline.settings.augment import AugmentSettings, ModelSettings
 from pipeline.text.tokens.templates import mask_token
 
 _RULES = 1  # part of the identity; increase it when a change of the code gives other texts
-_MASKED_LM_ENDINGS = ("MaskedLM", "PreTraining")  # names of architectures with a masked-LM head end so
+_MASKED_LM_ENDINGS = ("MaskedLM", "PreTraining")  # ends of the names of architectures with a masked-LM head
 
 
 @AUGMENTERS.register("masked_lm")

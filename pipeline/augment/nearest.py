@@ -1,7 +1,7 @@
 """Find the nearest words of a word by exact cosines of word vectors.
 
-Nearest words are computed when a word is first looked up, and cached in the worker. One of the two sources of
-synonyms.
+Nearest words are computed when a word is first looked up, and cached in the worker. They are one of the two
+sources of synonyms.
 """
 
 import json

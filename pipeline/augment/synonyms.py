@@ -42,12 +42,12 @@ class SynonymSettings(ShortSettings):
     the nearest words by cosine
     """
     nearest: Annotated[int, Field(ge=1)] = 10
-    """number of nearest words of `vectors` that count as synonyms, at most"""
+    """largest number of nearest words of `vectors` that count as synonyms"""
     least_cosine: Annotated[float, Field(ge=-1, le=1)] = 0.6
     """least cosine of a word of `vectors` that counts as a synonym"""
     vocabulary: Annotated[int, Field(ge=2)] | None = 50_000
-    """number of words from the beginning of `vectors`, where published files have the most frequent ones,
-    that are replaced or used as synonyms; null: all, which takes proportionally longer
+    """number of words that are replaced or used as synonyms, from the beginning of `vectors`, where published
+    files have the most frequent words; null: all words, which takes proportionally longer
     """
 
     @field_validator("thesaurus", "vectors")

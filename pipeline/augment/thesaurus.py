@@ -25,7 +25,7 @@ def read_thesaurus(file: Path, name: str) -> dict[str, tuple[str, ...]]:
         name: name of the file in errors.
 
     Raises:
-        DataError: the file has another format or no synonym; names the line or row.
+        DataError: the file has another format or no synonym; the error names the line or row.
     """
     with file.open("rb") as stream:
         is_parquet = stream.read(4) == b"PAR1"

@@ -11,8 +11,8 @@ from pipeline.targets.target import TARGETS
 
 @TARGETS.register("elasticsearch")
 class ElasticsearchTarget(OpenSearchTarget):
-    """An index NAME. A key is in ELASTICSEARCH_API_KEY, or user and password in ELASTICSEARCH_USER and
-    ELASTICSEARCH_PASSWORD.
+    """An index NAME. The API key is in ELASTICSEARCH_API_KEY, or user and password are in ELASTICSEARCH_USER
+    and ELASTICSEARCH_PASSWORD.
     """
 
     extra: ClassVar[str | None] = "elasticsearch"

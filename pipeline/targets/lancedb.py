@@ -23,10 +23,10 @@ _CREATED = pa.schema([("target", pa.string()), ("position", pa.string())])
 
 @TARGETS.register("lancedb")
 class LanceTarget(Target):
-    """A table NAME of a folder or of object storage.
+    """A table NAME in a folder or in object storage.
 
-    Every write makes a version of the table. The rows of a step are written together, so that there are few;
-    when an export ends, small files are merged, and versions that are older than a week are deleted.
+    Every write makes a version of the table. The rows of a step are written together, so that there are few
+    versions. When an export ends, small files are merged, and versions older than a week are deleted.
     """
 
     extra: ClassVar[str | None] = "lancedb"
@@ -113,9 +113,9 @@ class LanceTarget(Target):
 
 
 def _with_named_maps(kind: pa.DataType) -> pa.DataType:
-    """Return a type whose maps consist of key and value, as LanceDB names them when it writes rows.
+    """Return a type whose maps have the fields key and value, as LanceDB names them when it writes rows.
 
-    Maps that were read from Parquet may have values of another name, and LanceDB would refuse every row.
+    In maps that were read from Parquet, the fields may have other names. LanceDB would refuse every row.
     """
     if pa.types.is_map(kind):
         return pa.map_(_with_named_maps(kind.key_type), _with_named_maps(kind.item_type))

@@ -17,7 +17,7 @@ from pipeline.targets.values import id_array, json_rows
 _KEY = "manta.position"  # property of the collection
 _MAX_ID_BYTES = 65_535  # limit of a VARCHAR
 _MAX_ID = 2**63 - 1  # largest integer id
-_BATCH_IDS = 1_000  # in one condition of a deletion
+_BATCH_IDS = 1_000  # ids in one condition of a deletion
 # Codes of the server for invalid parameters and collections, of Milvus Lite (6), and statuses of gRPC.
 _REFUSALS = (
     *("6", "100", "1100", "1101", "1102", "1800"),
@@ -126,7 +126,8 @@ class MilvusTarget(Target):
             status = str(error.code)
         else:
             return None
-        # The server's own word, which clients before 3.0 do not pass on; subclasses are errors of the client.
+        # `is_input_error` is what the server says, which clients before 3.0 do not pass on. Subclasses of
+        # MilvusException are errors of the client.
         is_input = getattr(error, "is_input_error", False) or status in _REFUSALS
         lost = ("ConnectError", "MilvusUnavailableException", "SchemaMismatchRetryableException")
         is_client = isinstance(error, errors.MilvusException) and type(error) is not errors.MilvusException

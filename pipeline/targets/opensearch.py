@@ -18,7 +18,7 @@ from pipeline.targets.requests import in_requests, is_refusal
 from pipeline.targets.target import TARGETS, Position, Target
 from pipeline.targets.values import id_array, json_rows
 
-# the types that servers guess
+# the type that servers guess for texts
 _TEXT = {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": 256}}}
 _UNPARSED = {"type": "object", "enabled": False}  # stored, but not searchable
 
@@ -138,7 +138,7 @@ class OpenSearchTarget(Target):
         self._send((json.dumps({"delete": {"_id": _document_id(each)}}),) for each in ids.to_pylist())
 
     def ids(self) -> Iterator[pa.Array]:
-        """Read the field `id` of all documents, in its order."""
+        """Read the field `id` of all documents, sorted by this field."""
         self._client.indices.refresh(index=self.name)
         body = {"size": self.page_ids, "query": {"match_all": {}}, "sort": [{"id": "asc"}], "_source": ["id"]}
         while hits := self._client.search(index=self.name, body=body)["hits"]["hits"]:
@@ -179,7 +179,7 @@ class OpenSearchTarget(Target):
         answer = self._client.bulk(body="\n".join(lines) + "\n", index=self.name)
         results = [next(iter(item.values())) for item in answer["items"]] if answer["errors"] else []
         for result in results:
-            if "error" not in result:  # also the deletion of a document that does not exist
+            if "error" not in result:  # deleting a document that does not exist is no error, either
                 continue
             found = json.dumps(result["error"])[:500]
             if result["status"] in (404, 429) or result["status"] >= 500:  # 404: the index was deleted

@@ -163,7 +163,7 @@ class PgvectorTarget(Target):
         """Distinguish values, settings and privileges that the server refuses from a server that fails."""
         errors, found = self._psycopg, " ".join(str(error).split())
         state = (getattr(error, "sqlstate", None) or "")[:2]
-        # An OverflowError is a time that Python does not have.
+        # An OverflowError is a time that Python cannot represent.
         if isinstance(error, errors.DataError | OverflowError) or state in _INVALID_DATA:
             return DataError(self.where, "values that PostgreSQL can store", found, "correct the corpus")
         if isinstance(error, errors.ProgrammingError | errors.NotSupportedError) or state in _INVALID_REQUEST:
@@ -172,7 +172,7 @@ class PgvectorTarget(Target):
         return self.unreachable(error) if isinstance(error, errors.Error) else None
 
     def _refuse_password(self) -> None:
-        """Raise ConfigError if the address has a password, or is invalid: then a secret may be in any part.
+        """Raise ConfigError if the address has a password, or is invalid, so that any part may be a secret.
 
         The message does not show the address.
         """
@@ -257,7 +257,7 @@ def _database_rows(rows: pa.Table, clean: Callable[[Any], Any]) -> Iterator[tupl
     """Yield the rows as values that psycopg writes in the types of the columns.
 
     Args:
-        clean: called with each text, and with each value for a column of JSON.
+        clean: converts each text, and each value of a column of JSON.
     """
     return zip(*(_database_column(rows, field, clean) for field in rows.schema), strict=True)
 

@@ -28,7 +28,7 @@ class QdrantTarget(Target):
     """A collection NAME, with cosine similarity. The key of the API is in QDRANT_API_KEY.
 
     Qdrant does not take arbitrary texts as ids, so the id of a point is the UUID (version 5) of the row's id.
-    It stores vectors of length 1.
+    Qdrant stores vectors scaled to length 1.
     """
 
     extra: ClassVar[str | None] = "qdrant"
@@ -124,12 +124,14 @@ class QdrantTarget(Target):
     def explain(self, error: Exception) -> PipelineError | None:
         """Distinguish requests that the server refuses from a server that does not answer."""
         errors = self.client("qdrant_client.http.exceptions")
-        if isinstance(error, sqlite3.OperationalError):  # of a folder, such as one on a full disk
+        if isinstance(error, sqlite3.OperationalError):  # from a folder, such as one on a full disk
             return self.unreachable(error)
         status = getattr(error, "status_code", None)  # an UnexpectedResponse has a status
         if isinstance(error, ValueError) or is_refusal(status):
             return self.refused(error, "check the address, the name and QDRANT_API_KEY")
-        is_locked = isinstance(error, RuntimeError) and "already accessed" in str(error)  # a folder
+        is_locked = isinstance(error, RuntimeError) and "already accessed" in str(
+            error
+        )  # another client has opened the folder
         return self.unreachable(error) if is_locked or isinstance(error, errors.ApiException) else None
 
 

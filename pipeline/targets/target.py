@@ -42,7 +42,7 @@ class Position(Settings):
     columns: dict[str, str]
     """names and types of all columns"""
     releases: tuple[HeldRelease, ...]
-    """one release if no export is running; else the target may have rows of each"""
+    """one release if no export is running; else all releases of which the target may have rows"""
     next: HeldRelease | None = None
     """the release that is being exported, of which some rows may be in the target too"""
     steps: int = 0
@@ -119,7 +119,7 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def create(self, schema: pa.Schema, position: Position) -> None:
-        """Create the target without rows, instead of an earlier one, and store the position.
+        """Create the target without rows, replacing an earlier one, and store the position.
 
         Args:
             schema: columns `id`, `vector`, and the kept columns.
@@ -135,7 +135,7 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def ids(self) -> Iterator[pa.Array]:
-        """Yield the ids of all rows, as `stored_ids` returns them, in types that can be cast to theirs."""
+        """Yield the ids of all rows; cast to the type of the ids, they equal the result of `stored_ids`."""
 
     def stored_ids(self, ids: pa.Array) -> pa.Array:
         """Return ids as the target stores them."""

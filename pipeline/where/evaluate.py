@@ -46,9 +46,7 @@ class ColumnComparison:
 
 @dataclass(frozen=True)
 class IsNotNull:
-    """A condition with the same answer for all rows with a value, such as an int8 below 1,000; null for other
-    rows.
-    """
+    """A condition with the same answer for every row that has a value, such as int8 < 1,000; else null."""
 
     column: str
     answer: bool

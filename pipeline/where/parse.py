@@ -1,9 +1,9 @@
 """Parse a filter of search results, such as `price < 10 and (lang = 'de' or lang is null)`.
 
-The grammar is the part of SQL that one row decides by itself. pyarrow parses no text into expressions (it
-reads Substrait, a binary format that other programs write), its expressions treat null in is_in as false, and
-faiss knows ids only; so a short parser makes conditions that pyarrow.compute evaluates. Values are converted
-to the types of the columns that they are compared with. Nothing is executed.
+The grammar is the part of SQL that can be decided from one row alone. pyarrow parses no text into expressions
+(it reads Substrait, a binary format that other programs write), its expressions treat null in is_in as false,
+and faiss knows ids only; so a short parser makes conditions that pyarrow.compute evaluates. Values are
+converted to the types of the columns that they are compared with. Nothing is executed.
 """
 
 import decimal
@@ -232,7 +232,7 @@ def _mismatch(field: pa.Field, token: Token, expected: str) -> Exception:
 
 
 def _point_in_time(field: pa.Field, token: Token) -> pa.Scalar:
-    """Return a date, a time of day or a timestamp; without an offset, a timestamp with a zone is in UTC."""
+    """Return a date, a time of day or a timestamp. If the type has a zone, a text without offset is UTC."""
     kind, example = field.type, "'2026-11-25'"
     if pa.types.is_time(kind):
         example = "'23:59:00'"
@@ -254,7 +254,7 @@ def _cast_time(text: str, kind: pa.DataType) -> pa.Scalar:
     except pa.ArrowInvalid:
         if not (pa.types.is_timestamp(kind) and kind.tz):
             raise
-        # An offset is missing. pyarrow takes no offset after a date alone.
+        # The text has no offset. None can be appended, because pyarrow takes no offset after a date alone.
         return pa.scalar(text).cast(pa.timestamp(kind.unit)).cast(kind)
 
 
@@ -292,8 +292,8 @@ def _bounds(kind: pa.DataType) -> tuple[int, int]:
 
 # Levels of nested parentheses and `not`; each level takes some frames of Python's stack.
 _MAX_DEPTH = 100
-# Limits of what a row costs. A comparison takes up to a microsecond. A pattern with ten or more _ after a %
-# takes some microseconds for each character of the row's text.
+# Limits of the time that a row takes. A comparison takes up to a microsecond. A pattern with ten or more _
+# after a % takes some microseconds for each character of the row's text.
 _MAX_CONDITIONS = 1_000
 _MAX_PATTERN = 1_000  # characters
 _MAX_SINGLE = 100  # _ in all patterns

@@ -14,8 +14,8 @@ class GroupPairs(Builder):
     """Pairs of two different texts of a group, in a drawn order of its texts.
 
     Each text is paired with the next one in that order, then with the next but one and so on; after the
-    last text comes the first one again. So all texts of a group occur equally often, or nearly, whatever `most`
-    is.
+    last text comes the first one again. So all texts of a group occur equally often, or nearly, whatever
+    `most` is.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("group", "text")

@@ -2,8 +2,8 @@
 
 This module is separate from `detect_lakes`, because deltalake is an optional dependency.
 
-The library does not say which deletion vectors data files have. When it reads vectors itself, it keeps a value
-in memory for every row. So a log that may name vectors is read here, too.
+The library does not say which deletion vectors data files have. When it reads vectors itself, it keeps a
+value in memory for every row. So a log that may name vectors is read here, too.
 """
 
 import base64

@@ -94,7 +94,7 @@ def _zstandard(block: bytes) -> _Unpacked:
 
 
 def _snappy(block: bytes) -> _Unpacked:
-    """Return a stream of zeros, as many as snappy would allocate at once: the size stored before the content."""
+    """Return a stream of as many bytes as snappy would allocate: the size stored before the content."""
     size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(block[:5]))
     first_end = next((place for place, byte in enumerate(block[:5]) if byte < 0x80), 4)
     size &= (1 << 7 * (first_end + 1)) - 1

@@ -157,8 +157,8 @@ def _is_down(error: Exception) -> bool:
 def _latest_metadata(uri: str, names: Iterable[str]) -> str:
     """Return the metadata file of the current version of a table.
 
-    It is the file that version-hint.text names. If that has no name of a file (a number may be outdated), it
-    is the file with the highest number, if only one file has this number.
+    It is the file named in version-hint.text. A hint that is only a number may be outdated: then, and without
+    a hint, it is the file with the highest number, if only one file has this number.
     """
     numbers = {name: int(match[1] or match[2]) for name in names if (match := METADATA.fullmatch(name))}
     if _HINT in names and (hint := open_store(uri).read(f"metadata/{_HINT}").decode().strip()) in numbers:

@@ -113,8 +113,8 @@ def list_corpus(corpus: CorpusSettings) -> CorpusFiles:
     rows and the names of their columns.
 
     Raises:
-        DataError: there is no file to read, some but not all files of a Delta or Iceberg table are named, or the
-            table cannot be read.
+        DataError: there is no file to read, some but not all files of a Delta or Iceberg table are named, or
+            the table cannot be read.
         ConfigError: the library that reads the table is not installed.
     """
     table = list_table(corpus)

@@ -23,8 +23,8 @@ def plan_buffers(lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
     """Group row numbers into buffers of at most `max_tokens` tokens.
 
     Each buffer takes the longest remaining row, then again the longest row that still fits, so only the last
-    buffers have gaps. These are the buffers of first-fit decreasing: at most 11/9 of the fewest possible, plus
-    one (Dosa 2007). Rows without tokens are in no buffer; every other row is in exactly one.
+    buffers have gaps. These are the buffers of first-fit decreasing: at most 11/9 of the fewest possible,
+    plus one (Dosa 2007). Rows without tokens are in no buffer; every other row is in exactly one.
 
     Args:
         lengths: (n,) tokens of each row.

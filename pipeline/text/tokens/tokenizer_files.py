@@ -26,7 +26,7 @@ class _ClassOptions(NamedTuple):
     keys: Mapping[str, tuple[str, bool | None]]
     """by the name of the option: its key in tokenizer_config.json, and its value without that key"""
     tokens: tuple[str, ...]
-    """tokens with a role, if no file names them"""
+    """tokens with a role that are used if no file names any"""
 
 
 _BERT = _ClassOptions(
@@ -125,7 +125,7 @@ def added_tokens(folder: Path) -> dict[str, str]:
     """Tokens that tokenizer_config.json adds at the beginning and at the end of every text.
 
     Returns:
-        bos_token and eos_token, if the file adds them -> the token's text.
+        bos_token or eos_token -> the token's text, for those that the file adds.
     """
     config = token_settings(folder)
     wanted = (name for name in ("bos_token", "eos_token") if config.get(f"add_{name}") is True)

@@ -18,7 +18,7 @@ from pipeline.text.tokens.positions import surroundings, tokens_at
 Side = Literal["start", "end"]
 
 SKIPPED_WORD = -1
-"""A `TextsToIds` returns it for an unknown word for which the vocabulary has no token at all."""
+"""Id that a `TextsToIds` returns for a word without any token in the vocabulary, not even an unknown one."""
 # Limits of the texts that are given to the tokenizer's threads at once. Their encodings take about 100 bytes
 # a token until they are copied.
 _BATCH_TEXTS = 1_024
@@ -149,7 +149,7 @@ class TokenTypes(NamedTuple):
     suffix: tuple[int, ...]
 
     def of_rows(self, offsets: np.ndarray) -> np.ndarray:
-        """(tokens,) int64: the type of each token of the rows from `offsets`, as in `Tokens`."""
+        """(tokens,) int64: the type of each token of the rows with these offsets, as in `Tokens`."""
         types = np.full(offsets[-1], self.text, np.int64)
         around = surroundings(offsets, len(self.prefix), len(self.suffix))
         types[around] = np.tile((*self.prefix, *self.suffix), len(offsets) - 1)
@@ -187,9 +187,9 @@ class Tokenizer:
     largest_id: int | None = None
     """largest id of a token; None: the vocabulary has to be asked"""
     mask: int | None = None
-    """Position in every row of the mask token, the only one that is pooled; None: all tokens are pooled.
+    """Position of the mask token in every row. Only this token is pooled; None: all tokens are pooled.
 
-    It counts from the row's first token or, if negative, from its end.
+    The position counts from the row's first token or, if negative, from the row's end.
     """
     ends_sentences: bool = False
     """whether to add a full stop to a text that does not end with one of . ? " '"""
@@ -231,7 +231,7 @@ class Tokenizer:
         return self._tokenize(texts)[0]
 
     def full_lengths(self, texts: Sequence[str]) -> np.ndarray:
-        """(n,) int64: tokens of each text with prompt and special tokens, of which none is truncated."""
+        """(n,) int64: number of tokens of each text before truncation, prompt and special tokens included."""
         sentences = map(end_sentence, texts) if self.ends_sentences else texts
         batches = _batches([self.prompt + text for text in sentences])
         contents = [len(ids) for batch in batches for ids in self.text_ids(batch)]
