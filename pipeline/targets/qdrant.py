@@ -129,9 +129,8 @@ class QdrantTarget(Target):
         status = getattr(error, "status_code", None)  # an UnexpectedResponse has a status
         if isinstance(error, ValueError) or is_refusal(status):
             return self.refused(error, "check the address, the name and QDRANT_API_KEY")
-        is_locked = isinstance(error, RuntimeError) and "already accessed" in str(
-            error
-        )  # another client has opened the folder
+        # another client has opened the folder
+        is_locked = isinstance(error, RuntimeError) and "already accessed" in str(error)
         return self.unreachable(error) if is_locked or isinstance(error, errors.ApiException) else None
 
 

@@ -74,7 +74,7 @@ class Target(abc.ABC):
     name_form: ClassVar[str] = r".+"
     """regular expression of valid names"""
     name_rule: ClassVar[str] = "a name that is not empty"
-    """the same in words"""
+    """the rule of `name_form` in words, for messages"""
 
     def __init__(self, uri: str, name: str) -> None:
         """Connect to the target.

@@ -123,7 +123,7 @@ def _unknown(text: str, start: int) -> ConfigError:
 
 
 def comparison(field: pa.Field, operator: str, token: Token) -> Condition:
-    """Return the comparison of a column with the value that a token has.
+    """Return the comparison of a column with the value of a token.
 
     An integer column is compared exactly with any number, such as 9.5 or 1e30.
 
@@ -163,7 +163,7 @@ def membership(field: pa.Field, tokens: list[Token]) -> Condition:
 
 
 def scalar_of(field: pa.Field, token: Token) -> pa.Scalar:
-    """Return the value of a token in the type of a column that is not of integers.
+    """Return the value of a token in the type of a column, which must not be an integer type.
 
     Raises:
         ConfigError: the value does not fit the type.

@@ -230,7 +230,7 @@ class _Document:
 
     Attributes:
         spans: (start, end) of each finished chunk.
-        next: first piece of the next chunk, and first piece that is in no finished chunk.
+        next: (first piece of the next chunk, first piece in no finished chunk); they differ by the overlap.
         surplus: tokens by which the next chunk was too long when its tokens were counted.
     """
 

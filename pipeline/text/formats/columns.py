@@ -51,7 +51,7 @@ class RowGroups:
     stop: int
     """index after the last row group"""
     first_row: int
-    """number of the first row in the file"""
+    """number of the first row in the file; rows that a table has deleted are not counted"""
     rows: int
     size: int
     """bytes of the columns to read"""

@@ -42,9 +42,9 @@ def keys_by_column(schema: pa.Schema, corpus: CorpusSettings) -> dict[str, str]:
 
 
 def partition_values(schema: pa.Schema, file: SourceFile, corpus: CorpusSettings) -> dict[str, pa.Scalar]:
-    """Map columns of the batch to their value in the file's hive partition, for rows that lack it.
+    """Map columns of the batch to their values in the file's hive partition, for rows without a value.
 
-    Columns whose type cannot hold the value are left out.
+    Columns whose type cannot hold the partition's value are left out.
     """
     values = {}
     for column, name in keys_by_column(schema, corpus).items():

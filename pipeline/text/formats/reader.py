@@ -46,7 +46,7 @@ class InspectFiles:
     corpus: CorpusSettings
 
     def start(self) -> Callable[[Sequence[SourceFile]], list[FileColumns | DataError]]:
-        """Return the function that inspects files: sixteen at once, because each is a round trip."""
+        """Return the function that inspects files: sixteen at once, because each file takes a round trip."""
         return lambda files: in_threads(lambda file: _inspect(file, self.corpus), files)
 
 

@@ -115,7 +115,7 @@ class CopiesRecord(Stored):
 
 @dataclass(frozen=True)
 class GatherCopies:
-    """For each unit of `UnitsToCopyTo`, write its rows with copyable vectors. Returns a `CopiesRecord`."""
+    """Write, for each unit of `UnitsToCopyTo`, its rows with copyable vectors. Returns a `CopiesRecord`."""
 
     work: WorkFolder
     """folder of the temporary files"""

@@ -204,7 +204,7 @@ class ResolveBucket:
 
 
 def _examples(examples: Sequence[LineChange], chosen: np.ndarray) -> list[ExampleLine]:
-    """Return the examples with their lines' indices among the chosen lines, which include all examples."""
+    """Return the examples, each with the index of its line among the chosen lines, which include it."""
     return [
         ExampleLine(
             key=key,

@@ -81,7 +81,7 @@ class UnitWriter:
         """Write the rows that `to_write`, a mask by position, selects.
 
         The rows keep their order, and their positions among all rows decide how they are divided into units.
-        So the units of rows that become live together do not depend on what else is read.
+        So rows that become live together are divided in the same way, whatever else is read.
 
         Args:
             rows: rows of units, with a column `POSITION`.

@@ -32,9 +32,8 @@ from pipeline.text.task_map import WorkFolder
 
 _DELETED_COLUMNS = ("id", "file", "row")
 _TOGETHER_BYTES = 64 << 20  # bytes of rows read together from several parts: about the size of one part
-_STEP_ROWS = (
-    16_384  # rows of one table for `rechunk`, which measures all remaining rows of a table at each cut
-)
+# rows of one table for `rechunk`, which measures all remaining rows of a table at each cut
+_STEP_ROWS = 16_384
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def carried_keys(rows: pa.Table, names: Sequence[str]) -> pa.Array:
 
 
 def bucket_count(rows: int) -> int:
-    """Return the number of buckets such that, of `rows` rows, each has at most BUCKET_ROWS on average.
+    """Return the number of buckets for `rows` rows: a bucket has at most BUCKET_ROWS rows on average.
 
     It is a power of two, so that every bucket lies within one earlier bucket after the number has grown.
 

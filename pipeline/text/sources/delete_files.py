@@ -152,7 +152,7 @@ def _data_file_of(blob: Any) -> str:
 
 
 def _rows_of(blob: bytes, rows: int) -> np.ndarray:
-    """Return the rows that a stored deletion vector lists; `blob` is its length, the vector, its checksum."""
+    """Return the rows that a stored deletion vector lists; `blob` has its length, itself and its checksum."""
     stop = 4 + int.from_bytes(blob[:4], "big")
     if len(blob) != stop + 4 or zlib.crc32(blob[4:stop]) != int.from_bytes(blob[stop:], "big"):
         raise ValueError("a deletion vector without the checksum that it was written with")

@@ -71,9 +71,8 @@ def list_delta_files(uri: str, snapshot: int | datetime | None) -> Listing:
     Raises:
         DataError: there is no such version, or a feature of the table is not supported.
     """
-    table = in_daemon_thread(
-        partial(_open, uri, snapshot), "manta-delta"
-    ).result()  # the thread ends with the process
+    # a thread that ends with the process
+    table = in_daemon_thread(partial(_open, uri, snapshot), "manta-delta").result()
     features = _features(table)
     if unknown := sorted(features - _FEATURES):
         raise DataError(

@@ -47,7 +47,7 @@ class FileView:
         return {**{name: value.type for name, value in self.constants.items()}, **stored}
 
     def stored_names(self, columns: Iterable[str]) -> list[str]:
-        """Return the names in the file of those columns that are in it, each once."""
+        """Return the names in the file, each once, of those of the columns that the file has."""
         return list(dict.fromkeys(self.stored[name] for name in columns if name in self.stored))
 
     def live_count(self, start: int, stop: int) -> int:

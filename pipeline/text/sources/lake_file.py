@@ -71,7 +71,7 @@ class TableFile:
     delete_files: tuple[DeleteFile, ...] = ()
 
     def stamp(self, used: Iterable[str]) -> str:
-        """Return a digest of the used columns and of the deleted rows. If live rows change, it changes, too.
+        """Return a digest of the used columns and the deleted rows, which changes whenever the live rows do.
 
         The type of a column of times counts: if it was a column of dates before, existing units have dates,
         with which times cannot be stored. Numbers of a narrower type can be stored with wider ones.

@@ -1,6 +1,6 @@
 """Find the tokens that files beside tokenizer.json add to it, as transformers does.
 
-Such a token is whole: its text is never split. tokenizer_config.json lists them by id
+Such a token is whole: its text is never split. tokenizer_config.json lists tokens by id
 (added_tokens_decoder), by role (mask_token) and without a role (extra_special_tokens); older folders have
 special_tokens_map.json and added_tokens.json.
 """

@@ -73,7 +73,7 @@ def read_tokenizer(folder: Path, *, alone: bool = False) -> Any:
 
     Args:
         folder: the model folder.
-        alone: ignore what the files beside tokenizer.json say.
+        alone: ignore options and tokens that the files beside tokenizer.json name.
 
     Returns:
         A tokenizer of the tokenizers library, or of transformers if it exists only there, in Python.

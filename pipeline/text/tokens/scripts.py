@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _LEADING_CHARACTERS = 64  # number of characters of a text from which its script is guessed
-_MIN_KANA = 0.1  # proportion of kana among kana and Chinese characters from which a text is Japanese
+_MIN_KANA = 0.1  # a text is Japanese if more than this proportion of kana and Chinese characters are kana
 # Script -> (first, last) code points of its letters and marks, by the blocks of Unicode.
 _BLOCKS: dict[str, tuple[tuple[int, int], ...]] = {
     "symbols": (),

@@ -24,7 +24,7 @@ class _ClassOptions(NamedTuple):
     type: str
     """type of that part; other types keep their options"""
     keys: Mapping[str, tuple[str, bool | None]]
-    """by the name of the option: its key in tokenizer_config.json, and its value without that key"""
+    """option -> (its key in tokenizer_config.json, its value if that file lacks the key)"""
     tokens: tuple[str, ...]
     """tokens with a role that are used if no file names any"""
 
@@ -204,7 +204,7 @@ def replaced_options(folder: Path) -> dict[str, bool | None]:
 
 
 def class_tokens(folder: Path) -> tuple[str, ...]:
-    """Return the tokens with a role that the class of a folder's tokenizer has, if no file names others."""
+    """Return the tokens with a role that the class of a folder's tokenizer uses if no file names others."""
     options = _class_options(folder)
     return () if options is None else options.tokens
 
