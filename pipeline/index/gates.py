@@ -90,7 +90,7 @@ def _canary_gate(cosine: float, min_cosine: float) -> Gate:
 
 
 def lowest_cosine(before: np.ndarray, now: np.ndarray) -> float:
-    """Return the lowest cosine between equal rows of `before` and `now`, both (n, d).
+    """Return the lowest cosine of row i of `before` with row i of `now`, both (n, d).
 
     Two zero vectors count as equal: an encoder of word vectors gives zero for texts of unknown words. The
     cosine of a zero vector and a nonzero one is 0.

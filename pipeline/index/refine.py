@@ -2,8 +2,8 @@
 
 faiss neither merges such indexes nor removes rows from them. An IndexRefine numbers its rows from 0 in the
 order in which they were added: the inverted lists hold these numbers, the second codes are in their order,
-and an id map around it gives their addresses. So merging and removing have to keep lists, codes and id map
-consistent.
+and an id map around the IndexRefine gives the rows' addresses. So merging and removing have to keep lists,
+codes and id map consistent.
 """
 
 from typing import Any

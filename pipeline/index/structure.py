@@ -97,7 +97,7 @@ def _check_trainable(factory: str, index: Any, ann: Any) -> None:
     problems = [problem for transform in transforms_of(index) if (problem := _impossible(transform))]
     if isinstance(ann, faiss.IndexIVF) and not ann.nlist:
         problems.append("no inverted lists")
-    # else faiss reads outside of its memory
+    # with fewer links, faiss reads outside of its memory
     if any(int(links) < 2 for links in re.findall(r"HNSW(\d+)", factory)):
         problems.append("a graph with fewer than 2 links for each row")
     if problems:

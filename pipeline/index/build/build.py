@@ -145,14 +145,14 @@ def train_with_graph(index: Any, sample: np.ndarray, seed: int, *, on_gpu: bool)
 
 
 def _train_codes(index: Any, sample: np.ndarray) -> None:
-    """Train the codes of an index, which keeps the centroids that it has.
+    """Train the codes of an index; its centroids stay as they are.
 
     Args:
         sample: (n, d) float32, after all transforms.
     """
     ivf, refined, id_map = unwrap(index), index_refine_of(index), id_map_of(index)
-    # A RaBitQ code follows from the vector and its centroid, without training. For a single row faiss does
-    # not search the graph for the lists of all rows.
+    # A RaBitQ code follows from the vector and its centroid, without training: one row is enough, and faiss
+    # does not have to search the graph for the lists of all rows.
     ivf.train(sample[:1] if isinstance(ivf, faiss.IndexIVFRaBitQ) else sample)
     if refined is not None:
         faiss.downcast_index(refined.refine_index).train(sample)
@@ -194,7 +194,7 @@ def train(
     Args:
         sample: (n, d) float32, raw vectors.
         on_gpu: run k-means of lists and of product quantizers on GPUs, see `pipeline.index.gpu`. The index
-        differs in its last bits, and is still an index for the CPU.
+            differs in its last bits, and is still an index for the CPU.
 
     Raises:
         DataError: the sample has NaN, infinity, zero vectors or the wrong dimension.
@@ -227,8 +227,8 @@ def fill(
 
     Args:
         rows: number of rows in all batches, if it is known: memory for them is reserved.
-        on_gpu: find the lists of rows on GPUs. A row about equally near to two lists may be added to another
-        one than on a CPU.
+        on_gpu: find the lists of rows on GPUs. A row that is about equally near to two lists may be added
+            to a different one than on a CPU.
 
     Raises:
         DataError: vectors have NaN, infinity or another dimension, or are zero.

@@ -15,7 +15,7 @@ from pipeline.index.gpu import flat_index
 from pipeline.index.library import faiss, map_in_threads
 
 BLOCK_ROWS = 32_768  # rows whose nearest centroids are found together: smaller products are slower
-GROUPS_PER_ROW = 8  # nearest groups, all of whose centroids are compared with a row
+GROUPS_PER_ROW = 8  # a row is compared with all centroids of this many nearest groups
 _GROUP_ROUNDS, _GROUP_SAMPLE = 4, 64  # k-means that divides centroids: rounds, and centroids for each group
 # Rounds of k-means over all centroids, after those within groups of rows. With eight, recall@10 is within
 # 0.005 of k-means on one level (table of 512 lists in tests/benchmarks/README.md).
@@ -107,7 +107,7 @@ class _Rounds(NamedTuple):
 def train_centroids(
     vectors: np.ndarray, count: int, rounds: int, seed: int, *, on_gpu: bool = False
 ) -> np.ndarray:
-    """Train centroids by spherical k-means in two levels, then refine them by rounds over all of them.
+    """Train centroids by spherical k-means in two levels, then refine all of them together.
 
     Spherical k-means (Dhillon & Modha 2001) compares inner products, as a search does. The vectors are
     clustered into sqrt(count) groups, and each group into centroids in proportion to its vectors. A round
@@ -119,8 +119,8 @@ def train_centroids(
         vectors: (n, d) float32 of length 1, n >= count.
         count: number of centroids.
         rounds: rounds of k-means on each level.
-        on_gpu: run both levels on GPUs. The refining rounds compare rows with groups of centroids on the CPU,
-            which takes a fortieth of the operations of comparing them with 126,491 centroids.
+        on_gpu: run both levels on GPUs. The refining rounds compare rows with groups of centroids on the CPU:
+            for 126,491 centroids, this takes a fortieth of the operations of comparing rows with all of them.
 
     Returns:
         (count, d) float32 of length 1.
@@ -148,7 +148,7 @@ def train_centroids(
 
 
 def _refine(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """Replace each centroid by the mean direction of its vectors; keep those without vectors."""
+    """Replace each centroid by the mean direction of its vectors; keep centroids without vectors."""
     sums = sum_by_group(vectors, CentroidGroups.of(centroids).nearest(vectors), len(centroids))
     lengths = np.linalg.norm(sums, axis=1, keepdims=True)
     return np.where(lengths > 0, sums / np.maximum(lengths, np.finfo(np.float32).tiny), centroids)

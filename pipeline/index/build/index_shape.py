@@ -23,8 +23,8 @@ from pipeline.settings.index_kinds import KINDS, IndexLayout, IndexShape
 
 GIB = 2**30
 ROWS_PER_LIST = 39  # faiss: with fewer training rows for one centroid, k-means overfits
-# Components of all vectors up to which the index is exact: 2^22 of float32 are 16 MiB, which one core scans
-# in a millisecond or two, so an approximate index would gain nothing.
+# If all vectors together have at most this many components, the index is exact: 2^22 of float32 are 16 MiB,
+# which one core scans in a millisecond or two, so an approximate index would gain nothing.
 MAX_FLAT_VALUES = 2**22
 _ID_BYTES = 8  # per row
 _HASH_MAP_BYTES = 40  # per row, in memory only: one node and one bucket of the map from id to row number
@@ -76,11 +76,11 @@ def plan_index(
     """Plan the index for `rows` vectors of `dim` components.
 
     Args:
-        recalls: measured recall of the kinds, by which `auto` chooses among those that compress vectors.
+        recalls: measured recalls, by which `auto` chooses among the kinds that compress vectors.
         target: recall@10 that the index has to reach, for `auto`.
 
     Raises:
-        ConfigError: the named kind cannot be built for them.
+        ConfigError: the named kind cannot be built for these vectors.
         DataError: there are no rows.
     """
     planner = _Planner(_valid_rows(rows), dim, settings)
@@ -104,7 +104,7 @@ def plan_extension(rows: int, dim: int, settings: IndexSettings, kind: str, fact
     """Plan an index that extends one of the given kind and factory string.
 
     If `auto` compresses vectors, it keeps the kind that it chose when the index was built. If that kind is
-    not possible, it chooses by the recalls that the kinds' entries name.
+    not possible, it chooses by `CAPTION_RECALLS`.
     """
     planner = _Planner(_valid_rows(rows), dim, settings)
     if settings.kind == "auto" and planner.plan_uncompressed() is None:

@@ -4,7 +4,7 @@ Each kind is trained on the sample, and a search visits all of its inverted list
 missed only because codes are not exact. How many lists a search of the whole index visits is decided later,
 when that index is built; then neighbours in other lists are missed, too.
 
-Apart from its only user, the tasks of `flows/index/`, because it loads faiss.
+This module is separate from its only user, the tasks of `flows/index/`, because it loads faiss.
 """
 
 import time

@@ -140,7 +140,7 @@ class _Bitmap:
         self._positions = np.zeros(0, dtype=np.int64)  # by ordinal of a unit: its line in the bitmap, or -1
 
     def add(self, addresses: np.ndarray) -> np.ndarray:
-        """Add addresses (n,) int64. Returns a mask (n,) of those that were added by an earlier call."""
+        """Add addresses (n,) int64. Returns a mask (n,): True for addresses that an earlier call added."""
         if not len(addresses):
             return np.zeros(0, dtype=bool)
         ordinals, rows = ordinal_of(addresses), row_of(addresses)
@@ -314,7 +314,7 @@ def _best_scores_among_probes(index: Any, shard: FilledShard, nprobe: int) -> np
 
 
 def _transformed(index: Any, vectors: np.ndarray) -> np.ndarray:
-    """Return vectors (n, d) after the transforms that they pass before they reach the index."""
+    """Return vectors (n, d) after the transforms in front of the index."""
     for transform in transforms_of(index):
         vectors = transform.apply(vectors)
     return vectors

@@ -46,12 +46,12 @@ def sample_rows(ids: pa.Array | pa.ChunkedArray, count: int, salt: str) -> np.nd
 
 
 def id_bytes(ids: pa.Array | pa.ChunkedArray) -> list[bytes]:
-    """Return the bytes of ids that are hashed: their text in UTF-8."""
+    """Return the bytes by which ids are hashed: their text in UTF-8."""
     return [str(value).encode("utf-8", "surrogatepass") for value in ids.to_pylist()]
 
 
 def hash_order(ids: Sequence[bytes], salt: str) -> np.ndarray:
-    """Return the numbers (n,) of ids by their hashes with `salt`; of equal hashes, the earlier is first."""
+    """Return the numbers (n,) of ids, ordered by hash with `salt`; of equal hashes, the earlier comes first."""
     key = salt.encode()[: hashlib.blake2b.MAX_KEY_SIZE]
     hashes = (hashlib.blake2b(value, digest_size=8, key=key).digest() for value in ids)
     return np.argsort(np.frombuffer(b"".join(hashes), dtype=">u8"), kind="stable")
@@ -67,13 +67,13 @@ def rows_to_store(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
 def choose_from_sample(
     sample: UnitSample, candidates: np.ndarray, count: int, salt: str
 ) -> np.ndarray | None:
-    """Return the numbers of `count` rows in a stored sample, as `sample_rows` chooses them from the unit.
+    """Return the positions, in a stored sample, of the rows that `sample_rows` would choose from the unit.
 
     Args:
         candidates: (n,) bool, whether a row of the sample may be chosen.
 
     Returns:
-        Ascending int64; None if rows that the sample lacks might be among them.
+        Ascending int64; None if rows that the sample lacks might be among the chosen ones.
     """
     # the sample has the unit's rows with the lowest hashes, so no row outside the sample precedes them
     lowest = hash_order(id_bytes(sample.ids), salt)[: sample.sizes.get(salt, 0)]

@@ -109,7 +109,7 @@ class Ids:
         """Read every row.
 
         Raises:
-            DataError: for offsets outside the file, invalid values, and addresses that two rows have.
+            DataError: offsets are outside the file, values are invalid, or two rows have one address.
         """
         last = -1
         for file, batch, addresses in zip(self._files, self._batches, self._addresses, strict=True):
@@ -138,7 +138,7 @@ class Ids:
         The files may hold rows that are no longer in the index.
 
         Args:
-            proceed: is called often while rows are evaluated; it may raise an error to stop the evaluation.
+            proceed: called often while rows are evaluated; may raise an error to stop the evaluation.
         """
         rows, shortest_s = 1, math.inf
         for addresses, batch in zip(self._addresses, self._batches, strict=True):

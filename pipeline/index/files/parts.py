@@ -163,7 +163,7 @@ def open_parts(
 ) -> Parts:
     """Open the parts of an index.
 
-    Files of lists are linked beside the index files, under the names that these refer to.
+    Files of lists are linked beside the index files, under the names by which the index files refer to them.
 
     Args:
         local: fetches a file and returns its path on this machine.
@@ -191,7 +191,7 @@ def load_parts(
 
 
 def load_index(store: Store, index: IndexFiles, tombstones: FileRef | None = None) -> Parts:
-    """Open the index that a manifest names from its store, at the search effort that the manifest names."""
+    """Open the index of a manifest from the store, with the search effort that the manifest names."""
     return load_parts(store, index.files, tombstones, index.settings.get("effort"))
 
 

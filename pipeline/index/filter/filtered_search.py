@@ -1,9 +1,10 @@
 """Search the selected rows of an index.
 
 A filtered search scores as many selected rows as an unfiltered search scores rows, so that its recall is not
-lower. It is a module of its own, because it knows the kinds of index and nothing of releases. With inverted
-lists, a query visits more of them; a graph is searched for more rows; other kinds score all rows anyway. Few
-selected rows are compared with the query directly.
+lower: a query visits more inverted lists; a graph is searched for more rows; other kinds score all rows
+anyway. If few rows are selected, the query is compared with each of them directly.
+
+This is a module of its own, because it knows the kinds of index and nothing of releases.
 """
 
 import math
@@ -24,7 +25,7 @@ from pipeline.index.structure import unwrap
 
 Found = tuple[np.ndarray, np.ndarray]  # scores and addresses (q, k)
 
-# Answers that a graph is searched for, as a multiple of the number among which k selected rows are expected.
+# A graph is searched for this multiple of the number of answers among which k selected rows are expected.
 _SPARE = 1.5
 # A row that a graph visits costs as much as this many rows that are scored one after the other: the rows
 # linked to it are scored, too, in random order. The number is an estimate.
@@ -82,7 +83,7 @@ def _efforts(
     """
     ivf = unwrap(parts.base)
     queries = to_space_of(parts.base, vectors)
-    # the quantizer pads with -1, which is the number of this last list without rows
+    # the quantizer pads with -1, which is the index of the list without rows that is appended here
     sizes, selected = (np.append(rows, 0) for rows in (selection.list_sizes, selection.list_rows))
     pending, nprobe = np.arange(len(vectors)), int(ivf.nprobe)
     _, lists = ivf.quantizer.search(queries, nprobe)

@@ -26,7 +26,7 @@ EXACT_ROWS = 10_000
 
 _BLOCK_ROWS = 1 << 16  # rows whose addresses are looked up at once, in an index without lists
 
-# Filters whose rows are kept: up to 15 MB of vectors each, at 384 dimensions, and a bit for each row.
+# Number of filters whose rows are kept: up to 15 MB of vectors each, at 384 dimensions, and a bit per row.
 _MAX_KEPT = 16
 _ADDRESS_SPACE = 1 << 17  # units, for all kept filters: half of the 2^47 bytes that a process may map
 
@@ -65,7 +65,7 @@ def locate(index: Any, members: AddressSet) -> Iterator[RowBlock]:
 
 
 def stored_vectors(index: Any, block: RowBlock) -> np.ndarray:
-    """Return the vectors (n, d) float32 of rows of an index that does not compress them, transformed.
+    """Return the transformed vectors (n, d) float32 of rows, from an index that does not compress vectors.
 
     Such an index has no refinement, so positions in a list are offsets.
     """
@@ -93,15 +93,15 @@ class SelectedRows:
     """The live rows of an index that a filter lets pass. Threads may share an object."""
 
     members: AddressSet
-    """their addresses"""
+    """addresses of the selected rows"""
     part_rows: np.ndarray
-    """(p,) number of them in each part"""
+    """(p,) number of selected rows in each part"""
     list_rows: np.ndarray
-    """(nlist,) number of them in each inverted list, all parts together; (0,) without lists"""
+    """(nlist,) number of selected rows in each inverted list, all parts together; (0,) without lists"""
     list_sizes: np.ndarray
     """(nlist,) number of all rows in each list"""
     exact: ExactRows | None
-    """their vectors, if they are few; None: search the index"""
+    """vectors of the selected rows, if these are few; None: search the index"""
 
     @property
     def rows(self) -> int:

@@ -49,16 +49,17 @@ class CodeRecall(Settings):
 
         The error of a code does not depend on the number of rows, but with more rows the neighbours of a
         query are closer together, so the same error swaps more of them. The proportion of missed neighbours
-        is extrapolated by the power of the number of rows that fits the samples best; it is not expected to
-        become smaller. The result starts from the low end of the 95 % interval of the largest sample.
+        is extrapolated as a power of the number of rows that is fitted to the samples, and never becomes
+        smaller. The extrapolation starts from the low end of the largest sample's 95 % interval.
         """
         last, growth = self.recall[-1], max(1.0, rows / self.rows[-1]) ** self._exponent()
         return max(0.0, last.low - (1 - last.value) * (growth - 1))
 
     def _exponent(self) -> float:
-        """Return the power of the number of rows that the missed proportion grows by, from 0 to 1.
+        """Return the power of the number of rows by which the missed proportion grows, from 0 to 1.
 
-        It follows from the upper ends of the intervals, so that a handful of missed answers do not decide it.
+        It is fitted to the upper ends of the intervals of the missed proportions, so that a handful of missed
+        answers do not decide it.
         """
         missed = [1 - proportion.low for proportion in self.recall]
         if len(missed) < 2:
@@ -80,7 +81,7 @@ class KindRecalls(Stored):
 
 
 def required_of_codes(target: float) -> float:
-    """Return the recall that a kind's codes must reach, for an index whose recall is to reach `target`."""
+    """Return the recall that a kind's codes must reach, so that the index reaches the recall `target`."""
     return 1 - (1 - target) * _MISSED_BY_CODES
 
 

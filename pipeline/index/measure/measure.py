@@ -1,7 +1,8 @@
 """Measure recall, latency and balance of an index, after its search effort is chosen.
 
 Recall is also measured for queries near deleted rows, since users still search for deleted texts. The nearest
-remaining rows of such a query are spread over many inverted lists, so it needs more effort than others.
+remaining rows of such a query are spread over many inverted lists, so it needs more effort than other
+queries.
 """
 
 from typing import Any

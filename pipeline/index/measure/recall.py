@@ -22,12 +22,12 @@ def recall(
 
     Many corpora contain equal texts, so rows are often tied for rank k. Any answer is a hit if its exact
     score is at least rank k's (up to 1e-6). Exact scores are known for the rows in `truth`, which goes
-    beyond rank k, and for all answers of an index that does not compress vectors; other answers are no hits.
-    If there are fewer than k other rows, all of them are expected.
+    beyond rank k, and for all answers of an index that does not compress vectors; other answers do not count
+    as hits. If there are fewer than k other rows, all of them are expected.
 
     Args:
         index: a faiss index or `SearchedParts`, searched at the effort that is set in it.
-        queries: the row of a query itself is not counted among its answers.
+        queries: a query's own row is not counted among its answers.
         truth: the queries' exact neighbours.
     """
     proportions = {}

@@ -14,7 +14,7 @@ from pipeline.index.gpu import flat_index
 from pipeline.index.library import faiss
 from pipeline.transforms.transform import Affine
 
-NO_NEIGHBOUR = -1  # fills up the row of a query that has fewer neighbours than others
+NO_NEIGHBOUR = -1  # fills up the row of a query that has fewer neighbours than other queries
 NOT_A_ROW = -2  # address of a query that is not a row of the corpus
 # Neighbours that are found beyond rank 100, because rows with the same score as rank 100, such as duplicate
 # texts, are right answers too.
@@ -30,7 +30,7 @@ class Queries:
     """Vectors that the index is searched with, mostly sampled rows of the corpus."""
 
     addresses: np.ndarray
-    """(q,) int64, the row that each query is; NOT_A_ROW for texts that are not in the corpus"""
+    """(q,) int64, address of each query's own row; NOT_A_ROW for texts that are not in the corpus"""
     vectors: np.ndarray
     """(q, d) float32, raw vectors of the encoder"""
 

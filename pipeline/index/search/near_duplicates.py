@@ -8,7 +8,8 @@ from pipeline.index.files.parts import Parts
 from pipeline.index.measure.truth import NO_NEIGHBOUR
 from pipeline.index.structure import is_exact
 
-# Number of nearest rows to search for. If all of them are near-duplicates, it is multiplied, up to the most.
+# Number of nearest rows to search for: at first, its factor as long as all of them are near-duplicates, and
+# its maximum.
 _FIRST_NEIGHBOURS, _MORE, _MOST_NEIGHBOURS = 16, 8, 1_024
 # Scores of compressed vectors differ from cosines; pairs are compared exactly afterwards.
 _CODES_MARGIN, _ROUNDING = 0.1, 1e-4
@@ -25,7 +26,7 @@ class Pairs(NamedTuple):
 
     @classmethod
     def unique(cls, one: np.ndarray, other: np.ndarray) -> "Pairs":
-        """Order the two addresses of each pair, and the pairs, and drop repeated ones."""
+        """Sort the two addresses within each pair, then the pairs, and drop repeated pairs."""
         ordered = np.unique(np.stack([np.minimum(one, other), np.maximum(one, other)], axis=1), axis=0)
         return cls(ordered[:, 0], ordered[:, 1])
 
@@ -40,7 +41,7 @@ class DuplicateGroups(NamedTuple):
 
 
 def candidate_pairs(parts: Parts, addresses: np.ndarray, vectors: np.ndarray, threshold: float) -> Pairs:
-    """Search for rows whose score is near the threshold or above it, at the effort that is set in the index.
+    """Search for pairs whose score is near the threshold or above it, at the effort that is set in the index.
 
     Args:
         addresses: (n,) int64, rows of the index.
@@ -77,7 +78,7 @@ def cosines_of(vectors: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.n
 
 
 def group_pairs(left: np.ndarray, right: np.ndarray, count: int) -> DuplicateGroups:
-    """Group rows into the connected components of their pairs; rows without a pair are in none.
+    """Group rows into the connected components of their pairs; rows without a pair are in no group.
 
     Args:
         left: (n,) numbers of rows, from 0.

@@ -1,6 +1,7 @@
 """Mine hard negatives: neighbours of an anchor that probably do not mean the same.
 
-Apart from its only user, the tasks of `flows/train/`, because it knows nothing of workers or files.
+This module is separate from its only user, the tasks of `flows/train/`, because it knows nothing of workers
+or files.
 """
 
 from collections.abc import Sequence

@@ -57,11 +57,11 @@ class ChildLimits(NamedTuple):
 
     @classmethod
     def for_bytes(cls, read: int) -> "ChildLimits":
-        """Return the limits for reading files of this many bytes: a time, and any memory."""
+        """Return the limits for reading files of `read` bytes: a time limit, and no limit of memory."""
         return cls(_START_S + read / _BYTES_PER_S)
 
     def with_memory(self, read: int) -> "ChildLimits":
-        """Return these limits and one of memory, for index and ids files of this size and no filter."""
+        """Return these limits and one of memory, for index and ids files of `read` bytes, without a filter."""
         threads = _THREAD_MEMORY * (os.cpu_count() or 1)
         return self._replace(memory=_MEMORY_PER_BYTE * read + _SEARCH_MEMORY + threads)
 
@@ -92,7 +92,7 @@ def _uris(store: Store, manifest: ReleaseManifest) -> list[str]:
 
 
 def prepare_child(modules: Sequence[str] = ()) -> None:
-    """Start a child for the next work of this process, unless one waits already; it imports the modules."""
+    """Start a child that imports `modules`, for the next work of this process, unless one waits already."""
     if not _idle:
         _idle.append(_Child(modules))
 
@@ -100,12 +100,12 @@ def prepare_child(modules: Sequence[str] = ()) -> None:
 def run_in_child(
     work: Callable[[Reading], None], files: Iterable[str], limits: ChildLimits, remedy: str
 ) -> None:
-    """Do work in a child, and signal that it is alive until it ends.
+    """Do work in a child, and send keep-alive signals until the work ends.
 
     Args:
-        work: is called in the child with a function, which it calls with the URIs of files before it reads
-            them.
-        files: URIs of files to name if the child ends before that.
+        work: called in the child. Its argument is a function, which it calls with the URIs of files before it
+            reads them.
+        files: URIs of files that an error names if the child ends before that call.
         remedy: what to do if files cannot be read.
 
     Raises:
@@ -131,7 +131,7 @@ class _Crash(Exception):
 
     def as_error(self, remedy: str) -> PipelineError:
         """Return the error of the files, or of the machine if a library could not start its threads."""
-        if self.exit_code < 0 and self.exit_code != -signal.SIGKILL:  # which systems out of memory send
+        if self.exit_code < 0 and self.exit_code != -signal.SIGKILL:  # a system without memory sends it
             found = f"files that crash a process or exceed its memory (signal {-self.exit_code})"
             return _read_error(self.files, found, remedy)
         return _machine_error(self.files, f"exit code {self.exit_code}")
@@ -237,7 +237,7 @@ class _Files(NamedTuple):
 
 
 class _Failed(NamedTuple):
-    """An error of a library in the child, whether for lack of memory, and whether memory was limited."""
+    """An error of a library in the child, whether memory was lacking, and whether memory was limited."""
 
     error: str
     lacks_memory: bool
@@ -277,7 +277,7 @@ def _work(connection: Connection, work: Callable[[Reading], None], is_limited: b
 
 
 def _end_with_parent() -> None:
-    """End this process with its parent, even if that is killed."""
+    """End this process with its parent, even if the parent is killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -332,7 +332,7 @@ def search_grouped(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Search for the best rows of the k nearest parents of each query.
 
-    Twice as many rows are asked for until they have k parents, or there are no more rows.
+    The number of rows that are searched for is doubled until they have k parents, or there are no more rows.
 
     Args:
         search: searches for rows.

@@ -1,6 +1,7 @@
 """Open a published release and search it.
 
-Queries are encoded with its encoder. An open release can follow newer releases while threads search it.
+Queries are encoded with the release's encoder. An open release can follow newer releases while threads search
+it.
 """
 
 from collections.abc import Callable, Sequence
@@ -119,11 +120,10 @@ class OpenRelease:
         return len(self._files)
 
     def count(self, where: str, proceed: Callable[[], None] = lambda: None) -> int:
-        """Return the number of rows that a filter lets pass; see `search`. The rows are kept for searches.
+        """Return the number of rows that a filter lets pass, and keep these rows for later searches; see `search`.
 
         Args:
-            proceed: is called often while the filter is evaluated; it may raise an error to stop the
-            evaluation.
+            proceed: called often while the filter is evaluated; may raise an error to stop the evaluation.
 
         Raises:
             ConfigError: the filter is invalid.
@@ -171,8 +171,8 @@ class OpenRelease:
                 differs from every number. A query has k answers if k rows pass. The rows of the latest 16
                 filters are kept.
             group: search for the k nearest documents of a release with corpus.chunk, and return the best
-            chunk of each.
-            options: space_id, the space of query vectors; if it is not the release's, they are refused.
+                chunk of each.
+            options: space_id, the space of the query vectors, which are refused if the release has another.
 
         Returns:
             Columns query (int32, from 0), rank (int32, from 1), id, score (float32, cosine), and those that
@@ -263,13 +263,13 @@ class OpenRelease:
         return OpenRelease(self._releases, self._files, follows=False)
 
     def newer(self) -> ReleaseManifest | None:
-        """Return the manifest of the current release if another one is open; after a rollback the current one
-        is older.
+        """Return the manifest of the root's current release; None if that release is open already.
 
-        Returns None for a release that was opened by number.
+        After a rollback, the current release is older than the open one. Returns None for a release that was
+        opened by number.
 
         Raises:
-            DataError: the root has no release any more, as if its disk is not mounted.
+            DataError: the root has no release any more, for instance because its disk is not mounted.
         """
         manifest = self._releases.get_or_current(None) if self._follows else self.manifest
         return None if manifest.id == self.manifest.id else manifest

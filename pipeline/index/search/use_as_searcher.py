@@ -24,14 +24,13 @@ def try_release(
     encoder: bool = False,
     filters: bool = True,
 ) -> None:
-    """Read every id, look up the newest rows, search for one of them by vector and by id, and for their
-    texts.
+    """Read every id, look up the newest rows with their texts, and search for the vector of one of them.
 
     Args:
         parts: the parts of the index that are open.
-        encoder: also load the release's encoder, and encode the texts with it.
-        filters: also search with a filter, which reserves half a GiB of address space for each ordinal of a
-        unit so far.
+        encoder: also load the release's encoder, and search for these texts.
+        filters: also search with a filter on the id of that row, which reserves half a GiB of address space
+            for each ordinal of a unit so far.
 
     Raises:
         DataError: a file cannot be used, or a search has no answer.

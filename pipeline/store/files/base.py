@@ -23,7 +23,7 @@ from pipeline.store.files.disk import temporary_folder
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_BLOCKS = 64  # blocks of calls per thread; calls of one block run one after the other
+_BLOCKS = 64  # blocks of calls per thread; the calls of a block run one after another
 # Prefix of the names of temporary files; listings leave them out.
 PARTIAL = ".tmp-"
 _NORMAL = re.compile(
@@ -92,7 +92,7 @@ class Store(abc.ABC):
         """Open the file as a seekable pyarrow stream. Raises DataError if `sha256` is given and differs."""
 
     def read_range(self, path: str, start: int, stop: int) -> pa.Buffer:
-        """Return the bytes from `start` to `stop` of the file, without reading the others."""
+        """Return the file's bytes `start` to `stop` - 1, without reading the rest."""
         with self.open(path) as stream:
             stream.seek(start)
             return stream.read_buffer(stop - start)
@@ -102,7 +102,7 @@ class Store(abc.ABC):
         """Return a path on this machine with the file's content. It must not be written to.
 
         Raises:
-            DataError: `sha256` is given and differs from that of the content.
+            DataError: `sha256` is given, and the content has a different one.
         """
 
     def fetch(self, path: str, target: Path) -> None:
@@ -142,7 +142,10 @@ class Store(abc.ABC):
         return None
 
     def sweep(self, before: float) -> int:
-        """Remove temporary files of killed writers that were last changed before a time (seconds since 1970).
+        """Remove temporary files that killed writers left and last changed earlier than `before`.
+
+        Args:
+            before: seconds since 1970.
 
         Returns:
             The bytes freed.
@@ -152,7 +155,7 @@ class Store(abc.ABC):
     def typical_read_s(self, size: int) -> float:
         """Return the typical time to read a file of `size` bytes; 0 for a local disk.
 
-        It decides whether a result is read or computed again.
+        Callers use this time to decide whether to read a result or to compute it again.
         """
         return 0.0
 
@@ -160,7 +163,8 @@ class Store(abc.ABC):
     def scratch(self) -> Iterator[Path]:
         """Yield a temporary local directory, removed at the end of the block.
 
-        A store on a local disk makes it on that disk, so that `put` moves files instead of copying them.
+        A store on a local disk makes the directory on that disk, so that `put` moves files instead of copying
+        them.
         """
         with temporary_folder("manta-") as folder:
             yield folder

@@ -6,8 +6,8 @@ that a caller has time to open a path that it was given; the cache may exceed it
 is open or mapped stays readable after its eviction.
 
 Only this user may write to the cache, because whoever writes to it decides which models are loaded. If other
-users can write to the named directory, or root owns it (as a container's volume), the cache is in the folder
-manta-<user id> below it.
+users can write to the named directory, or root owns it (as it owns a container's volume), the cache is in the
+folder manta-<user id> below it.
 """
 
 import atexit

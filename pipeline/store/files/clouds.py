@@ -1,9 +1,9 @@
 """A store below a prefix of a container of Azure Blob Storage, or of a bucket of Google Cloud Storage.
 
-The driver of each is a file system of fsspec, which an extra installs. Objects are created by the driver's
-conditional writes, and a mark shows which call wrote an object, in case the response was lost. A driver also
-repeats failed requests by itself; a call with these ends at MANTA_STORE_TIMEOUT_S and the time that a slow
-transfer takes.
+The driver of each is an fsspec file system that an extra installs. Objects are created by the driver's
+conditional writes. A mark in each object shows which call wrote it, in case the response was lost. A driver
+also repeats failed requests by itself; a call and its repetitions end after MANTA_STORE_TIMEOUT_S plus the
+time that a slow transfer takes.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ _READ_AHEAD = 8 << 20  # bytes
 
 
 class CloudStore(ObjectStore):
-    """A store whose driver writes with mode="create", and keeps what a writer says about itself."""
+    """A store whose driver writes with mode="create", and stores the id of the writer with an object."""
 
     driver: ClassVar[str]
     """package of the file system"""
     extra: ClassVar[str]
-    """extra of the project that installs it"""
+    """extra of this project that installs the driver"""
 
     @property
     def _fs(self) -> Any:
@@ -63,11 +63,11 @@ class CloudStore(ObjectStore):
 
     @abstractmethod
     def _mark(self, writer_id: str) -> dict[str, Any]:
-        """Return the options of a write that store the id with the object."""
+        """Return the options for a write that store the writer's id with the object."""
 
     @abstractmethod
     def _marked(self, status: dict[str, Any]) -> str:
-        """Return the id in the status of an object, or another text."""
+        """Return the writer's id from the status of an object; another text if the object has no mark."""
 
     def write(self, path: str, data: bytes) -> None:
         with self._existing_bucket():
@@ -178,7 +178,7 @@ class GoogleStore(CloudStore):
         return str(status.get("metadata", {}).get(_WRITER_KEY))
 
 
-# One for each process and environment, for all threads.
+# One file system for each process and environment, shared by all threads.
 @functools.lru_cache
 def _azure(process: int, connection: str | None, account: str | None, answer_s: float) -> Any:
     from adlfs import AzureBlobFileSystem
@@ -196,7 +196,9 @@ def _azure(process: int, connection: str | None, account: str | None, answer_s: 
 @functools.lru_cache
 def _google(process: int, endpoint: str | None, answer_s: float) -> Any:
     import aiohttp
-    from gcsfs.core import GCSFileSystem  # gcsfs's own default asks another API for the kind of a bucket
+
+    # the class that gcsfs itself exports asks another API for the bucket's kind
+    from gcsfs.core import GCSFileSystem
 
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that it raises
     limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=answer_s)

@@ -20,7 +20,7 @@ _NOT_WRITABLE = (PermissionError, NotADirectoryError, FileExistsError)
 
 
 def regular_file(path: str | Path) -> str:
-    """Return the path of a file that can be opened: opening a pipe would wait for ever.
+    """Return the path if it leads to a regular file: opening a pipe would wait forever.
 
     Raises:
         OSError: the path does not lead to a regular file.

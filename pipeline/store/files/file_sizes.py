@@ -11,7 +11,7 @@ from pipeline.store.files.base import Store, in_threads
 class ListedFiles:
     """Files of some folders. Each takes 16 bytes of memory: hashes of its path with and without its size.
 
-    If a million files are listed, `has` is wrong about another file with a probability of 10^-13.
+    If a million files are listed, `has` is wrong about an unlisted file with a probability of 10^-13.
     """
 
     def __init__(self, store: Store, folders: Iterable[str]) -> None:
@@ -21,7 +21,7 @@ class ListedFiles:
         self._numbers = memoryview(self._hashes.data)
 
     def has(self, path: str, size: int | None = None) -> bool:
-        """Return whether the file is listed; if a size is given, only with this size in bytes."""
+        """Return whether the file is listed, with this size in bytes if one is given."""
         wanted = file_hash(path, size)
         position = bisect_left(self._numbers, wanted)
         return position < len(self._numbers) and self._numbers[position] == wanted

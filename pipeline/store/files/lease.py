@@ -73,8 +73,8 @@ def lease(store: Store, folder: str = "candidates", **facts: Any) -> Iterator[st
 def exclusive_lease(store: Store, folder: str, refusal: Callable[[str], PipelineError]) -> Iterator[None]:
     """Hold the only lease in `folder` while the block runs. If commands start together, exactly one gets it.
 
-    A command writes its lease before it lists those of others, so of two commands at least one sees the
-    other. A command that sees another lease removes its own, and tries again after a random pause.
+    A command writes its lease before it lists the leases again, so of two commands at least one sees the
+    other's lease. A command that sees another lease removes its own, and tries again after a random pause.
 
     Args:
         refusal: returns the error to raise, given a description of the holder.
@@ -145,7 +145,7 @@ def holders(
         if not isinstance(holder, dict) or not holder.keys() >= {"host", "pid", "started_at"}:
             yield entry.path, None
             continue
-        # Containers may share a host name, and a process of another one looks ended from here.
+        # Containers may share a host name, and a process of another container looks ended from here.
         is_elsewhere = holder["host"] != socket.gethostname()
         is_hidden = holder.get("pid_namespace", pid_namespace()) != pid_namespace()
         is_alive = not isinstance(holder["pid"], int) or is_running(holder["pid"])

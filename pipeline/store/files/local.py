@@ -106,7 +106,7 @@ class LocalStore(Store):
                 yield [entry for entry in page if entry]
 
     def _refuse_unreadable(self, error: OSError) -> None:
-        # a missing folder holds no files, nor does a file
+        # a folder that is missing, or is a file, holds no files
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             with translate_read_errors(self.uri):
                 raise error

@@ -206,7 +206,7 @@ def entries_of(objects: Sequence[tuple[str, dict[str, Any]]], any_keys: bool = F
 
 
 def _entry(path: str, status: dict[str, Any]) -> Entry:
-    # A store without modification times gives the current time: the file may be new.
+    # Without a modification time, take the current time: the file may be new.
     names = ("LastModified", "last_modified", "mtime", "updated")
     when = next((status[name] for name in names if status.get(name)), None) or time.time()
     modified = when.timestamp() if isinstance(when, datetime) else float(when)

@@ -1,8 +1,8 @@
 """Retry storage operations after transient errors, with full jitter, until a deadline.
 
 No other module retries: the S3 client makes each call once (pipeline.store.files.s3), so that the retries of
-several layers do not multiply. Only the drivers of other clouds repeat calls by themselves, which none of
-their options turns off; a time limit ends these (pipeline.store.files.clouds).
+several layers do not multiply. Only the drivers of other clouds repeat calls by themselves. No option turns
+that off, so a time limit ends these calls (pipeline.store.files.clouds).
 """
 
 import errno
@@ -47,7 +47,7 @@ _TRANSIENT_CODES = {
     "XAmzContentSHA256Mismatch",
 }
 _TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
-# Classes of client libraries, as library.Class: connections, time limits, and bodies that arrived incomplete.
+# Errors of client libraries, as library.Class: lost connections, timeouts, and incomplete bodies.
 _TRANSIENT_TYPES = {
     "aiohttp.ClientConnectionError",
     "aiohttp.ClientPayloadError",
@@ -141,7 +141,8 @@ _REFUSALS = {
 def is_transient(error: BaseException) -> bool:
     """Return whether a retry may succeed: throttling, timeouts, lost connections, server errors.
 
-    The first of these that an error has decides: the answer of a store, a class, an error number, words.
+    The first of the following that the error has decides: the answer of a store, a known class, an error
+    number, known words in the message.
     """
     if isinstance(error, _NEVER_TRANSIENT):
         return False
@@ -158,7 +159,7 @@ def is_transient(error: BaseException) -> bool:
 
 def answer_of(error: BaseException) -> tuple[str, int]:
     """Return the error code and the HTTP status of the answer that caused an error; ("", 0) if none did."""
-    for answered in (error, error.__cause__):  # s3fs raises errors of Python, and botocore's is their cause
+    for answered in (error, error.__cause__):  # s3fs raises Python's errors; their cause is botocore's
         response = getattr(answered, "response", None)
         if isinstance(response, dict) and "Error" in response:
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

@@ -230,7 +230,7 @@ class S3Store(ObjectStore):
             self._call_on(path, "delete_object")
 
     def sweep(self, before: float) -> int:
-        """Abort uploads that killed writers began `before`. Returns 0: S3 does not report the bytes freed."""
+        """Abort uploads that began earlier than `before`. Returns 0: S3 does not report the bytes freed."""
         markers = ["KeyMarker", "UploadIdMarker"]
         pages = self._answers("list_multipart_uploads", self.uri, markers, Prefix=self._key_prefix)
         for upload in chain.from_iterable(page.get("Uploads", ()) for page in pages):
@@ -247,7 +247,8 @@ class S3Store(ObjectStore):
         page.
 
         Args:
-            markers: the arguments that name the start; an answer has their next values as Next<name>.
+            markers: names of the arguments that say where a page starts; each answer has their values for the
+                next page as Next<name>.
         """
         next_page: dict[str, str] = {}
         while True:

@@ -21,11 +21,11 @@ class Augmented(StageRecord):
     labels: tuple[str, ...]
     """suffixes of the column names variant_<label>, reason_<label> ..."""
     corpus: FileRef
-    """record of the corpus; the next run compares its input with it"""
+    """record of the corpus, with which the next run compares its input"""
     corpus_digest: str
     """digest of the input's listing; an equal digest means that the input did not change"""
     makings: dict[str, tuple[str, ...]] = {}
-    """name of an augmentation that uses models -> folders of units with their output, for later runs"""
+    """name of an augmentation that uses models -> folders with the models' output, for later runs"""
     settings: dict[str, Any] = {}
 
     def paths(self, store: Store) -> set[str]:

@@ -1,7 +1,7 @@
 """Dead rows: rows that units still contain although they were deleted or replaced.
 
 Their addresses are stored ascending in one Parquet file. `Dead` holds all of them, eight bytes each;
-`DeadRows` reads those of some units.
+`DeadRows` reads only the addresses of the units that are asked for.
 """
 
 from collections.abc import Iterable
@@ -61,14 +61,14 @@ class Dead:
         return np.isin(addresses, self.addresses)
 
     def store_in(self, store: Store, stem: str) -> FileRef | None:
-        """Store the addresses in a file named `stem` and its digest. Returns None without addresses."""
+        """Store the addresses in a file named `stem`-<digest>. Returns None without addresses."""
         return write_addresses(store, self.addresses, stem) if len(self) else None
 
 
 class DeadRows:
     """Reader of a file of dead rows, with one of its row groups in memory at a time.
 
-    Units in ascending order read each row group once.
+    If units are asked for in ascending order, each row group is read once.
     """
 
     def __init__(self, store: Store, reference: FileRef | None) -> None:
@@ -122,7 +122,7 @@ def _ranges(metadata: pq.FileMetaData) -> list[tuple[int, int]]:
 
 
 def write_addresses(store: Store, addresses: np.ndarray, stem: str) -> FileRef:
-    """Store addresses, (n,) int64, as the only column of a Parquet file named `stem` and its digest."""
+    """Store addresses, (n,) int64, as the only column of a Parquet file named `stem`-<digest>."""
     table = pa.table({"address": pa.array(addresses, pa.int64())}, schema=_SCHEMA)
     return store_table_by_content(store, table, stem, row_group_size=_GROUP_ROWS, **_OPTIONS)
 

@@ -241,7 +241,7 @@ def _dicts(column: pa.ChunkedArray) -> Iterator[dict[str, int]]:
 
 
 def store_units(store: Store, units: Sequence[VectorUnit]) -> Sequence[VectorUnit]:
-    """Return the units as a manifest stores them: many as a table, which is written, a few as a tuple."""
+    """Return the units as a manifest stores them: a few as a tuple, many as a table, which is written now."""
     if len(units) <= MAX_LISTED:
         return tuple(unit.model_copy(update={"counts": {}}) for unit in units)
     remaining = iter(units)

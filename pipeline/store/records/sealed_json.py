@@ -42,7 +42,7 @@ class Stored(Settings):
             if (body := _sealed_body(content)) is not None:
                 return cls.model_validate_json(body, context=store)
             value = json.loads(content)
-            seal = value.pop(_SEAL, None)  # files of the earliest versions have no schema version
+            seal = value.pop(_SEAL, None)  # files of the earliest versions have no seal
             if seal is not None and seal != (found := digest_of(value)):
                 raise sha256_mismatch(name, str(seal), found)
             version = value.get("schema_version", SCHEMA_VERSION)
@@ -118,8 +118,8 @@ class Stored(Settings):
 def _sealed_body(content: bytes) -> bytes | None:
     """Return the content of a file without its seal, if the seal matches exactly these bytes.
 
-    Otherwise returns None, although the file may be valid: a seal is computed from parsed values. That
-    includes all files with a schema version.
+    Otherwise returns None, although the file may be valid, because a seal is computed from parsed values.
+    Returns None for every file with a schema version, too.
     """
     start = content.find(_SEAL_FIELD)
     digits = start + len(_SEAL_FIELD)

@@ -27,7 +27,7 @@ class UnitSample:
     """Rows of a unit, chosen by hash of id."""
 
     sizes: Mapping[str, int]
-    """number of rows by salt of the hash; the rows of all salts are in one table"""
+    """salt of the hash -> number of rows chosen with it; the sample holds the rows of all salts together"""
     rows: np.ndarray
     """(n,) int64, numbers of the rows in the unit, ascending"""
     ids: pa.ChunkedArray
@@ -53,12 +53,12 @@ class UnitSample:
 def store_sample(
     store: Store, unit: pq.ParquetFile, rows: np.ndarray, sizes: Mapping[str, int], stem: str
 ) -> FileRef:
-    """Store rows of a unit as its sample, in a file named `stem` and its digest.
+    """Store rows of a unit as its sample, in a file named `stem`-<digest>.
 
     Args:
         unit: the unit, whose first column is the id.
         rows: numbers of the rows (n,), ascending, n > 0.
-        sizes: number of rows by salt.
+        sizes: number of rows chosen with each salt.
     """
     schema = unit.schema_arrow
     id_field, vector_field = schema.field(0), schema.field("vector")

@@ -39,7 +39,7 @@ class UnitRecord(Stored):
     space_id: str | None = None
     numerics_id: str | None = None
     copied: dict[str, int] = {}
-    """vectors copied from units of other numerics: numerics_id -> count; all others are of `numerics_id`"""
+    """vectors copied from units of other numerics: numerics_id -> count; the rest are of `numerics_id`"""
     source: str | None = None
     """sha256 of the unit that this one was made from"""
     dropped: tuple[int, ...] = ()
@@ -87,7 +87,7 @@ class RowCounts(Settings):
         return self.good + self.quarantined
 
     def check(self, where: str, what: str) -> None:
-        """Raise Defect unless all rows of `where`, a file or a corpus as `what` says, are accounted for."""
+        """Raise Defect unless all rows of the `what` (file or corpus) named `where` are accounted for."""
         if self.rows != self.accounted:
             expected, found = f"{self.rows} rows = good + quarantined", f"{self.good} + {self.quarantined}"
             raise Defect(where, expected, found, f"report this with the {what}")

@@ -21,8 +21,8 @@ class ChangedRows(Stored):
 
     rows: tuple[ChangedRow, ...] = ()
     deleted_documents: int | None = None
-    """number of input rows that the previous corpus had; a row that was cut into chunks counts once. None in
-    files of earlier versions"""
+    """number of input rows that are no longer live; a row that was cut into chunks counts once. None in files
+    of earlier versions"""
 
     @staticmethod
     def path(corpus_id: str) -> str:

@@ -88,7 +88,7 @@ class Commits:
         """Return the hold in force; None if the root is not held.
 
         Raises:
-            DataError: a commit is damaged, which may be a hold.
+            DataError: a commit is damaged, and may be a hold.
         """
         for number in reversed(self.numbers()):
             commit = self.read_or_raise(number)

@@ -74,16 +74,17 @@ def prune(
     below evaluations/ is kept, because later evaluations reuse it.
 
     Args:
-        keep: number of releases to keep, most recently current first, and of manifests per augmented corpus.
+        keep: how many releases to keep (those that were current most recently), and how many manifests of
+            each augmented corpus.
         grace_s: age in seconds below which a file that no release names is kept: a running night may need it.
         ignore_leases: run even if another command holds a lease, or a service serves a release.
         dry_run: report the files without removing them.
 
     Raises:
-        TransientError: a night, an export or a search for duplicates is running, which may need files that no
-            kept release needs.
+        TransientError: a night, an export or a search for duplicates is running, and may need files that no
+            kept release needs; or a service's lease names no release.
         DataError: the current release is unknown, because the newest commit is damaged; or a commit is
-            missing, whose release would lose its files.
+            missing, so that its release would lose its files.
     """
     store, series = releases.store, list_series(releases.store)
     numbers = releases.commits.numbers()
@@ -145,7 +146,7 @@ def _pruned_pages(store: Store) -> Iterator[list[Entry]]:
 class _PathSet:
     """A set of paths, stored as their hashes of eight bytes.
 
-    If a million paths are in the set, `contains` is wrong about another path with a probability of 10^-13.
+    If the set has a million paths, `contains` is wrong about a path outside it with a probability of 10^-13.
     """
 
     def __init__(self) -> None:
@@ -169,7 +170,7 @@ def _hashes(paths: Iterable[str]) -> np.ndarray:
 
 
 class _Rule(NamedTuple):
-    """Which files are removed: files that no kept release needs, if an old release needs them or they are
+    """Which files are removed: those that no kept release needs, if an old release names them or they are
     old.
     """
 
@@ -204,7 +205,7 @@ class _RemovalSums:
 
 
 def _refuse_if_leased(store: Store, series: Sequence[Series], now: float) -> None:
-    """Raise TransientError, which shows the lease, if a command is running that needs files of the root."""
+    """Raise TransientError, which shows the lease, if a running command needs files of the root."""
     folders = ("candidates", _EXPORTS, "duplicates/leases", *(corpus.folder for corpus in series))
     for entry in (entry for folder in folders for entry in active_leases(store, now, folder)):
         try:
@@ -245,7 +246,7 @@ def _served(store: Store, now: float) -> tuple[list[str], set[int]]:
 def _divide_paths(
     releases: Releases, series: Sequence[Series], kept: set[int], keep: int
 ) -> tuple[_PathSet, _PathSet]:
-    """Return the paths that kept releases and manifests need, and the paths that all other ones name.
+    """Return the paths that kept releases and manifests need, and the paths that removed ones name.
 
     Args:
         kept: numbers of the kept releases.

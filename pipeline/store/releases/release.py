@@ -139,7 +139,7 @@ class Releases:
         return [number for number, exists in zip(committed, existing, strict=True) if exists]
 
     def missing_files(self, history: Sequence[Commit]) -> dict[int, list[Fault]]:
-        """Return the deleted manifests and reports, by number of the release.
+        """Return the deleted manifests and reports, by release number.
 
         Pruned releases are left out: prune deletes all files of a release's folder, and it never removes the
         release of the newest commit.

@@ -63,8 +63,8 @@ def needed_files(store: Store, manifest: ReleaseManifest) -> Iterator[FileRef]:
 def _known_files(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
     """Return the files whose sizes are compared.
 
-    These are all files of the release; if the corpus record is damaged, without the files that only this
-    record names.
+    These are all files of the release. If the corpus record is damaged, the files that only this record
+    names are left out.
 
     Raises:
         DataError: the table of units is missing or was changed.
@@ -110,7 +110,7 @@ def size_faults(store: Store, manifest: ReleaseManifest) -> list[Fault]:
 
 def _known_sizes(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, int]]:
     """Yield path and size of the files that `_known_files` returns, some several times, with one record in
-    memory.
+    memory at a time.
 
     Raises:
         DataError: the table of units is missing or was changed.
@@ -123,7 +123,7 @@ def _known_sizes(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str,
 
 
 def check_files(store: Store, files: Iterable[FileRef]) -> None:
-    """Raise DataError for the first of these files of a release that is missing or has another size."""
+    """Raise DataError for the first of `files` that is missing or has another size."""
     for file in files:
         if fault := _size_fault(file.path, file.bytes, store.size(file.path)):
             raise _fault_error(store, fault)
@@ -164,7 +164,7 @@ def content_faults(
 def faults_of(
     store: Store, files: Iterable[FileRef], on_read: Callable[[int], None] = lambda size: None
 ) -> list[Fault]:
-    """Return the files among these that are missing or differ in size or content, in path order.
+    """Return those of `files` that are missing or differ in size or content, in path order.
 
     Files without sha256 are records of units, which have a seal.
 

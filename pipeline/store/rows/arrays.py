@@ -36,9 +36,9 @@ def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 def plain_type(encoded: pa.DataType) -> pa.DataType:
     """Return the type without encodings, at all levels, so that Arrow can select, join and store rows.
 
-    Dictionaries and runs become their values, views become strings, binaries and lists, and extensions of
-    such types become what they extend. Times in a zone that this machine does not know are in UTC: they are
-    the same instants.
+    Dictionaries and runs become their values, views become strings, binaries and lists, and an extension of
+    such a type becomes its plain storage type. Times in a zone that this machine does not know are in UTC: they
+    are the same instants.
     """
     return map_type(encoded, _plain_leaf)
 
@@ -70,7 +70,7 @@ def _is_known_zone(name: str) -> bool:
 
 
 def plain_values(array: pa.Array) -> pa.Array:
-    """Return an array of `plain_type`."""
+    """Return the values as an array of their `plain_type`."""
     return array if plain_type(array.type) == array.type else map_values(array, _plain_leaves)
 
 
@@ -113,7 +113,7 @@ def empty_table(schema: pa.Schema) -> pa.Table:
 
 
 def python_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
-    """Return the values of a column; times outside Python's years 1 to 9999 as the text of Arrow.
+    """Return the values of a column in Python; times outside the years 1 to 9999 become Arrow's text.
 
     Times in a zone that this machine does not know are in UTC.
     """

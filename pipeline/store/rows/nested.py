@@ -1,6 +1,6 @@
 """Apply a function to the leaves of nested Arrow types and arrays.
 
-Leaves are all types and arrays but lists, structs and maps, at any level. List views become lists, and so do
+A leaf is a type or array, at any level, that is not a list, struct or map. List views become lists, and so do
 lists of the fixed size 0.
 """
 
@@ -55,7 +55,7 @@ def _inner_fields(kind: pa.DataType) -> list[pa.Field]:
 
 
 def _nested_type(kind: pa.DataType, inner: Sequence[pa.DataType]) -> pa.DataType:
-    """Return a list, struct or map with other types of its `_inner_fields`."""
+    """Return `kind`, a list, struct or map, with the types `inner` for its `_inner_fields`."""
     types = pa.types
     fields = [field.with_type(each) for field, each in zip(_inner_fields(kind), inner, strict=True)]
     if types.is_struct(kind):
@@ -90,12 +90,12 @@ def _inner_arrays(array: pa.Array) -> list[pa.Array]:
 
 
 def _lengths(array: pa.Array) -> np.ndarray:
-    """Return (n,) int64: the numbers of values of lists, 0 for null."""
+    """Return the number of values of each list, (n,) int64; 0 for null."""
     return array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _nested_array(array: pa.Array, inner: Sequence[pa.Array]) -> pa.Array:
-    """Return a list, struct or map with other arrays instead of its `_inner_arrays`."""
+    """Return `array`, of lists, structs or maps, with `inner` instead of its `_inner_arrays`."""
     types, wanted = pa.types, _nested_type(array.type, [each.type for each in inner])
     mask = array.is_null() if array.null_count else None
     if types.is_struct(wanted):
