@@ -1,6 +1,6 @@
 """Render the page of an augmented corpus: numbers of variants, reasons of rejection, examples.
 
-One page, one module.
+Each page has a module of its own.
 """
 
 from collections.abc import Iterator, Mapping

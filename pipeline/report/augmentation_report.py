@@ -73,9 +73,9 @@ class VariantSample:
     """examples of rejected variants, by reason"""
 
     def proportion_with(self, variants: int) -> float:
-        """Proportion of the sample's texts of which at least `variants` variants are kept.
+        """Proportion of the sample's texts with at least `variants` kept variants.
 
-        `variants` is at least 1, and the sample must have rows.
+        `variants` must be at least 1, and the sample must have rows.
         """
         return self.texts_by_kept[variants - 1] / self.rows
 
@@ -103,7 +103,7 @@ class AugmentationReport:
     changes: Mapping[str, int] = field(default_factory=dict)
     """new, changed and deleted rows since the previous manifest; empty for the first"""
     encoder: str = ""
-    """encoder of the similarities"""
+    """encoder that measured the similarities"""
     seed: int = 0
     model_work: tuple[ModelWork, ...] = ()
     """statistics of each model stage"""

@@ -26,9 +26,9 @@ class ReleaseChange:
     number: int
     """number of the previous release"""
     link: str
-    """path of its report, relative to the folder of this one"""
+    """path of the previous release's report, relative to the folder of this report"""
     drift: Drift | None = None
-    """how far the vectors have drifted since then; None if that is not known"""
+    """how far the vectors have drifted since the previous release; None if that is not known"""
     settings: Mapping[str, tuple[object, object]] = field(default_factory=dict)
     """(before, now) of the settings that differ, by their full names"""
 

@@ -35,11 +35,11 @@ class DuplicatesReport:
     facts: Mapping[str, float]
     """release, threshold, rows, pairs, groups, grouped and largest"""
     cosines: tuple[tuple[float, float, int], ...]
-    """numbers of pairs between two cosines"""
+    """(low, high, number of pairs) of each range of cosines"""
     groups: tuple[tuple[int, tuple[DuplicateRow, ...]], ...]
-    """number of rows of the largest groups, with the first rows of each"""
+    """(number of rows, first rows) of each of the largest groups"""
     borderline: tuple[tuple[DuplicateRow, DuplicateRow], ...]
-    """pairs whose cosines are least"""
+    """pairs with the lowest cosines"""
     packages: Mapping[str, str] = field(default_factory=dict)
     """versions of packages"""
 

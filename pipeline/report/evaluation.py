@@ -23,7 +23,7 @@ COLOURS = 5  # candidates beyond this number get the first colours again
 
 
 def difference_chart(rows: Sequence[tuple[str, Sequence[ScoreEstimate | None]]], unit: str) -> Markup:
-    """Draw the differences with the first candidate, one row per task.
+    """Draw the differences from the first candidate, one row per task.
 
     Each further candidate has a dot, and a line for its interval. Right of the centre line is better.
 
@@ -210,7 +210,7 @@ def split_facts(
         facts: one mapping for each candidate.
 
     Returns:
-        The text of each shared fact, and the texts of each other fact, one for each candidate; by name.
+        Two mappings by name: the text of each shared fact; one text per candidate of each differing fact.
     """
     shared, differing = dict[str, str](), dict[str, tuple[str, ...]]()
     for name in dict.fromkeys(name for candidate_facts in facts for name in candidate_facts):

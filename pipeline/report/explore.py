@@ -37,9 +37,9 @@ class ExplorePage:
     release: int
     """number of the release"""
     rows: int
-    """its live rows"""
+    """number of the release's live rows"""
     published: str
-    """date and time"""
+    """date and time of its publication"""
     encoder: str
     """name of the encoder"""
     has_chunks: bool
@@ -63,7 +63,7 @@ class MapPage:
     release: int
     """number of the release"""
     rows: int
-    """its live rows"""
+    """number of the release's live rows"""
     method: str
     """UMAP or PCA"""
     variance: float | None
@@ -73,7 +73,7 @@ class MapPage:
     columns: Sequence[str]
     """columns that colours can show"""
     colour: str
-    """the column that they show; empty for none"""
+    """the column that the colours show; empty for none"""
     labels: Sequence[str]
     """label of each colour"""
     chart: Markup

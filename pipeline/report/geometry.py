@@ -1,5 +1,6 @@
-"""Build the sections of the evaluation page about the geometry of the vector space: one subject of
-the page.
+"""Build the sections of the evaluation page about the geometry of the vector space.
+
+Each subject of the page has a module of its own.
 """
 
 from collections.abc import Sequence

@@ -93,7 +93,7 @@ def find_rising_loss(lines: Sequence[MetricsLine]) -> tuple[float, float] | None
 
 
 def _first_and_last(values: Sequence[float], proportion: float) -> tuple[Sequence[float], Sequence[float]]:
-    """Return that proportion of the values from the beginning and from the end, at least one each."""
+    """Return the first and the last `proportion` of the values, at least one value each."""
     size = max(1, round(proportion * len(values)))
     return values[:size], values[-size:]
 

@@ -1,4 +1,7 @@
-"""Build the sections of the evaluation page about reading by words: one subject of the page."""
+"""Build the sections of the evaluation page about reading by words.
+
+Each subject of the page has a module of its own.
+"""
 
 from pipeline.evaluate.mask_words import READINGS, MaskWordsReport, NamedMaskWords
 from pipeline.report.evaluation_report import Section

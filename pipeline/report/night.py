@@ -73,7 +73,7 @@ class IndexSection:
     files: tuple[str, ...]
     """paths of the index files, relative to the root"""
     metrics: IndexMetrics
-    """recall, latency and memory of the index, as measured"""
+    """recall, latency, file size and balance of the index"""
     ids: tuple[str, ...] = ()
     """paths of the id tables, relative to the root"""
     target: float | None = None
@@ -156,7 +156,7 @@ class NightReport:
 
     @property
     def question(self) -> str:
-        """The heading of the page, which its first sentences answer."""
+        """The heading of the page; the first sentences of the page answer it."""
         name = self.title[:1].lower() + self.title[1:]
         if self.status != "published":
             return f"Why was {name} {'refused' if self.status == 'refused' else 'not published'}?"
@@ -224,8 +224,8 @@ def _format_differences(report: NightReport) -> dict[str, str]:
 
 
 def _latency_difference(now: Latency, previous: Summary) -> str:
-    """Describe how the median and the p99 differ from the previous release; in one phrase if they differ
-    alike.
+    """Describe how the median and the p99 differ from the previous release, in one phrase if both
+    differ by the same amount.
     """
     median, p99 = (
         format_difference(value, before, previous.release, 0.01, " ms")

@@ -28,7 +28,10 @@ def render_template(template: str, filters: Filters, **values: Any) -> str:
 
 @cache
 def _environment(template: str) -> "jinja2.Environment":
-    """Return the environment of a template. It keeps what it compiles, which takes longer than rendering."""
+    """Return the environment of a template, which keeps the compiled template.
+
+    Compiling takes longer than rendering.
+    """
     import jinja2  # imported here, because most commands write no page
 
     environment = jinja2.Environment(

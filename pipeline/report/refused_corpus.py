@@ -20,7 +20,7 @@ class RefusedCorpus:
     release: int
     """number of the current release"""
     link: str
-    """path of its report, relative to the folder of this one"""
+    """path of the current release's report, relative to the folder of this page"""
     changes: str
     """the changes of the corpus, as a sentence"""
     gates: Mapping[str, Gate]

@@ -23,4 +23,4 @@ class RelevanceSection:
     differing: int = 0
     """number of queries whose score differs from the previous release"""
     changed: tuple[QueryScores, ...] = ()
-    """the queries among these that changed most, the largest loss first"""
+    """queries whose scores changed most, the largest loss first"""

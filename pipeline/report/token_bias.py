@@ -1,4 +1,7 @@
-"""Build the sections of the evaluation page about the bias of token embeddings: one subject of the page."""
+"""Build the sections of the evaluation page about the bias of token embeddings.
+
+Each subject of the page has a module of its own.
+"""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -21,7 +24,7 @@ def plane_chart(points: Sequence[tuple[str, float, float, int]], attribute: str)
 
     Args:
         points: token, first and second component, and number of its group, which is also the number of its
-        colour.
+            colour.
         attribute: property by which tokens are grouped.
     """
     xs, ys = [x for _, x, _, _ in points], [y for _, _, y, _ in points]

@@ -53,7 +53,7 @@ def render(report: TrainingReport, warnings: Sequence[str]) -> str:
 def comparison(report: TrainingReport) -> str:
     """Return the shell command that evaluates the encoder before and after the training on dev.
 
-    Empty if dev has no scored pairs, or measures predictions of the objective.
+    Returns an empty text if dev has no scored pairs, or measures predictions of the objective.
     """
     dev = report.settings.dev
     if dev.uri is None or dev.measure != "spearman" or report.predicts:
@@ -74,7 +74,7 @@ def comparison(report: TrainingReport) -> str:
 
 
 def verdict(report: TrainingReport) -> str:
-    """Summarize the result, and what was trained on what data."""
+    """Summarize the result, the objective and the training data."""
     summary = (
         f"Trained with {report.objective} on {counted(report.rows, 'row')}, in "
         f"{counted(report.steps, 'step')} of {counted(report.settings.order.batch_rows, 'row')}."

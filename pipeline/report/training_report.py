@@ -32,7 +32,7 @@ class SourceSummary:
     unlabelled: int = 0
     """number of rows that were left out because they have no label"""
     weight: int = 1
-    """how often the source is drawn, relative to the others"""
+    """how often the source is drawn, relative to the other sources"""
     missing: int = 0
     """number of rows that were left out because they have no text"""
     overlap: Mapping[str, Metric] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class EncoderSummary:
     template: str = ""
     """template that every text is put into"""
     is_portable: bool = True
-    """True if sentence-transformers and embedding servers load the encoder, with its vectors"""
+    """True if sentence-transformers and embedding servers load the encoder and compute the same vectors"""
     has_own_modules: bool = False
     """True if sentence-transformers can load it with Python code from its folder"""
     is_cross_encoder: bool = False
@@ -105,7 +105,7 @@ class DevLines:
     """Lines of metrics.jsonl with a score on dev."""
 
     best: MetricsLine
-    """the line with the highest score, the first of several"""
+    """the line with the highest score; the first one if several lines have it"""
     last: MetricsLine
     """the last line"""
     before: MetricsLine | None = None

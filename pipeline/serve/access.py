@@ -1,6 +1,6 @@
 """Checks and measurements around every request: the token, and duration by route.
 
-Apart from the routes, because it decides who may use them.
+This module is separate from the routes, because it decides who may use them.
 """
 
 import base64
@@ -40,7 +40,7 @@ _TOO_LARGE = "the body is too large: send fewer queries at a time"
 class TokenCheck:
     """Answers 401 to requests without the token: a bearer token, or the password of basic authentication.
 
-    A browser asks for the latter; the user name is ignored.
+    A browser asks for a user name and the password; the user name is ignored.
     """
 
     def __init__(self, app: AsgiApp, token: str) -> None:
@@ -70,8 +70,8 @@ class LoopbackOnly:
     """Answers 400 to requests for another host than this machine, for a service without a token.
 
     Otherwise any web page that is open in a browser on this machine could read the corpus, under a name that
-    its author lets resolve to this machine (DNS rebinding). Requests that a page of another site makes a
-    browser send get 403: the page could not read the answers, but could keep the service busy.
+    its author lets resolve to this machine (DNS rebinding). Requests that a browser sends for a page of
+    another site get 403: the page could not read the answers, but could keep the service busy.
     """
 
     def __init__(self, app: AsgiApp, hosts: Collection[str] = ()) -> None:

@@ -99,9 +99,9 @@ def _always(_: int) -> bool:
 
 
 class Batches:
-    """Answers searches in batches: while one is computed, new searches wait and form the next.
+    """Answers searches in batches: while a batch is computed, new searches wait and form the next one.
 
-    So nobody waits for a batch to become full. All methods but `answer` are called in one event loop.
+    So no search waits for a batch to become full. All methods but `answer` are called in one event loop.
     """
 
     def __init__(self, release: OpenRelease, metrics: ServiceMetrics, *, filter_s: float = _FILTER_S) -> None:
@@ -118,7 +118,7 @@ class Batches:
         """Answer a search.
 
         Args:
-            is_gone: returns whether the client has gone; its search is then not begun, or stopped.
+            is_gone: returns whether the client has gone; then the search is stopped, or not begun.
 
         Raises:
             PipelineError: the queries or the filter are invalid, or a file of the release is missing.
@@ -181,7 +181,7 @@ class Batches:
     def answer(
         self, searches: Sequence[Search], is_wanted: Callable[[int], bool] = _always
     ) -> list[Found | Exception]:
-        """Answer searches, all from one release. Errors are returned in place of answers.
+        """Answer searches, all from one release. A search that fails gets its error instead of answers.
 
         Args:
             is_wanted: returns whether somebody still waits for the answer to search number i.
@@ -202,7 +202,7 @@ class Batches:
     def _evaluate(
         self, release: OpenRelease, where: str | None, wanted: Sequence[Callable[[], bool]]
     ) -> Exception | None:
-        """Evaluate a filter, whose rows the release then keeps. Returns the error if that fails.
+        """Evaluate a filter, so that the release keeps the selected rows. Returns the error if that fails.
 
         Args:
             wanted: functions, one per search with the filter, that return whether somebody still waits for
@@ -228,7 +228,7 @@ class Batches:
 
 
 async def _drop_gone(searches: list[_Waiting]) -> list[_Waiting]:
-    """Return the searches that somebody waits for; the others get their error."""
+    """Return the searches that somebody waits for; those whose client has gone get ClientGone."""
     for each in searches:
         if not each.result.done() and await each.is_gone():
             each.result.set_exception(ClientGone())
@@ -236,9 +236,9 @@ async def _drop_gone(searches: list[_Waiting]) -> list[_Waiting]:
 
 
 def _answer_same(release: OpenRelease, searches: list[Search]) -> list[Found | Exception]:
-    """Answer searches of one key together. If that fails, halve them, so that only the faulty ones fail.
+    """Answer searches of one `batch_key` together. If that fails, halve them, so that only faulty ones fail.
 
-    A fault of the store is not retried for each search, because an attempt to read it may take long.
+    After a fault of the store, the halves are not tried, because an attempt to read it may take long.
     """
     try:
         return list(_answers(release, searches))
@@ -253,7 +253,7 @@ def _answer_same(release: OpenRelease, searches: list[Search]) -> list[Found | E
 
 
 def _answers(release: OpenRelease, searches: list[Search]) -> Iterator[Found]:
-    """Yield the answers to each of the searches, which are of one kind."""
+    """Yield the answers to each of the searches, which have one `batch_key`."""
     first, all_queries = searches[0], [search.queries for search in searches]
     queries: Any = (
         np.concatenate(all_queries)

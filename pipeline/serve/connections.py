@@ -30,13 +30,13 @@ class Limits(NamedTuple):
     header_s: float = 10.0
     """longest time for the header of a request"""
     body_s: float = 30.0
-    """longest time for its body, and longest time in which a client reads nothing of an answer"""
+    """longest time for the body of a request, and longest time without a client reading any of an answer"""
     backlog: int = 2_048
     """largest number of connections that are accepted at once, before any is closed"""
 
 
 def limits_of_process() -> Limits:
-    """Return limits with which the process can open further files."""
+    """Return limits that leave the process file descriptors to open further files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return Limits(_MAX_CONNECTIONS)
@@ -182,7 +182,7 @@ class Seldom:
         if now - self._reported.get(kind, -_REPEATED_S) < _REPEATED_S:
             self._left_out[kind] = self._left_out.get(kind, 0) + 1
             return None
-        if len(self._reported) > 1_000:  # kinds may have texts of clients
+        if len(self._reported) > 1_000:  # kinds may contain text from clients
             self._reported.clear()
             self._left_out.clear()
         self._reported[kind] = now

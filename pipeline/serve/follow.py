@@ -66,7 +66,7 @@ class Follower:
     def following(self, poll_s: float) -> Iterator[None]:
         """Look for another release every `poll_s` seconds while the block runs.
 
-        The thread is a daemon: the process does not wait for a release that is being opened when it ends.
+        The thread is a daemon: a process that ends does not wait for a release that is being opened.
         """
         stop = threading.Event()
 
@@ -110,7 +110,7 @@ class Follower:
     def _swap(self, newer: ReleaseManifest, poll_s: float) -> bool:
         """Swap to a release.
 
-        Returns False, without a try, if opening it failed a short time ago, because a try costs much.
+        Returns False without an attempt if opening it failed a short time ago, because an attempt is costly.
         """
         if newer.id == self._failed and time.monotonic() < self._try_again:
             return False
@@ -171,7 +171,7 @@ def _hold(releases: Releases, number: int) -> contextlib.ExitStack:
     held = contextlib.ExitStack()
     try:
         held.enter_context(lease(releases.store, SERVED, release=number))
-    except (OSError, PipelineError) as error:  # as at a root that this service may only read
+    except (OSError, PipelineError) as error:  # for instance, the service may only read the root
         why = f"no lease can be written ({error})"
         announce(f"`manta releases prune` does not know that release {number} is served: {why}")
     return held

@@ -1,10 +1,10 @@
 """Bodies of requests, parsed by pydantic's parser instead of Python's.
 
-Parsing holds Python's global lock, so other requests wait for it, in whatever thread it runs. Pydantic's
+Parsing holds Python's global lock in whatever thread it runs, so other requests have to wait. Pydantic's
 parser takes a sixth of the time. It makes an object for each value before any of them is checked, so values
 are counted first, by NumPy, which releases the lock.
 
-Apart from the routes, because it protects them from bodies that would stop the service.
+This module is separate from the routes, because it protects them from bodies that would stop the service.
 """
 
 import codecs
@@ -23,7 +23,7 @@ from pipeline.serve.messages import MAX_QUERIES
 
 _SMALL = 1 << 17  # bytes; any body of this size is parsed within about 20 ms
 _MOST = {"{": 1, "[": 1 + MAX_QUERIES, ",": (MAX_QUERIES << 13) + 64}
-"""largest numbers outside of strings: of an object with 256 vectors of 8,192 components and other fields"""
+"""largest number of each character outside of strings: enough for 256 vectors of 8,192 components"""
 _PLACE = re.compile(r"at line (\d+) column (\d+)$")
 
 
@@ -34,8 +34,8 @@ class JsonRequest(Request):
         """Parse the body.
 
         Raises:
-            JSONDecodeError: it is not JSON; FastAPI answers with 422.
-            HTTPException: it has more values than any search.
+            JSONDecodeError: the body is not JSON; FastAPI answers with 422.
+            HTTPException: the body has more values than a search can have.
         """
         body = (await self.body()).removeprefix(codecs.BOM_UTF8)
         if len(body) > _SMALL and not await run_in_threadpool(_has_few_values, body):

@@ -79,7 +79,7 @@ def _same(opened: OpenRelease, found: Found, release: OpenRelease) -> OpenReleas
 
 
 async def _find(question: Question, release: OpenRelease, batches: Batches, is_gone: IsGone) -> Found:
-    """Answer a question: rows near a text, or near another row; without texts if these cannot be read."""
+    """Find rows near a text, or near another row; without their texts if these cannot be read."""
     queries: tuple[str, ...] | np.ndarray = (question.q,)
     if not question.q:
         queries = (await run_in_threadpool(release.vector, question.near))[None]

@@ -1,4 +1,4 @@
-"""Responses to failed requests: 400 to 499 for faults of a request, from 500 on for the service's."""
+"""Responses to failed requests: 400 to 499 for faults of a request, from 500 on for faults of the service."""
 
 from http import HTTPStatus
 from typing import Any
@@ -66,7 +66,7 @@ def _sentence(fault: dict[str, Any]) -> str:
 
 
 async def _explain_refusal(_: Request, error: Exception) -> JSONResponse:
-    """Name an unknown path, another method, or a body that is too large."""
+    """Name the refusal: an unknown path, a wrong method, or a body that is too large."""
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase.replace(" ", "")
     name = "TooLarge" if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else phrase

@@ -49,7 +49,7 @@ class ServiceOptions:
 
 
 def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceOptions) -> FastAPI:
-    """Make the ASGI application that serves a release and those that follow it.
+    """Make the ASGI application that serves a release, and later the releases that replace it.
 
     Loads the encoder, so the first request is as fast as later ones.
 

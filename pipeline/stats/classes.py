@@ -1,6 +1,7 @@
 """Agreement of predicted classes with gold classes: accuracy, F1 and Matthews' correlation (GLUE, 2019).
 
-Apart from its only user, the predictions of a trained model, because it knows nothing of models.
+This module is separate from its only user, the predictions of a trained model, because it knows nothing of
+models.
 """
 
 import numpy as np

@@ -59,11 +59,11 @@ def explained_variance(x: np.ndarray, mev: Mev = "literal") -> float:
 
     Args:
         x: vectors of the occurrences of a word.
-        mev: "literal" is the printed formula, sigma_1^2 / sum of sigma_i^2 of the singular values of x, not
-            centred: it is high if all cosines are high. "published" is the value of the authors' program:
-            with the first right singular vector v of x, not centred, the variance of x v / the variance of x,
-            both about the mean. "centred" is the formula for x minus its mean; it is never below
-            1 / (n - 1).
+        mev: "literal" is the printed formula, sigma_1^2 / sum of sigma_i^2, with the singular values of x,
+            not centred; it is high if all cosines are high. "published" is the value of the authors'
+            program: the variance of x v divided by the variance of x, both about the mean, where v is the
+            first right singular vector of x, not centred. "centred" is the printed formula for x minus its
+            mean; it is never below 1 / (n - 1).
     """
     x = np.asarray(x, dtype=np.float64)
     centred = x - x.mean(axis=0)

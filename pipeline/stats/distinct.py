@@ -1,6 +1,7 @@
 """Estimate a number of distinct values from their smallest hashes (Beyer et al. 2007, basic estimator).
 
-A module of its own, although only the facts of a night use it, because it knows neither texts nor units.
+This module is separate from its only user, `flows/night/key_facts.py`, because it knows neither texts nor
+units.
 """
 
 import numpy as np
@@ -12,7 +13,8 @@ KEPT = 4_096
 def smallest_distinct(hashes: np.ndarray) -> np.ndarray:
     """Return the smallest distinct hashes, at most `KEPT`, ascending.
 
-    Results merge: applied to the joined results of several samples, it gives the result of all hashes.
+    Results merge: applied to the joined results of several samples, the function gives the result of all
+    hashes.
 
     Args:
         hashes: (n,) uint64, uniformly distributed.

@@ -45,7 +45,7 @@ class EncoderGeometry(Stored):
 
     space_id: str
     spaces: dict[str, Space]
-    """by transform_id; RAW for untransformed vectors"""
+    """spaces by transform_id; RAW for untransformed vectors"""
     levels: tuple[Level, ...] = ()
     words: dict[str, Metric] = {}
     """metrics of the token table"""
@@ -54,7 +54,7 @@ class EncoderGeometry(Stored):
     static_words: tuple[FileRef, ...] = ()
     """static word vectors of each layer, in the order of the layers; () unless they are requested"""
     missing: dict[str, str] = {}
-    """reason why a metric could not be measured, by name"""
+    """name of a metric -> reason why it could not be measured"""
 
 
 class NamedSpace(Settings):

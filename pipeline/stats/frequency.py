@@ -22,7 +22,7 @@ class FrequencyBand(Settings):
     norm: float
     """mean L2 norm"""
     distances: dict[int, float]
-    """mean L2 distance to the k nearest of all words, not of the band alone, by k"""
+    """k -> mean L2 distance to the k nearest words, among all words and not only in the band"""
 
 
 def frequency_bands(
@@ -35,7 +35,7 @@ def frequency_bands(
         counts: (m,) number of occurrences of each word. Words of equal frequency keep their order.
 
     Returns:
-        The bands that have a word, and the reason if there are none, by name.
+        The bands that have a word; and, if there are none, the name of the table with the reason.
     """
     if len(counts) <= max(_NEIGHBOURS):
         reason = f"needs more than {max(_NEIGHBOURS)} words, there are {len(counts)}"

@@ -93,8 +93,8 @@ _EDIT_BINS = 10  # bins of edit distances, with equal numbers of pairs
 class EditBin(Settings):
     """Mean ranks of pairs with similar edit distance, by cosine and by gold score.
 
-    These are the ranks that a rank correlation uses: encoders whose cosines spread differently can be
-    compared by them.
+    A rank correlation uses the same ranks. Encoders can be compared by them even if their cosines spread
+    differently.
     """
 
     distance: float
@@ -102,13 +102,13 @@ class EditBin(Settings):
     cosine_rank: float = Field(alias="similarity")
     """mean rank of the cosines among all pairs, divided by their number: 1 for the highest"""
     gold_rank: float = Field(alias="gold")
-    """mean rank of the gold scores, likewise"""
+    """mean rank of the gold scores among all pairs, divided by their number"""
     pairs: int
     """number of pairs"""
 
 
 class MeasuredMetrics(NamedTuple):
-    """Metrics by name; for metrics that could not be measured, the reasons by name."""
+    """Metrics by name, and by name the reasons why other metrics could not be measured."""
 
     metrics: dict[str, Metric]
     missing: dict[str, str]
@@ -137,7 +137,7 @@ class Space(Settings):
     """cosines of the pairs with gold scores 0 to 1, 1 to 2 ... 4 to 5"""
     edits: tuple[EditBin, ...] = ()
     missing: dict[str, str] = {}
-    """reason why a metric could not be measured, by name"""
+    """name of a metric -> reason why it could not be measured"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,8 +55,8 @@ class TableBias(Stored):
     explained: tuple[float, float]
     """proportions of the variance that the two components explain"""
     between: dict[str, float]
-    """proportion of the variance in their plane that is between the groups of an attribute, by attribute: 0
-    if the groups have equal means, 1 if all tokens of a group coincide"""
+    """attribute -> proportion of the variance in the plane that is between its groups: 0 if the groups have
+    equal means, 1 if all tokens of each group coincide"""
     groups: tuple[TokenGroup, ...]
     """groups of tokens"""
     shown: tuple[ShownToken, ...]
@@ -86,7 +86,7 @@ class NamedTokenBias(Settings):
 
 
 def rank_attribute(counts: np.ndarray) -> TokenAttribute:
-    """Divide tokens by frequency rank: 1 to 100, to 1,000, to 10,000, further ones, and those of count 0.
+    """Divide tokens by frequency rank: 1 to 100, to 1,000, to 10,000, further ranks, and count 0.
 
     Args:
         counts: (m,) number of occurrences. Tokens of equal counts keep their order.
@@ -102,7 +102,7 @@ def rank_attribute(counts: np.ndarray) -> TokenAttribute:
 def principal_plane(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Project rows onto their first two principal components.
 
-    A component has the sign with which its entry of largest absolute value is positive.
+    The sign of a component is such that its entry of largest absolute value is positive.
 
     Args:
         rows: (m, d) rows, d >= 2.

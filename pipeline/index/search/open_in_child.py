@@ -61,7 +61,7 @@ class ChildLimits(NamedTuple):
         return cls(_START_S + read / _BYTES_PER_S)
 
     def with_memory(self, read: int) -> "ChildLimits":
-        """Return these limits and one of memory, for index and ids files of `read` bytes, without a filter."""
+        """Add a limit of memory, for index and ids files of `read` bytes and no filter."""
         threads = _THREAD_MEMORY * (os.cpu_count() or 1)
         return self._replace(memory=_MEMORY_PER_BYTE * read + _SEARCH_MEMORY + threads)
 

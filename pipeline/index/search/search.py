@@ -120,7 +120,9 @@ class OpenRelease:
         return len(self._files)
 
     def count(self, where: str, proceed: Callable[[], None] = lambda: None) -> int:
-        """Return the number of rows that a filter lets pass, and keep these rows for later searches; see `search`.
+        """Return the number of rows that a filter lets pass, and keep these rows for later searches.
+
+        See `search` for filters.
 
         Args:
             proceed: called often while the filter is evaluated; may raise an error to stop the evaluation.

@@ -59,8 +59,8 @@ def _refuse_files(path: str, text: str) -> None:
 def store_of(file: str) -> tuple[Store, str]:
     """Open the store of the folder that holds `file`, a path or URI; return the store and the file's name.
 
-    In an object store, keys of any form can be read. Symbolic links on this machine's disk are resolved first:
-    a store refuses links that lead out of its root.
+    In an object store, keys of any form can be read. Symbolic links on this machine's disk are resolved
+    first, because a store refuses links that lead out of its root.
     """
     resolved = file if "://" in file else str(Path(os.path.expanduser(file)).resolve())
     parent, _, name = resolved.rpartition("/")

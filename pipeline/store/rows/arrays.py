@@ -37,8 +37,8 @@ def plain_type(encoded: pa.DataType) -> pa.DataType:
     """Return the type without encodings, at all levels, so that Arrow can select, join and store rows.
 
     Dictionaries and runs become their values, views become strings, binaries and lists, and an extension of
-    such a type becomes its plain storage type. Times in a zone that this machine does not know are in UTC: they
-    are the same instants.
+    such a type becomes its plain storage type. Times in a zone that this machine does not know are in UTC:
+    they are the same instants.
     """
     return map_type(encoded, _plain_leaf)
 
