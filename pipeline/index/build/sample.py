@@ -51,7 +51,7 @@ def id_bytes(ids: pa.Array | pa.ChunkedArray) -> list[bytes]:
 
 
 def hash_order(ids: Sequence[bytes], salt: str) -> np.ndarray:
-    """Return the numbers (n,) of ids in the order of their hashes with `salt`; equal hashes keep the order."""
+    """Return the numbers (n,) of ids in the order of their hashes with `salt`; the sort is stable."""
     key = salt.encode()[: hashlib.blake2b.MAX_KEY_SIZE]
     hashes = (hashlib.blake2b(value, digest_size=8, key=key).digest() for value in ids)
     return np.argsort(np.frombuffer(b"".join(hashes), dtype=">u8"), kind="stable")
