@@ -1,8 +1,8 @@
 """Compare every query with every vector, on the CPU or on GPUs.
 
 faiss-gpu compares on GPUs; all other indexes, and all files, are the same as with faiss-cpu. A GPU adds up
-products in another order, so scores differ in their last bits: centroids are not the same bytes, and of two
-neighbours with almost the same score another one may come first. Answers are the same apart from such ties.
+products in another order, so scores differ in their last bits: centroids differ in their bytes, and two
+neighbours with almost the same score may change places. Answers are the same apart from such ties.
 """
 
 from typing import Any

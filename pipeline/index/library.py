@@ -1,4 +1,4 @@
-"""Import faiss, with a message about installing it; set its threads, and redirect what it prints."""
+"""Import faiss, or say how to install it; set the threads of faiss, and redirect its output."""
 
 import contextlib
 import ctypes
@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 def prints_to_stderr() -> Iterator[None]:
     """Redirect standard output to standard error within the block, for C code too.
 
-    faiss reports on lists on disk with printf, but the standard output of a command is its result.
+    For lists on disk, faiss prints messages with printf, but the standard output of a command is its result.
     """
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()

@@ -13,7 +13,7 @@ from pipeline.index.library import faiss
 from pipeline.index.refine import id_map_of, index_refine_of, refine, without_transforms_and_ids
 from pipeline.settings.index_kinds import KIND_NAMES, REFINED_BYTES, IndexLayout
 
-_CPP_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")  # what precedes the reason in errors of faiss
+_CPP_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")  # text before the reason in errors of faiss
 _OPQ_CODEWORDS = 256  # faiss: OPQ trains a product quantizer of 8 bits, whatever the codes after it
 _BLOCK_ROWS = 1 << 16  # addresses that are yielded at once
 
@@ -93,7 +93,7 @@ def inspect_factory(factory: str, dim: int) -> IndexLayout:
 
 
 def _check_trainable(factory: str, index: Any, ann: Any) -> None:
-    """Raise ConfigError if no rows can train the index, which has `ann` after its transforms."""
+    """Raise ConfigError if no rows can train `index`, in which `ann` comes after the transforms."""
     problems = [problem for transform in transforms_of(index) if (problem := _impossible(transform))]
     if isinstance(ann, faiss.IndexIVF) and not ann.nlist:
         problems.append("no inverted lists")

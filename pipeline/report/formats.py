@@ -45,7 +45,7 @@ def percent_interval(low: float, high: float) -> str:
 
 
 def gate_value(value: float | None) -> str:
-    """Format a gate's value: integers without decimals, others with at most four (seven near 1)."""
+    """Format a gate's value: integers without decimals, other values with at most four (near 1, seven)."""
     if value is None:
         return "not measured"
     if value == int(value):
@@ -85,7 +85,7 @@ def gate_name(name: str) -> str:
 
 def excerpt(text: str) -> str:
     """Shorten a text to one line of at most 240 characters; control characters become U+FFFD."""
-    # the beginning of a long text suffices; it is longer than the excerpt, because white space is shortened
+    # this part of a long text suffices; it is longer than the excerpt, because white space is shortened
     line = " ".join(text[: 4 * MAX_EXCERPT].split())
     line = "".join(char if char.isprintable() else "\ufffd" for char in line)
     return line if len(line) <= MAX_EXCERPT else line[: MAX_EXCERPT - 1].rstrip() + "…"

@@ -53,7 +53,7 @@ class MetricChange:
 
 
 def changes_over_steps(lines: Sequence[MetricsLine]) -> list[MetricChange]:
-    """Average each metric over the first and the last tenth of its records, if it has at least two."""
+    """Average each metric over the first and the last tenth of its records, if it has two or more records."""
     changes = []
     for name, (label, direction) in _METRICS.items():
         values = _values(lines, name)

@@ -53,7 +53,7 @@ class NightCounts(RowCounts):
 
 @dataclass(frozen=True)
 class Throughput:
-    """Speed of encoding, and proportions of the time (0 to 1) spent waiting, by the cause."""
+    """Speed of encoding, and proportions of the time (0 to 1) spent waiting, by cause."""
 
     rows_per_s: float
     tokens_per_s: float
@@ -62,7 +62,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class IndexSection:
-    """The published index."""
+    """The index of the release or candidate."""
 
     kind: str
     """kind of index"""

@@ -12,7 +12,7 @@ from pipeline.store.records.units import sum_counts
 
 # relative tolerance within which a loss counts as equal to ln N, the loss of a random choice among N
 _AT_CHANCE = 0.02
-_EQUAL = 0.9999  # cosine from which two views count as equal, because of rounding in half precision
+_EQUAL = 0.9999  # cosine above which two views count as equal, because of rounding in half precision
 _COLLAPSED = 0.98  # vectors count as collapsed if the mean cosine of different texts is above this
 _MAX_WAITING = 0.2  # proportion of the time spent waiting for batches
 _TAIL = 0.2  # proportion of the lines that is averaged for the end of a training, because single steps vary

@@ -1,4 +1,4 @@
-"""Checks and measurements around every request: the token, and duration by route.
+"""Checks and measurements around every request: token, host, size of the body, and duration by route.
 
 This module is separate from the routes, because it decides who may use them.
 """
@@ -104,7 +104,7 @@ class LoopbackOnly:
 
 
 class BodyLimit:
-    """Answers 413 to requests whose body is too large, before it is read.
+    """Answers 413 to requests whose body is too large, before all of the body is read.
 
     While the bodies that are being received take too much memory together, further requests get 503.
     """

@@ -54,7 +54,7 @@ class Follower:
 
     @property
     def checked_s(self) -> float:
-        """Seconds since the current release was last followed, or refused, without an error."""
+        """Seconds since the service last followed, or refused, the current release without an error."""
         return time.monotonic() - self._checked
 
     def warm(self) -> None:
@@ -85,7 +85,7 @@ class Follower:
             ending.join(_LEASE_END_S)
 
     def refresh(self, poll_s: float) -> None:
-        """Swap if there is another release. After an error the served release stays."""
+        """Swap if there is another release. After an error the service keeps the served release."""
         sentence = ""
         try:
             newer = self._release.newer()
@@ -127,7 +127,7 @@ class Follower:
         return True
 
     def _report(self, sentence: str) -> None:
-        """Print the sentence, unless it is the last one, and set the metrics."""
+        """Print the sentence, unless it equals the last printed one, and set the metrics."""
         try:
             if sentence and sentence != self._last_sentence:
                 announce(sentence)
@@ -151,7 +151,7 @@ class Follower:
 def open_held(root: str | tuple[str, str]) -> Iterator[tuple[OpenRelease, contextlib.ExitStack]]:
     """Open the current release of a root, with a lease on it that is written before its files are read.
 
-    The lease ends with the block, unless a `Follower` that took it ends it before.
+    The lease ends with the block, unless a `Follower` took the lease and ended it earlier.
     """
     releases = Releases.open(*((root,) if isinstance(root, str) else root))
     while True:

@@ -58,7 +58,7 @@ async def _explain_invalid(request: Request, error: Exception) -> JSONResponse:
 
 
 def _sentence(fault: dict[str, Any]) -> str:
-    """Return where a fault is and its reason; if the body is not JSON, the parser's reason."""
+    """Return where a fault is, and its reason; for a body that is not JSON, the parser's reason, too."""
     reason = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "json_invalid":
         reason = f"{reason}: {fault['ctx']['error']}"

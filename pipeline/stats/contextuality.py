@@ -1,8 +1,8 @@
 """Contextuality of word vectors, layer by layer (Ethayarajh 2019).
 
-The metrics are self-similarity, intra-sentence similarity and maximum explainable variance, each with the
-value for random words of the same layer. The states of all texts are read as a stream; only the states of the
-chosen word occurrences are held in memory.
+The metrics are self-similarity, intra-sentence similarity and maximum explainable variance, each with its
+baseline: the value for random words of the same layer. The states of all texts are read as a stream; only
+the states of the chosen word occurrences are held in memory.
 """
 
 from collections.abc import Iterable
@@ -105,7 +105,7 @@ def _smaller_gram(x: np.ndarray) -> np.ndarray:
 def gather_states(batches: Iterable[States], tokens: Tokenized, chosen: Occurrences) -> list[LayerStates]:
     """Accumulate the states of every layer, 0 to n, from batches.
 
-    Batches of other sizes change the result by rounding errors only.
+    The sizes of the batches change the result by rounding errors only.
     """
     layers: list[LayerStates] = []
     for batch in batches:

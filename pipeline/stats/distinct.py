@@ -7,7 +7,7 @@ units.
 import numpy as np
 
 KEPT = 4_096
-"""Hashes that are kept: the standard error is 1 / sqrt(KEPT - 2) of the number, 1.6 %."""
+"""Number of hashes that are kept: the estimate has a relative standard error of 1 / sqrt(KEPT - 2), 1.6 %."""
 
 
 def smallest_distinct(hashes: np.ndarray) -> np.ndarray:
@@ -30,9 +30,9 @@ def smallest_distinct(hashes: np.ndarray) -> np.ndarray:
 
 
 def estimate_distinct(smallest: np.ndarray) -> int:
-    """Return the number of distinct hashes, of which `smallest_distinct` returned `smallest`.
+    """Estimate the number of distinct hashes from the result of `smallest_distinct`.
 
-    It is exact if there are fewer than KEPT.
+    The estimate is exact if there are fewer than KEPT.
 
     >>> estimate_distinct(smallest_distinct(np.array([7, 3, 7], dtype=np.uint64)))
     2

@@ -101,7 +101,7 @@ def _choose_words(
 
 
 def _draw_words(indices: np.ndarray, owners: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw (count,) of the ascending token `indices`: texts with words uniformly, then one word of each."""
+    """Draw (count,) of the ascending token `indices`: uniformly a text with words, then one of its words."""
     if not len(indices):
         return indices
     _, starts, sizes = np.unique(owners[indices], return_index=True, return_counts=True)
@@ -110,7 +110,7 @@ def _draw_words(indices: np.ndarray, owners: np.ndarray, count: int, rng: np.ran
 
 
 def _draw_pairs(indices: np.ndarray, owners: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw pairs (count, 2) of the ascending token `indices`, both members from different texts.
+    """Draw pairs (count, 2) of the ascending token `indices`; the two members are from different texts.
 
     Returns no pairs if all tokens belong to one text.
     """

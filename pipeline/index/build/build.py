@@ -31,7 +31,7 @@ from pipeline.index.structure import (
 from pipeline.store.rows.address import describe
 from pipeline.transforms.transform import Affine
 
-# With more lists per row of a block than this, the graph is faster than dividing the centroids.
+# If there are more lists than this for each row of a block, the graph is faster than groups of centroids.
 _LISTS_PER_ROW = 32
 
 
@@ -95,7 +95,7 @@ class RowAdder:
 
 
 def reserve_rows(index: Any, rows: int) -> None:
-    """Reserve memory for `rows` more rows in the arrays with an entry per row.
+    """Reserve memory for `rows` more rows in the arrays that have an entry per row.
 
     Otherwise faiss copies a full array to one of double size, and a flat or HNSW index takes up to three
     times its size while it grows. Inverted lists grow one by one, and nothing is reserved for them.
@@ -127,7 +127,7 @@ KMEANS_ROUNDS = 10  # the default of faiss for coarse quantizers
 def train_with_graph(index: Any, sample: np.ndarray, seed: int, *, on_gpu: bool) -> None:
     """Train the transforms, the centroids in the graph, and the codes of an index.
 
-    The result is the same as faiss's own, which compares every row with every centroid.
+    The result has the same form as after faiss's own training, which compares every row with every centroid.
 
     Args:
         sample: (n, d) float32, raw vectors.

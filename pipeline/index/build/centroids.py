@@ -24,7 +24,7 @@ REFINING_ROUNDS = 8
 
 @dataclass(frozen=True, eq=False)
 class CentroidGroups:
-    """Centroids in about sqrt(k) groups of similar ones."""
+    """The k centroids of an index, in about sqrt(k) groups of similar centroids."""
 
     means: Any
     """faiss index of the mean vectors of the g groups"""
@@ -170,7 +170,7 @@ def _k_means(vectors: np.ndarray, count: int, flat: Any, rounds: _Rounds) -> np.
     """Cluster vectors (n, d) by spherical k-means of faiss. Returns (count, d) float32.
 
     Args:
-        flat: index in which every round compares the vectors with the centroids; it is left without rows.
+        flat: index in which every round compares the vectors with the centroids; it has no rows afterwards.
     """
     settings = faiss.ClusteringParameters()
     settings.niter, settings.seed, settings.spherical = rounds.number, rounds.seed, True

@@ -1,4 +1,4 @@
-"""Merge shards that were filled separately into one index.
+"""Merge separately filled shards into one index.
 
 faiss does not notice shards of different trainings. So shards are compared before the merge, and some of
 their rows (the probes) are searched for after it.
@@ -50,7 +50,7 @@ class FilledShard:
     probe_vectors: np.ndarray
     """(p, d) float32, their vectors"""
     space_id: str
-    """space of the vectors: `merge` checks it, because flat shards have no training that would differ"""
+    """space of the vectors: `merge` checks it, because flat shards have no training in which they differ"""
 
 
 def merge(shards: Sequence[FilledShard]) -> Any:
@@ -263,9 +263,9 @@ def _check_probes(index: Any, shard: FilledShard) -> None:
 
     Addresses are not compared, because many texts are equal and coarse codes may rank other rows first. If
     vectors are stored uncompressed, the best score must be the score of the probe with itself: 1, or less if
-    transforms of a factory string shorten the vectors. With codes, it must be at least the best score in the
-    shard alone: the merged index has the same codes and more, unless it has a different codebook. A refined
-    index scores only a few candidates by its second codes, so it is searched for probes alone.
+    transforms of a factory string shorten the vectors. With codes, the best score must be at least the best
+    score in the shard alone: the merged index has the same codes and more, unless its codebook is different.
+    A refined index scores only a few candidates by its second codes, so it is searched among the probes only.
     """
     if not len(shard.probe_addresses):
         return

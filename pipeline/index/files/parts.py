@@ -96,7 +96,7 @@ class Parts(SearchedParts):
             yield from addresses_of(part)
 
     def holds(self, addresses: np.ndarray) -> np.ndarray:
-        """Return a mask (n,) of the addresses (n,) that are in the index, dead rows included."""
+        """Return a mask (n,) of `addresses` (n,): True for those in the index, dead rows included."""
         is_held = np.zeros(len(addresses), dtype=bool)
         for block in self.addresses():
             is_held |= np.isin(addresses, block)

@@ -141,7 +141,7 @@ def _search_all(part: Any, codes: Any, members: AddressSet, vectors: np.ndarray,
 
 
 def _search_codes(part: Any, pq: Any, members: AddressSet, vectors: np.ndarray, k: int) -> Found:
-    """Score the selected rows of a product quantizer, with their codes in an index of their own."""
+    """Score the selected rows of a product quantizer: their codes are copied to a new index."""
     blocks = list(locate(part, members))
     positions = np.concatenate([block.positions for block in blocks])
     addresses = np.concatenate([block.addresses for block in blocks])

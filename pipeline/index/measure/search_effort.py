@@ -117,7 +117,7 @@ def measure_at(index: Any, queries: Queries, truth: Neighbours, effort: int) -> 
 
 
 def measure_latency(index: Any, queries: Queries, max_queries: int = 500) -> Latency:
-    """Time up to `max_queries` queries, one after the other on one thread, after one to warm up."""
+    """Time up to `max_queries` queries, one after the other on one thread, after a first one to warm up."""
     vectors = np.ascontiguousarray(queries.vectors[:max_queries], dtype=np.float32)
     elapsed_ms = index.query_ms(vectors) if isinstance(index, SearchedParts) else query_ms(index, vectors)
     p50_ms, p99_ms = np.quantile(elapsed_ms, [0.5, 0.99]).tolist()

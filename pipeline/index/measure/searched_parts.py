@@ -35,7 +35,7 @@ class SearchedParts(abc.ABC):
 
     @abc.abstractmethod
     def search(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Search for the k nearest live rows; the interface of a faiss index. See `Parts.search`."""
+        """Search for the k nearest live rows, with the arguments of a faiss index. See `Parts.search`."""
 
     @abc.abstractmethod
     def search_lists(self, vectors: np.ndarray, k: int, nprobe: int) -> tuple[np.ndarray, np.ndarray]:
@@ -62,7 +62,7 @@ class SearchedParts(abc.ABC):
 
     @abc.abstractmethod
     def holds(self, addresses: np.ndarray) -> np.ndarray:
-        """Return a mask (n,) of the addresses (n,) that are in the index, dead rows included."""
+        """Return a mask (n,) of `addresses` (n,): True for those in the index, dead rows included."""
 
     @abc.abstractmethod
     def duplicates(self) -> int:

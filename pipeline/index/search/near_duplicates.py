@@ -32,7 +32,7 @@ class Pairs(NamedTuple):
 
 
 class DuplicateGroups(NamedTuple):
-    """Groups of rows that pairs connect, by ascending first row, then by row."""
+    """Groups of rows that are connected by pairs, in the order of the group's first row, then of the row."""
 
     rows: np.ndarray
     """(m,) int64, numbers of the rows"""

@@ -1,4 +1,4 @@
-"""Mine hard negatives: neighbours of an anchor that probably do not mean the same.
+"""Mine hard negatives: neighbours of an anchor that probably differ from it in meaning.
 
 This module is separate from its only user, the tasks of `flows/train/`, because it knows nothing of workers
 or files.

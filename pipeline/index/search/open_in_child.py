@@ -61,7 +61,7 @@ class ChildLimits(NamedTuple):
         return cls(_START_S + read / _BYTES_PER_S)
 
     def with_memory(self, read: int) -> "ChildLimits":
-        """Add a limit of memory, for index and ids files of `read` bytes and no filter."""
+        """Return these limits with one of memory, for index and ids files of `read` bytes and no filter."""
         threads = _THREAD_MEMORY * (os.cpu_count() or 1)
         return self._replace(memory=_MEMORY_PER_BYTE * read + _SEARCH_MEMORY + threads)
 
@@ -212,7 +212,7 @@ def _error_of(message: "_Failed | Exception", files: Sequence[str], remedy: str)
         return _machine_error(files, message.error)
     if isinstance(message, ConfigError | DataError | ModelError):
         where, text = message.where, str(message)
-        if not any(name in text or name.startswith(where) for name in files):  # such as a copy of a file
+        if not any(name in text or name.startswith(where) for name in files):  # it may name a copy of a file
             return replace(message, where=f"{_join(files)} ({where})")
     return message
 

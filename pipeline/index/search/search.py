@@ -40,7 +40,7 @@ def open_release(
         device: torch device that encodes queries.
 
     Raises:
-        ConfigError: the index has fewer parts.
+        ConfigError: the index has no part with one of the numbers.
         DataError: there is no release, or a file was changed.
     """
     if isinstance(uri, Releases):
@@ -191,7 +191,7 @@ class OpenRelease:
             raise ConfigError(
                 "search: k", "a whole number, at least 1", repr(k), "ask for one answer or more"
             )
-        k = int(k)  # faiss takes no integers of NumPy
+        k = int(k)  # faiss refuses integers of NumPy
         space_id = options.get("space_id")
         if unexpected := options.keys() - VectorOptions.__annotations__.keys():
             raise TypeError(f"search() got an unexpected keyword argument {min(unexpected)!r}")

@@ -92,13 +92,13 @@ _LOCKS_UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 def cache_directory() -> Path:
-    """Return the directory of the cache, made if it is missing. It may be deleted while no process uses it.
+    """Return the directory of the cache; make it if missing. It may be deleted while no process uses it.
 
     If MANTA_CACHE is not set and the default directory is unusable, the cache is below the temporary
     directory.
 
     Raises:
-        ConfigError: this user cannot have a private directory where MANTA_CACHE names one.
+        ConfigError: at the path in MANTA_CACHE, this user cannot have a private directory.
     """
     if setting := os.environ.get("MANTA_CACHE"):
         directory, problem = _make_user_directory(Path(setting))
@@ -136,7 +136,7 @@ def _make_user_directory(directory: Path) -> tuple[Path, str | None]:
 
 @functools.lru_cache  # one directory and one log line per process
 def _temporary_cache(directory: str, problem: str) -> Path:
-    """Return a cache below the temporary directory, for this user or, if that is unusable, this process.
+    """Return a cache below the temporary directory: this user's or, if unusable, one for this process.
 
     Args:
         directory: the cache that is replaced.
@@ -317,7 +317,7 @@ def _wait_for_lock(stream: BinaryIO) -> None:
 
 
 def _open_lock_file(path: Path) -> BinaryIO:
-    """Open a lock file, made if it is missing and never truncated. Raises ConfigError for a symbolic link."""
+    """Open a lock file without truncating it; make it if missing. Raises ConfigError for a symbolic link."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.fdopen(os.open(path, flags, 0o600), "ab")

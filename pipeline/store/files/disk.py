@@ -70,7 +70,7 @@ def temporary_files() -> str:
 
 @contextlib.contextmanager
 def translate_disk_errors(where: str) -> Iterator[None]:
-    """Replace errors of the disk below the path `where`, raised in the block, by errors that say what to do.
+    """Replace disk errors that the block raises below the path `where` by errors that say what to do.
 
     Raises:
         TransientError: the disk is full, or does not answer.
@@ -101,7 +101,7 @@ def translate_disk_errors(where: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def translate_read_errors(where: str) -> Iterator[None]:
-    """Replace errors of reading below the path `where`, raised in the block, by errors that say what to do.
+    """Replace read errors that the block raises below the path `where` by errors that say what to do.
 
     Raises:
         TransientError: the disk does not answer.

@@ -190,7 +190,7 @@ def retrying(call: Callable[[], T], where: str) -> T:
 
     The deadline is MANTA_STORE_DEADLINE_S seconds after the first attempt (default 120). The pause before
     each retry is drawn uniformly between 0 and a ceiling that doubles each time ("full jitter", M. Brooker,
-    AWS Architecture Blog 2015), so that workers that fail together do not return together.
+    AWS Architecture Blog 2015), so that workers that fail together do not retry together.
 
     Args:
         call: the storage operation.

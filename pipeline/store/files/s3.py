@@ -114,7 +114,7 @@ async def call_api(file_system: Any, arguments: dict[str, Any]) -> dict[str, Any
 
 
 async def _respond(file_system: Any, verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the response of botocore's client, with the errors of s3fs (FileNotFoundError and so on)."""
+    """Return the response of botocore's client. Raises the errors of s3fs (FileNotFoundError and so on)."""
     from s3fs.errors import translate_boto_error
 
     await file_system.set_session()

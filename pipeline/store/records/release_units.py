@@ -58,7 +58,7 @@ class VectorUnit(Stored):
     quarantine: FileRef | None = None
     """rows whose vector was unusable"""
     counts: dict[str, int] = {}
-    """counts of its record, by name; only where the units are in a table, not in the manifest"""
+    """counts of its record, by name; empty if the units are listed in the manifest, not in a table"""
 
     @classmethod
     def of(cls, texts: CorpusUnit, vectors: UnitRecord, record: str) -> Self:
@@ -130,9 +130,9 @@ _SCHEMA = pa.schema(
 
 
 class UnitTable(Sequence[VectorUnit]):
-    """The units of a release in a Parquet file with one row per unit, which is read at the first use.
+    """The units of a release in a Parquet file, one row per unit. The file is read at the first use.
 
-    Tables are equal if their files are equal. A pickled table is read again where it is used.
+    Tables are equal if their files are equal. Pickling keeps only the reference to the file.
     """
 
     def __init__(self, store: Store, file: FileRef, units: tuple[VectorUnit, ...] | None = None) -> None:

@@ -102,7 +102,7 @@ class Stored(Settings):
         return record if record is not None and record.is_complete(store) else None
 
     def references(self) -> Iterator["FileRef"]:
-        """Yield every file that this record names, or a record inside it."""
+        """Yield every file that this record, or a record inside it, names."""
         for value in self.__dict__.values():
             for item in value if isinstance(value, tuple) else (value,):
                 if isinstance(item, FileRef):

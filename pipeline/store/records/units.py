@@ -129,7 +129,7 @@ class TableBucket(Stored):
     path: str
     sha256: str
     rows: int = 0
-    """number of lines of the file; those of the deltas do not count"""
+    """number of lines of the file, without the lines of the deltas"""
     bytes: int = 0
     deltas: tuple[FileRef, ...] = ()
     """changes to the lines of the file, oldest first"""

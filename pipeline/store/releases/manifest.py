@@ -27,7 +27,7 @@ class PartLayout(Stored):
     ids: int
     """number of the part's files among the release's `ids`"""
     next_ordinal: int
-    """ordinal after the last of the part's units; they begin where the previous part's units end"""
+    """ordinal after the part's last unit; the part's units begin where the previous part's units end"""
 
 
 class IndexPart(Stored):
@@ -71,7 +71,7 @@ class IndexFiles(Stored):
     trained: FileRef | None = None
     """the trained index without vectors, from which every part was filled"""
     trained_on: dict[str, float | int | None] = {}
-    """rows, imbalance and recall_at_10 when the index was trained, to compare later nights with"""
+    """rows, imbalance and recall_at_10 when the index was trained, for comparison with later nights"""
     queries: FileRef | None = None
     """addresses and raw vectors of the rows that are searched to measure recall"""
     truth: FileRef | None = None
@@ -178,7 +178,7 @@ class ReleaseManifest(Stored):
         return RowCounts(rows=counts["total"], good=self.rows, quarantined=counts["quarantined"])
 
     def references(self) -> Iterator[FileRef]:
-        """Yield the files that the manifest itself names; of a table of units, only the table's own file."""
+        """Yield the files that the manifest itself names; for a table of units, only the table's own file."""
         yield from super().references()
         if isinstance(self.units, UnitTable):
             yield self.units.file

@@ -320,7 +320,7 @@ class Releases:
 
 
 def no_release(store: Store, remedy: str = "run manta nightly first, or check the root") -> DataError:
-    """Return the error that a root has no release. It names the roots in the folder if there are any."""
+    """Return the error that a root has no release; it names the roots in the folder, if there are any."""
     if below := roots_below(store):
         remedy = f"name a root below it: {', '.join(below[:_SHOWN_ROOTS])}"
     return DataError(store.uri, "a published release", "none", remedy)

@@ -1,4 +1,4 @@
-"""Compare the files of a release with its manifest: by size, from listings, or by content."""
+"""Compare the files of a release with its manifest: by size, as listings give it, or by content."""
 
 import contextlib
 import hashlib
