@@ -45,7 +45,7 @@ def percent_interval(low: float, high: float) -> str:
 
 
 def gate_value(value: float | None) -> str:
-    """Format a gate's value: integers without decimals, other values with at most four (near 1, seven)."""
+    """Format a gate's value: integers without decimals, others with up to four decimals (near 1, seven)."""
     if value is None:
         return "not measured"
     if value == int(value):

@@ -30,7 +30,7 @@ class Limits(NamedTuple):
     header_s: float = 10.0
     """longest time for the header of a request"""
     body_s: float = 30.0
-    """longest time for the body of a request, and longest time without a client reading any of an answer"""
+    """longest time for a request's body, and longest time in which a client reads nothing of an answer"""
     backlog: int = 2_048
     """largest number of connections that are accepted at once, before any is closed"""
 

@@ -81,7 +81,7 @@ class KindRecalls(Stored):
 
 
 def required_of_codes(target: float) -> float:
-    """Return the recall that a kind's codes must reach, so that the index reaches the recall `target`."""
+    """Return the recall that a kind's codes must reach, so that the index can reach the recall `target`."""
     return 1 - (1 - target) * _MISSED_BY_CODES
 
 

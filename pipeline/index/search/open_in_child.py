@@ -131,7 +131,7 @@ class _Crash(Exception):
 
     def as_error(self, remedy: str) -> PipelineError:
         """Return the error of the files, or of the machine if a library could not start its threads."""
-        if self.exit_code < 0 and self.exit_code != -signal.SIGKILL:  # a system without memory sends it
+        if self.exit_code < 0 and self.exit_code != -signal.SIGKILL:  # a system out of memory sends SIGKILL
             found = f"files that crash a process or exceed its memory (signal {-self.exit_code})"
             return _read_error(self.files, found, remedy)
         return _machine_error(self.files, f"exit code {self.exit_code}")
@@ -212,7 +212,7 @@ def _error_of(message: "_Failed | Exception", files: Sequence[str], remedy: str)
         return _machine_error(files, message.error)
     if isinstance(message, ConfigError | DataError | ModelError):
         where, text = message.where, str(message)
-        if not any(name in text or name.startswith(where) for name in files):  # it may name a copy of a file
+        if not any(name in text or name.startswith(where) for name in files):  # for instance, it names a copy
             return replace(message, where=f"{_join(files)} ({where})")
     return message
 
