@@ -178,6 +178,14 @@ def check_settings(file: Path, config: Mapping[str, Any]) -> None:
     for name, value in _COMPUTED.get(model_type, {}).items():
         if (found := config.get(name)) not in (None, value):
             raise _refused(file, f"{name} {value!r}", found)
+    window, local = config.get("sliding_window"), config.get("local_attention", 128)
+    if (
+        model_type == "modernbert"
+        and window is not None
+        and window != (isinstance(local, int) and local // 2)
+    ):
+        # transformers sets local_attention to its double, in some versions
+        raise _refused(file, "no sliding_window other than half of local_attention", window)
     positions = config.get(_POSITIONS)
     is_rotary = positions in _NAMES_OF_ROTARY and model_type not in ("bert", "roberta", "xlm-roberta")
     if positions not in (None, "absolute") and not is_rotary and model_type not in _READ_POSITIONS:

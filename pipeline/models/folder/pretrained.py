@@ -185,15 +185,24 @@ def load_config(folder: Path) -> Any:
     Raises:
         ModelError: transformers cannot read it.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PretrainedConfig
 
     _check_known(folder)
     try:
-        return AutoConfig.from_pretrained(str(folder), **OFFLINE)
+        config = AutoConfig.from_pretrained(str(folder), **OFFLINE)
+        of_text = config.get_text_config()
     except _loading_errors() as error:
         raise ModelError(
             str(folder), "a config.json that transformers reads", one_line(error), _FETCH_AGAIN
         ) from None
+    if not isinstance(of_text, PretrainedConfig):
+        raise ModelError(
+            f"{folder}/config.json",
+            f"no configuration of a part (text_config, text_encoder, decoder) for {config.model_type}",
+            repr(of_text)[:60],
+            "remove that key, or use another model",
+        )
+    return config
 
 
 def load_pretrained_tokenizer(folder: Path) -> Any:

@@ -101,6 +101,7 @@ def load_model(folder: EncoderFolder, dtype: torch.dtype, dropout: float | None 
 
     path = folder.path / folder.transformer
     config = load_config(path)
+    config.return_dict = True  # T5 takes the form of its output from here alone
     for name, value in config.to_dict().items():
         if dropout is not None and isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, dropout)
