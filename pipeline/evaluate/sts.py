@@ -75,7 +75,8 @@ class StsTask(EvaluationTask):
         """Return the pairs that have a score.
 
         Raises:
-            DataError: a score is out of range, all scores are equal, or there are fewer than two.
+            DataError: a score is out of range, all scores are equal, or there are fewer than two; or a column
+                of sentences is blank.
         """
         rows = self.file.rows()
         scored_rows = rows.take(~np.isnan(rows.numbers("score")))
@@ -88,9 +89,11 @@ class StsTask(EvaluationTask):
         )
         names = [*map(str, names), *(["(none)"] if (subset < 0).any() else [])]
         subset = np.where(subset < 0, len(names) - 1, subset)
+        left, right = scored_rows.texts("sentence1"), scored_rows.texts("sentence2")
+        check_sentences(left, right, self.file.where)
         return StsPairs(
-            left=scored_rows.texts("sentence1"),
-            right=scored_rows.texts("sentence2"),
+            left=left,
+            right=right,
             gold=gold,
             subset=subset,
             names=names,
@@ -179,6 +182,18 @@ class StsTask(EvaluationTask):
         return 100 * aggregate(
             spearman, {name: values[rows] for name, values in evidence.items()}, self.settings.aggregation
         )
+
+
+def check_sentences(left: Sequence[str], right: Sequence[str], where: str) -> None:
+    """Raise DataError if the first or the second sentence of every pair is blank."""
+    for role, texts in (("sentence1", left), ("sentence2", right)):
+        if not any(map(str.strip, texts)):
+            raise DataError(
+                where,
+                f"sentences in the column {role}",
+                f"{len(texts):,} blank or missing ones",
+                "correct the file, or name another column",
+            )
 
 
 def check_scores(gold: np.ndarray, low: float, high: float, where: str) -> None:

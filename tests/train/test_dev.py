@@ -164,6 +164,7 @@ GOOD = {"sentence1": ["a", "b", "c"], "sentence2": ["d", "e", "f"], "score": [1.
     (GOOD | {"sentence2": [1, 2, 3]}, {}, DataError, "a column of strings for 'sentence2'"),
     (GOOD | {"score": [2.5, 2.5, 2.5]}, {}, DataError, "two different scores, found 3 pairs, all with 2.5"),
     (GOOD | {"sentence1": 3 * ["a"], "sentence2": 3 * ["a"]}, {}, DataError, "two different texts"),
+    (GOOD | {"sentence1": ["", " ", None]}, {}, DataError, "column sentence1, found 3 blank or missing"),
     (GOOD | {"score": [None, None, 1.0]}, {}, DataError, "at least two pairs with a score"),
 ])  # fmt: skip
 def test_invalid_dev_files_are_refused_when_opened(

@@ -183,8 +183,8 @@ class RunFolder:
                 f"train.name {self.name}",
                 "the settings that this training began with",
                 "; ".join(_differing(record.definition, self.definition)) or "another version of the program",
-                "restore these settings (workers, threads, cluster, checkpoint and watch may change), "
-                "or choose another train.name",
+                "restore these settings (workers, threads, cluster, checkpoint and watch may change) and "
+                "files, or choose another train.name",
             )
 
 
@@ -247,7 +247,13 @@ def _stamps(uri: str) -> list[list[Any]]:
 
 def _differing(old: Any, new: Any, key: str = "") -> Iterator[str]:
     """Yield a phrase for each key at which two nested structures differ, with both values."""
-    if isinstance(old, dict) and isinstance(new, dict):
+    if key in ("dev", "test") or key.endswith(".files"):
+        before, now = ({name: stamp for name, *stamp in files or ()} for files in (old, new))
+        for name in dict.fromkeys([*before, *now]):
+            if before.get(name) != now.get(name):
+                state = "has changed" if name in before and name in now else "is new"
+                yield f"train.{key.removesuffix('.files')}: {name} {state if name in now else 'is gone'}"
+    elif isinstance(old, dict) and isinstance(new, dict):
         for name in dict.fromkeys([*old, *new]):
             yield from _differing(old.get(name), new.get(name), f"{key}.{name}" if key else name)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):

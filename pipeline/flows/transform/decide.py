@@ -69,7 +69,8 @@ def dev_pairs(uri: str) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
     A missing sentence becomes a single space; a pair without a score is dropped.
 
     Raises:
-        DataError: not a Parquet file, columns missing or of another type, or scores not finite or all equal.
+        DataError: not a Parquet file, columns missing, blank or of another type, or scores not finite or all
+            equal.
     """
     location = f"whiten.dev: {uri}"
     left, right, scores = _dev_columns(uri)
@@ -94,6 +95,10 @@ def dev_pairs(uri: str) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
         tuple(text or " " for text in column.filter(pa.array(has_score)).to_pylist())
         for column in (left, right)
     )
+    for role, sentences in (("sentence1", first), ("sentence2", second)):
+        if not any(map(str.strip, sentences)):
+            found = f"{len(sentences):,} blank or missing ones"
+            raise DataError(location, f"sentences in the column {role}", found, "give another dev file")
     return first, second, gold
 
 

@@ -276,7 +276,11 @@ def _is_augmented(uri: str) -> bool:
 def _read_footer(file: SourceFile) -> tuple[pa.Schema, list[pq.RowGroupMetaData]]:
     """Read (schema, metadata of each row group) from a file's footer."""
     with storage_errors(file.uri, ""), open_file(file) as stream:
-        reader = pq.ParquetFile(stream)
+        try:
+            reader = pq.ParquetFile(stream)
+        except pa.ArrowInvalid as error:
+            remedy = "training rows must be in Parquet files: write them to one, or fix this file"
+            raise DataError(file.uri, "a Parquet file", " ".join(str(error).split()), remedy) from None
         return reader.schema_arrow, list(map(reader.metadata.row_group, range(reader.num_row_groups)))
 
 

@@ -133,8 +133,15 @@ def test_a_changed_file_is_another_training(tmp_path: Path, encoder: Path):
     run = run_of(tmp_path, encoder)
     run.begin(record_of(run))
     os.utime(tmp_path / "sentences.parquet", ns=(1, 1))
-    with pytest.raises(ConfigError, match=r"data\[0\].files\[0\]"):
+    changed = r"train.data\[0\]: sentences.parquet has changed; restore these settings .* and files"
+    with pytest.raises(ConfigError, match=changed):
         run_of(tmp_path, encoder).check()
+    (tmp_path / "sentences.parquet").rename(tmp_path / "other.parquet")
+    other = f"train.data=[{{uri: {tmp_path / 'other.parquet'}}}]"
+    with pytest.raises(
+        ConfigError, match=r"\]: sentences.parquet is gone; train.data\[0\]: other.parquet is new"
+    ):
+        run_of(tmp_path, encoder, other).check()
 
 
 def test_a_folder_with_other_content_is_not_modified(tmp_path: Path, encoder: Path):

@@ -35,6 +35,7 @@ GIVEN = {"sentence1": ["one", "two", "three"], "sentence2": ["four", "five", Non
             {"sentence1": [1, 2, 3]},
             "two columns of strings and scores as numbers, found int64, string, int64",
         ),
+        ({"sentence2": ["", " ", None]}, "sentences in the column sentence2, found 3 blank or missing ones"),
         ({}, "expected columns sentence1, sentence2, score, found sentence1, sentence2; add score"),
     ],
 )

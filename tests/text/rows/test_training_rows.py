@@ -284,10 +284,16 @@ def test_missing_or_unreadable_files_are_refused(tmp_path: Path):
     with pytest.raises(DataError, match="nothing there; check the URI of the training rows"):
         open_training_rows(SourceSettings(uri=str(tmp_path / "absent")), ["text"])
     (tmp_path / "x.parquet").write_text("no Parquet")
-    with pytest.raises(DataError, match=r"x.parquet.* or its permissions$"):
+    with pytest.raises(DataError, match=r"x.parquet.*in Parquet files: write them to one, or fix this file$"):
         open_training_rows(SourceSettings(uri=str(tmp_path)), ["text"])
     with pytest.raises(ValidationError, match="did you mean 'anchor'"):
         SourceSettings(uri="x", columns={"ancor": "a"})
+
+
+def test_json_lines_are_refused_as_training_rows(tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_text('{"premise": "a", "hypothesis": "b", "label": 0}\n')
+    with pytest.raises(DataError, match=r"rows\.jsonl: .*training rows must be in Parquet files"):
+        open_training_rows(SourceSettings(uri=str(tmp_path / "rows.jsonl")), NLI)
 
 
 def test_invalid_utf8_names_its_row(tmp_path: Path):
