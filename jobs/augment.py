@@ -20,9 +20,9 @@ def augment(run: CommandRun) -> Answer:
     """Make variants of a corpus's texts, and keep the good ones.
 
     Back-translation and other methods with models run on pools of workers; methods that edit words run at the
-    same time. Parquet units hold each text with its variants, and the reason if one was rejected. A numbered
+    same time. Parquet units hold each text with its variants, and the reason of each rejection. A numbered
     manifest below augmented/ lists the units, and `manta train` takes it as train.data. Finished work is not
-    repeated: a command that was stopped continues, and a later one processes new texts only.
+    repeated: a command that was stopped continues, and a later command processes new texts only.
     """
     from pipeline.flows.augment.augment import augment as run_augmentation
 
@@ -69,7 +69,7 @@ def _variant_table(result: "Augmentation") -> str:
 
 
 def _work_facts(work: "ModelWork") -> dict[str, object]:
-    """Return the statistics of the models of one group of workers, for --json."""
+    """Return the statistics of one group of workers and their models, for --json."""
     return {
         "models": work.title,
         "texts": work.stats.texts,
@@ -82,7 +82,7 @@ def _work_facts(work: "ModelWork") -> dict[str, object]:
 
 
 def _describe_work(work: "ModelWork") -> str:
-    """Describe the speed of the models of one group of workers, as a line for people."""
+    """Describe the speed of one group of workers and their models, as a line for people."""
     if not work.stats.texts:
         return f"{work.title}: nothing new"
     return (

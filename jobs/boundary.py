@@ -175,7 +175,7 @@ def _write_line(line: str, output: TextIO) -> None:
 
     Raises:
         OutputClosed: standard output is a pipe that its reader has closed.
-        TransientError: it is a file on a full disk.
+        TransientError: standard output cannot be written for another reason, such as a full disk.
     """
     try:
         print(line, file=output, flush=True)
@@ -187,7 +187,7 @@ def _write_line(line: str, output: TextIO) -> None:
 
 
 def discard(output: TextIO) -> None:
-    """Discard what was written to a stream that failed, and all that follows."""
+    """Discard the unwritten output of a stream that failed, and all its later output."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, output.fileno())
     os.close(devnull)
@@ -209,7 +209,7 @@ def _refuse_dashes(arguments: Sequence[str]) -> None:
 
 
 def run_program(application: Callable[[], object]) -> None:
-    """Run a command line. Help and usage, which it prints itself, end with a documented exit code, too."""
+    """Run a command-line application. If it prints help or usage, the exit code is a documented one, too."""
     open_missing_streams()
     tolerate_lost_messages()
     ended = SystemExit(0)

@@ -144,7 +144,7 @@ def with_own_options(command: Command, work: Callable[..., Answer], leading: int
     """Add the options of `work` (all parameters but the first) to the shared options of `command`.
 
     Args:
-        command: a function with the shared options as parameters, which passes all others (**) to `work`.
+        command: a function whose parameters are the shared options; it passes other options (**) to `work`.
         leading: number of shared options that come before the added ones on the command line and in --help.
     """
     *shared, _ = inspect.signature(command).parameters.values()
@@ -188,7 +188,7 @@ def named_configs() -> dict[str, Path]:
 
 
 def _config_file(path_or_name: Path) -> Path:
-    """Return the path of a file of settings, given by its path or by the name of one that comes with Manta.
+    """Return the path of the settings file that --config names, which may be one that comes with Manta.
 
     A file in the working directory takes precedence. Names may be given without their folder: cert for
     train/cert.

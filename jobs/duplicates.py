@@ -35,9 +35,9 @@ def duplicates(options: NearDuplicatesOptions) -> None:
     """Find groups of nearly equal texts in a published release.
 
     Searches the release's index for the nearest rows of every row, and compares them exactly by their
-    vectors. Rows that are connected by pairs of at least the threshold are a group. Below duplicates/ of ROOT
-    it writes a Parquet file (group, id, first_id, cosine with the first row) and a page with examples. A
-    command that was stopped continues where it was; a finished one is not repeated.
+    vectors. Rows that are connected by pairs with at least the threshold as cosine are a group. Writes a
+    Parquet file (group, id, first_id, cosine with the first row) and a page with examples, below duplicates/
+    of ROOT. A command that was stopped continues where it was; a finished one is not repeated.
     """
     guarded(
         lambda say: print_answer(_find(options), say, options.as_json),

@@ -90,7 +90,7 @@ def divide_width(wanted: Sequence[int], room: int) -> list[int]:
 
 
 def gaps(columns: int) -> int:
-    """Return the number of cells that the gaps between that many columns take."""
+    """Return the number of cells that the gaps of a table with `columns` columns take."""
     return len(_GAP) * max(0, columns - 1)
 
 

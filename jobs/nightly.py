@@ -31,7 +31,7 @@ Verify = Annotated[
 
 
 def _count_refused(error: ConfigError, file: Path | None, overrides: tuple[str, ...]) -> None:
-    """Count a night whose settings are refused in its file of metrics, if that setting can be read."""
+    """Count a night with refused settings in `release.metrics_file`, if this setting can be read."""
     from pipeline.flows.workers.metrics_file import metrics_written_to
 
     path = written_value("release.metrics_file", file, overrides)

@@ -17,10 +17,10 @@ def pairs(run: CommandRun) -> Answer:
     Reads pairs.data (Parquet) and builds the rows of pairs.kind: nli (anchor, positive and negative, from
     natural language inference), groups (anchor and positive of texts with the same group), sections (anchor,
     positive of the same section and negative of another section of the same document) or neighbours (a
-    sentence with the previous and the next one of its document). A folder below pairs.root
-    receives train.parquet, for `manta train train.data=FILE`, and with pairs.test the rows of the groups that
-    were set aside in _test.parquet. A command that was stopped continues where it was; a finished one is not
-    repeated.
+    sentence with the previous and the next one of its document). A folder below pairs.root receives
+    train.parquet, for `manta train train.data=FILE`; with pairs.test also _test.parquet, which has the rows
+    of the groups that were set aside. A command that was stopped continues where it was; a finished one is
+    not repeated.
     """
     from pipeline.text.pairs.build import build_rows, open_build
 

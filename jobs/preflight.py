@@ -14,9 +14,9 @@ def preflight(run: CommandRun) -> Answer:
 
     Checks the store (write, create once, delete), the encoder (loads, encodes), the columns and ids of a
     sample of the corpus, the proportions of tokens that the encoder does not know or truncates, disk space,
-    and versions of packages. Asks every node of the cluster whether it has this program and its versions,
-    reaches the stores, and how fast it encodes; prints a table of the nodes. Prints a remedy for each
-    problem. Exit code 2 if there is any problem.
+    and versions of packages. Asks every node of the cluster whether it has this program and the same
+    versions, whether it reaches the stores, and how fast it encodes; prints a table of the nodes. Prints a
+    remedy for each problem. Exit code 2 if there is any problem.
     """
     from pipeline.flows.night.planning.preflight import preflight as run_checks
     from pipeline.log import announce, counted

@@ -156,8 +156,8 @@ def diff(
     """Compare two releases: rows, settings, gates, recall, drift, and answers to fixed queries.
 
     Rows are compared by id, from the tables that releases keep. A row counts as changed if its text or a kept
-    column differs. The fixed queries are the longer of the texts that every night encodes to check whether
-    the encoder has changed.
+    column differs. Every night encodes some texts to check whether the encoder has changed; the fixed queries
+    are the longer ones of these.
     """
     from jobs.releases_diff import compare
 

@@ -23,10 +23,11 @@ def compare(
     examples: int,
     width: int | None,
 ) -> Answer:
-    """Compare the second release with the first. None instead of a number is the current release.
+    """Compare the second release with the first.
 
     Args:
-        queries: texts that both releases are searched for, besides the fixed queries.
+        numbers: numbers of the two releases; None for the current one.
+        queries: texts to search in both releases, besides the fixed queries.
         examples: number of rows to show for each kind of difference.
         width: width of the output in terminal cells; None without a limit.
     """
@@ -89,7 +90,7 @@ def _sections(diff: "Difference", width: int | None) -> list[str]:
 
 
 def _answers(diff: "Difference", width: int | None) -> str:
-    """Format the queries that have other results in the second release, with the first result of each."""
+    """Format the queries whose results differ between the releases, with the first result in each release."""
     if not diff.answers:
         return "queries: not compared: one of the releases has no vectors of the fixed queries"
     changed = [each for each in diff.answers if each.before != each.after]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _FIXED_COLUMNS = ("query", "rank", "score", "id")
 _MAX_PIPED = 100  # characters of a text if standard output is a pipe or a file
-_MIN_CELLS = 24  # width of a text column; below it, texts are printed on lines of their own
+_MIN_CELLS = 24  # if a column of longer texts would be narrower, texts are printed on lines of their own
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class _Searcher:
         return answers
 
     def _search_texts(self, texts: list[str]) -> "pa.Table":
-        """Search the release; once texts of answers cannot be read, return answers without texts."""
+        """Search the release. If the texts of answers cannot be read, return answers without, from now on."""
         from pipeline.index.files.texts import MissingTexts
 
         try:

@@ -73,7 +73,7 @@ def serve(options: ServeOptions) -> None:
 
     POST /search takes texts or vectors; GET /release, /healthz, /metrics (Prometheus) and /openapi.json
     describe the service; / is a page to look at the corpus. When a night publishes, or somebody rolls back,
-    the service opens that release and swaps to it between two searches.
+    the service opens the new current release and swaps to it between two searches.
     """
     guarded(lambda say: _serve(options, say), as_json=options.as_json, verbose=options.verbose)
 
@@ -118,7 +118,7 @@ def _run(app: "FastAPI", listener: socket.socket, when_it_listens: Callable[[], 
     from pipeline.serve.connections import server_config
 
     class Server(uvicorn.Server):
-        """A server that says when it listens."""
+        """A server that calls `when_it_listens` when it has started."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             try:
@@ -146,7 +146,7 @@ def _token() -> str:
 
 
 def _bound(options: ServeOptions) -> socket.socket:
-    """Return a socket with the address of the options. It does not listen before the service is ready."""
+    """Return a socket that is bound to the options' address, but does not listen yet."""
     try:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.socket(family)

@@ -160,7 +160,7 @@ def _predictions(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _scores(scores: Mapping[str, float]) -> list[str]:
-    """Return a line with the best score on dev; without dev, with the objective's metric before and after."""
+    """Return a line with the best score on dev, or without dev, a metric before and after the training."""
     if "dev" in scores:
         return [f"dev  {scores['dev']:.4f}"]
     for name in ("loss", "retrieval", "uniformity"):

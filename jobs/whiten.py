@@ -59,7 +59,7 @@ def whiten(run: CommandRun) -> Answer:
 
 
 def _tuning_table(curve: "Curve") -> str:
-    """Format the scores of the values of a setting as a table, with the chosen value marked."""
+    """Format the score of each value of a setting as a table, with the chosen value marked."""
     rows = [
         (str(value), f"{score:.4f}", "chosen" if value == curve.chosen else "")
         for value, score in curve.points

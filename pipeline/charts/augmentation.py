@@ -104,7 +104,7 @@ def proportions_chart(counts: Mapping[str, Mapping[str, int]], colour: Mapping[s
     """Draw a bar per label, divided into kept variants and rejected ones by reason.
 
     Args:
-        counts: for each label, the number of variants by reason of rejection, and under "kept".
+        counts: for each label, the number of variants by reason of rejection; "kept" for kept variants.
         colour: CSS class of each reason.
     """
     return svg(

@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"(\u2212?\d+)\.?(\d*)( %)?")  # integer part, decimals, un
 
 @dataclass(frozen=True)
 class ChartFrame:
-    """Maps values to pixels of a chart."""
+    """Mapping of values to pixels of a chart."""
 
     x: tuple[float, float]
     """range of the x axis"""
@@ -135,9 +135,7 @@ def _axis_factor(values: Sequence[float]) -> tuple[float, str]:
 
 
 def tick_labels(values: Sequence[float], label: Callable[[float], str] = compact) -> list[str]:
-    """Label the ticks of one axis, all with the same number of decimals, enough to distinguish adjacent
-    ticks.
-    """
+    """Label the ticks of an axis, with equally many decimals, enough to distinguish adjacent ticks."""
     labels = [label(value) for value in values]
     if len(set(labels)) < len(labels):  # adjacent ticks differ in later digits only
         scale, unit = (100, " %") if labels[0].endswith("%") else (1, "")

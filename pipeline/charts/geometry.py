@@ -96,7 +96,7 @@ def cosines_chart(histograms: Sequence[Histogram]) -> Markup:
 
 
 def bands_chart(bands: Sequence[Histogram], low: float, number: int) -> Markup:
-    """Draw cosines of pairs by human score, one row for scores of 0 to 1, 1 to 2 and so on, with its mean.
+    """Draw cosines of pairs by human score: a row for each range (0 to 1, 1 to 2, ...), with its mean.
 
     Args:
         bands: a histogram for each row, from the bottom to the top.
@@ -123,7 +123,7 @@ def bands_chart(bands: Sequence[Histogram], low: float, number: int) -> Markup:
 
 
 def hubs_chart(occurrences: Sequence[Sequence[int]], k: int) -> Markup:
-    """Draw the proportions of sentences by how often they are among the k nearest of others.
+    """Draw the proportions of sentences by how often they are among the k nearest of other sentences.
 
     In a space without hubs all sentences are in the middle bars.
 
@@ -233,7 +233,7 @@ def _band_row(frame: ChartFrame, band: Histogram, base: float, scale: float, css
         frame: axes of the chart.
         band: the histogram.
         base: pixel of the row's bottom line.
-        scale: pixels of a bin that has all pairs.
+        scale: height, in pixels, of a bin that has all pairs.
         css_class: class that colours the row.
     """
     ground = rule(LEFT, base, WIDTH - RIGHT, base, "grid")

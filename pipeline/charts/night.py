@@ -69,7 +69,7 @@ def length_chart(lengths: Histogram, limit: int) -> Markup:
 
     Args:
         lengths: the histogram; its last bin has the texts that were truncated.
-        limit: largest number of tokens that is not truncated.
+        limit: largest number of tokens of a text that is not truncated.
     """
     bars = _join_bins(lengths, limit)
     frame = ChartFrame((0, bars[-1].high), (0, 1.06 * max(length_bar.texts for length_bar in bars)))

@@ -26,7 +26,7 @@ class PlanePoint(NamedTuple):
     y: float
     """position from bottom to top"""
     id: str
-    """id of the row, which the point links to"""
+    """id of the row; the point links to the rows near it"""
     title: str
     """text that is shown when the pointer is over the point"""
     group: int
@@ -54,12 +54,12 @@ def _bounds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def group_numbers(values: Sequence[Any]) -> tuple[list[int], list[str]]:
-    """Assign colour numbers to values: numbers by ranges with equally many rows, strings by frequency.
+    """Give each value a colour: by frequency, or many different numbers by ranges with equally many rows.
 
-    The most frequent values have colours of their own, and the rest share the last.
+    The most frequent values have colours of their own, and the rest share the last colour.
 
     Returns:
-        The number of each value, and the label of each number.
+        The index of each value's colour, and the label of each colour.
     """
     known = [value for value in values if value is not None]
     is_number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
@@ -76,7 +76,7 @@ def group_numbers(values: Sequence[Any]) -> tuple[list[int], list[str]]:
 
 
 def _ranges(values: np.ndarray) -> tuple[list[int], list[str]]:
-    """Number the ranges of values (n,); values that are not finite are a group of their own."""
+    """Give values (n,) colours by range, one more for values that are not finite; see `group_numbers`."""
     is_finite = np.isfinite(values)
     finite = values[is_finite]
     bounds = np.unique(np.quantile(finite, np.linspace(0, 1, _RANGES + 1)))

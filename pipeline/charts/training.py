@@ -31,7 +31,7 @@ from pipeline.charts.frame import (
 )
 from pipeline.charts.geometry import colour, three_digits
 
-SMOOTHED_POINTS = 80  # largest number in a smoothed line; the original points are drawn faintly behind it
+SMOOTHED_POINTS = 80  # largest number of points of a smoothed line; all points are drawn faintly behind it
 _TRAJECTORY_POINTS = 16  # with more, the noise of single steps dominates
 _MAX_DOTS = 60  # a line of more measurements has no dots
 
@@ -72,7 +72,7 @@ class ValueAxis:
     label: Callable[[float], str] = compact
     """format of the values"""
     floor: float | None = None
-    """value that the axis must include and that has no room below it; None without one"""
+    """value that the axis includes without room below it; None if there is no such value"""
 
 
 def curves_chart(

@@ -14,8 +14,8 @@ LEVEL = 0.95
 class ScoreEstimate:
     """A score, or a difference of scores, with its 95 % percentile interval.
 
-    BCa intervals (Efron 1987) would also correct for bias and skewness, but need the value without
-    each single row. They are better for few rows and for values near a bound: for average precision over
+    BCa intervals (Efron 1987) would also correct for bias and skewness, but need the value again for each
+    row that is left out. BCa is better for few rows and for values near a bound: for average precision over
     100 pairs, percentile intervals contain the true value in 89 to 93 % of samples, BCa intervals in 93 to
     96 %.
     """
@@ -69,7 +69,7 @@ def statistics(
 
 
 def estimate(value: float | None, resampled_values: np.ndarray) -> ScoreEstimate:
-    """Return a value or a difference with its interval; without one if it is undefined on all resamples."""
+    """Return a value or difference with its interval; no interval if it is undefined on all resamples."""
     defined = resampled_values[~np.isnan(resampled_values)]
     if value is None or not len(defined):
         return ScoreEstimate(value)

@@ -33,7 +33,7 @@ class CategoriesTask(EvaluationTask):
     """Purity of clusters of words, or of other short texts.
 
     Roles: text, label (the category). The normalized vectors are divided by k-means into as many clusters as
-    there are categories; the value is the proportion of words that are of the largest category in their
+    there are categories; the value is the proportion of words whose category is the largest in their
     cluster. A word without a vector is in no cluster and counts as wrong. Options: split.
     """
 
@@ -102,7 +102,7 @@ class CategoriesTask(EvaluationTask):
         )
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
-        """Compute the purity of resampled words; the clusters stay those of all words."""
+        """Compute the purity of resampled words within the clusters of all words."""
         return 100 * float(evidence["right"][rows].mean())
 
 
@@ -119,7 +119,7 @@ def cluster(x: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 
 def in_majority(clusters: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return (n,) bool: True for rows of their cluster's largest category; of equally large ones, the first.
+    """Return (n,) bool: True for rows whose category is the largest in their cluster; the first of a tie.
 
     Args:
         clusters: (n,) numbers of clusters from 0.

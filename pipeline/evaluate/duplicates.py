@@ -17,7 +17,7 @@ from pipeline.evaluate.metrics import average_precision, best_f1
 from pipeline.evaluate.similarity import vectors_of
 from pipeline.evaluate.source import RowOptions, TaskRoles, TaskRows
 
-THRESHOLDS = (0.7, 0.8, 0.9, 0.95, 0.99)  # pairs are counted from these similarities on
+THRESHOLDS = (0.7, 0.8, 0.9, 0.95, 0.99)  # for each, pairs of at least this similarity are counted
 PAIRS_SHOWN = 20  # number of most similar pairs in the result
 EXCERPT_CHARACTERS = 200  # characters of each text of such a pair
 MAX_GOLD_PAIRS = 20_000_000  # 160 MB
@@ -198,6 +198,6 @@ def _texts_of_groups(rows: TaskRows, where: str) -> DistinctTexts:
 
 
 def _pair_keys(pairs: np.ndarray, count: int) -> np.ndarray:
-    """Return the ascending distinct keys of pairs (p, 2) of `count` texts, without pairs of equal texts."""
+    """Return the ascending distinct keys of pairs (p, 2) of `count` texts; no text is paired with itself."""
     pairs = np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1)
     return np.unique(pairs[:, 0] * count + pairs[:, 1])

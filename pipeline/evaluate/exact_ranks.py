@@ -15,7 +15,7 @@ TIE = 1e-6  # relative difference up to which similarities tie; equal vectors di
 
 @dataclass(frozen=True)
 class SearchedTargets:
-    """Result of a search of queries among targets."""
+    """Result of ranking targets for queries."""
 
     ranks: list[np.ndarray]
     """for each query the ascending ranks, from 1, of its relevant targets"""
@@ -104,13 +104,12 @@ class MinedPairs:
 def most_similar(
     kind: Similarity, x: np.ndarray, neighbours: int, pairs: int, thresholds: Sequence[float] = ()
 ) -> MinedPairs:
-    """Find the most similar pairs of rows of x (n, d), among pairs of a row and one of its `neighbours`
-    nearest rows.
+    """Find the most similar pairs of rows of x (n, d); a row is paired with its nearest rows only.
 
     Args:
         kind: similarity measure.
         x: (n, d).
-        neighbours: number of nearest rows of each row.
+        neighbours: number of nearest rows with which a row is paired.
         pairs: largest number of pairs to return.
         thresholds: similarities for the counts in `MinedPairs.counts_above`.
     """
@@ -131,7 +130,7 @@ def most_similar(
 
 
 def _best(keys: np.ndarray, values: np.ndarray, pairs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the keys and values of the `pairs` largest values, descending, then by key; each key once."""
+    """Return the `pairs` largest values, descending, with their keys; each key once, ties by key."""
     order = np.lexsort((-values, keys))
     first_of_key = order[np.r_[True, np.diff(keys[order]) > 0]] if len(order) else order
     best = first_of_key[np.lexsort((keys[first_of_key], -values[first_of_key]))][:pairs]

@@ -40,7 +40,7 @@ class JudgedQueries:
 
     @property
     def count(self) -> str:
-        """Number of queries and of relevant ids, in words."""
+        """Number of queries and of relevant ids, as a text."""
         ids = {row_id for of_query in self.relevant for row_id in of_query}
         return f"queries: {len(self.queries):,}, relevant ids: {len(ids):,}"
 
@@ -60,7 +60,7 @@ class JudgedPairs:
 
     @property
     def count(self) -> str:
-        """Number of pairs, in words."""
+        """Number of pairs, as a text."""
         return f"pairs: {len(self.gold):,}"
 
 

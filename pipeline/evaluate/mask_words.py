@@ -1,4 +1,4 @@
-"""Words that masked language models predict at the mask of a template: the results of reading by words."""
+"""Results of `manta evaluate --mask-words`: the words that encoders predict at the mask of a template."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ READINGS = {
     "words": "words",
     "denoised_words": "words, de-noised",
 }
-"""readings of the mask token as vectors, by their names in `MaskReadings`"""
+"""labels of the vectors that the mask token gives a text, by field of `MaskReadings`"""
 
 
 class TextWords(Settings):
@@ -28,7 +28,7 @@ class TextWords(Settings):
 
 
 class MaskWords(Stored):
-    """One encoder, read by words."""
+    """Result for one encoder: the words that it predicts, and the correlations of its readings."""
 
     space_id: str
     """the encoder's space"""
@@ -37,13 +37,13 @@ class MaskWords(Stored):
     top_k: int
     """number of words whose embeddings are averaged"""
     correlations: dict[str, float]
-    """Spearman x100 of the pairs' cosines with human scores, by reading; empty without pairs"""
+    """Spearman x100 of the pairs' cosines with human scores, by key of `READINGS`; empty without pairs"""
     texts: tuple[TextWords, ...]
     """texts with their likeliest words"""
 
 
 class NamedMaskWords(Settings):
-    """The encoder of the candidates of this name, read by words."""
+    """Result for one encoder; `name` is the first of the candidates that have this encoder."""
 
     name: str
     words: MaskWords

@@ -65,7 +65,7 @@ def roc_auc(predicted: np.ndarray, positive: np.ndarray) -> float:
 def best_accuracy(predicted: np.ndarray, positive: np.ndarray) -> BestThreshold:
     """Find the threshold with the highest accuracy; if there are several, the largest.
 
-    It is infinity if it is best to call nothing positive.
+    The threshold is infinity if it is best to call nothing positive.
 
     >>> best_accuracy(np.array([4.0, 3.0, 1.0]), np.array([True, True, False]))
     BestThreshold(value=1.0, threshold=2.0, precision=1.0, recall=1.0)
@@ -85,7 +85,7 @@ def best_f1(predicted: np.ndarray, positive: np.ndarray, positives: int | None =
 
 
 def _threshold_counts(predicted: np.ndarray, positive: np.ndarray) -> _ThresholdCounts:
-    """Use every distinct prediction as a threshold; at least one row."""
+    """Count the rows and positives at or above each distinct prediction; there must be at least one row."""
     order = np.argsort(-predicted, kind="stable")
     descending = predicted[order]
     ends = np.r_[np.flatnonzero(np.diff(descending)), len(order) - 1]  # last row of each distinct prediction
@@ -93,7 +93,7 @@ def _threshold_counts(predicted: np.ndarray, positive: np.ndarray) -> _Threshold
 
 
 def _best_threshold(values: np.ndarray, counts: _ThresholdCounts, positives: int) -> BestThreshold:
-    """Return the threshold with the largest value, half-way to the next lower prediction, to suit new rows.
+    """Return the threshold with the largest value, lowered half-way to the next prediction for new rows.
 
     Args:
         values: (m + 1,) metric for a threshold above all predictions, then for each of the m thresholds.

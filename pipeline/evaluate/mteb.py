@@ -34,7 +34,7 @@ class TextEncoder(Protocol):
 
 
 class MtebModel:
-    """Implementation of mteb's EncoderProtocol with the similarity of the encoder's folder.
+    """Implementation of mteb's EncoderProtocol, with the similarity that the encoder's folder sets.
 
     Queries get the prompt of the encoder's settings; mteb's prompts for its tasks are not used.
     """
@@ -50,7 +50,7 @@ class MtebModel:
         return vectors if self._transform is None else np.asarray(self._transform(vectors), np.float32)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Return the similarities of all rows as a tensor (n, m); a single vector counts as one row."""
+        """Compare each of n rows with each of m rows: a tensor (n, m); a single vector counts as one row."""
         left, right = (
             prepare_vectors(self._similarity, _matrix(side)) for side in (embeddings1, embeddings2)
         )
@@ -62,7 +62,7 @@ class MtebModel:
 
     @cached_property
     def mteb_model_meta(self) -> Any:
-        """mteb's description of the model. The revision has the ids of its vector space and its transform."""
+        """mteb's description of the model. Its revision joins the ids of the vector space and transform."""
         suffix = getattr(self._transform, "transform_id", "")
         empty = _mteb().models.ModelMeta.create_empty()
         return type(empty).model_validate(

@@ -1,4 +1,4 @@
-"""Pair classification: rank pairs by similarity, and compare the ranking with labels of equal meaning."""
+"""Pair classification: rank pairs by similarity; pairs labelled as equal in meaning should come first."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class PairsTask(EvaluationTask):
     roles: ClassVar[TaskRoles] = TaskRoles(("sentence1", "sentence2", "label"))
 
     def _labelled_rows(self) -> tuple[TaskRows, int]:
-        """Return the labelled rows, and the number of the others. Raises DataError for a single class."""
+        """Return the labelled rows and the number of unlabelled rows. Raises DataError for a single class."""
         rows = self.file.rows()
         labelled = rows.take(~np.isnan(rows.labels("label")))
         positives = int(labelled.labels("label").sum())

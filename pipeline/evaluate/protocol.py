@@ -99,11 +99,11 @@ class TransferProtocol:
     def learning_curve(
         self, solver: Solver, rows: LabelledVectors, first: int, seeds: int
     ) -> dict[int, list[float]]:
-        """Measure the accuracy on the test part after training on few rows, by number of training rows.
+        """Measure the test accuracies after training on few rows: one per seed, by number of training rows.
 
-        The numbers double from `first`, as long as there are more training rows. The rows are drawn, for each
-        seed from 0 on, and the strength of the penalty is chosen on dev, or by folds of the drawn rows.
-        Without a test part the first outer fold is tested, and the others are the training part.
+        The number of rows doubles from `first` while it is below that of the training part. Each seed, from
+        0 on, draws its own rows. The strength of the penalty is chosen on dev, or by folds of the drawn rows.
+        Without a test part, the first outer fold is the test part, and the other folds are the training part.
         """
         parts = self._curve_parts(rows.y, rows.split)
         accuracies: dict[int, list[float]] = {}
@@ -154,9 +154,9 @@ class TransferProtocol:
         return np.random.default_rng((self.seed, seed)).permutation(rows)
 
     def _cross_validate(self, solver: Solver, x: np.ndarray, y: np.ndarray) -> TransferOutcome:
-        """Test every outer fold with a classifier of the other folds, by nested cross-validation.
+        """Test every outer fold with a classifier that is trained on the other folds.
 
-        The strength of the penalty is chosen by an inner cross-validation on the other folds.
+        The strength of the penalty is chosen by an inner cross-validation on these other folds.
         """
         predicted, fold = np.empty(len(y), np.int64), np.empty(len(y), np.int64)
         chosen, converged = list[float](), True
@@ -253,7 +253,7 @@ def check_classes(
                 ", ".join(f"{count} of {label!r}" for label, count in small.items()),
                 "leave the class out, or use more texts of it",
             )
-        # A training part of the outer folds is divided into as many folds again.
+        # The training part of each outer fold is divided into `folds` inner folds.
         largest_in_part = counts.max() * (protocol.folds - 1) // protocol.folds
         if not protocol.chooses_on_dev and largest_in_part < protocol.folds:
             raise DataError(

@@ -93,7 +93,7 @@ class RelatednessTask(EvaluationTask):
         )
 
     def _check_parts(self, gold: Mapping[str, np.ndarray]) -> None:
-        """Raise DataError for a split without different scores, or too few pairs for cross-validation."""
+        """Raise DataError for a split whose scores are all equal, or too few pairs for cross-validation."""
         for name, scores in gold.items():
             if is_constant(scores):
                 raise DataError(
@@ -169,7 +169,7 @@ class RelatednessTask(EvaluationTask):
         return STRENGTHS[best], all(predictions.converged for predictions, _ in trials)
 
     def _folds(self, x: np.ndarray, y: np.ndarray) -> Iterator[tuple[ScalePredictions, np.ndarray]]:
-        """For each fold, yield predictions of regressors trained on the other folds, and its scores."""
+        """Yield, for each fold, its predictions by regressors trained on the other folds, and its scores."""
         from sklearn.model_selection import KFold
 
         for train, test in KFold(self.settings.folds, shuffle=True, random_state=self.settings.seed).split(x):

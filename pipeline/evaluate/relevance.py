@@ -1,6 +1,6 @@
 """Scores of a release for a user's own queries, and their change since another release.
 
-Apart from its only user, the gate, because it knows nothing of workers or a store.
+Only the gate uses this module. It is separate because it knows nothing of workers or a store.
 """
 
 import io
@@ -59,7 +59,7 @@ class RelevanceScores:
 
     @property
     def unit(self) -> str:
-        """Word for several rows."""
+        """Plural noun for the rows: queries or pairs."""
         return "queries" if self.gold is None else "pairs"
 
     def value(self, rows: np.ndarray | slice = slice(None)) -> float:

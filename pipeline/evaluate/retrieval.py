@@ -47,7 +47,7 @@ class SearchProblem:
 @TASKS.register("retrieval")
 @dataclass(frozen=True)
 class RetrievalTask(EvaluationTask):
-    """Exact search of queries among targets.
+    """Ranking of targets for queries, by exact search.
 
     Roles: query, positive (the targets are all distinct positives; a query's own positives are relevant), or
     text, group (every text is a query, and all other texts are its targets; texts of its group are relevant).
@@ -98,7 +98,7 @@ class RetrievalTask(EvaluationTask):
         return [] if problem is None else [problem.texts[index] for index in problem.queries]
 
     def score(self, vectors: Vectors, of_queries: Vectors | None = None) -> Score:
-        """Rank the targets. of_queries: encodes queries, if these have a prompt of their own."""
+        """Rank the targets. `of_queries`, if given, encodes the queries, with a prompt of their own."""
         problem = self.problem()
         # Encode each text once, although it may be a query and a target.
         distinct, inverse = np.unique(np.r_[problem.queries, problem.targets], return_inverse=True)
@@ -141,7 +141,7 @@ class RetrievalTask(EvaluationTask):
 
 
 def _by_positive(rows: TaskRows) -> SearchProblem:
-    """Build the search of distinct queries among distinct positives."""
+    """Build the problem for pairs: the distinct queries, and the distinct positives as targets."""
     queries, targets = rows.texts("query"), rows.texts("positive")
     query_index = {text: index for index, text in enumerate(dict.fromkeys(queries))}
     target_index = {text: index for index, text in enumerate(dict.fromkeys(targets))}
@@ -159,7 +159,7 @@ def _by_positive(rows: TaskRows) -> SearchProblem:
 
 
 def _by_group(rows: TaskRows) -> SearchProblem:
-    """Build the search of every row whose group has another row; the targets are all rows."""
+    """Build the problem for groups: rows whose group has another row are queries, all rows are targets."""
     groups, _ = rows.codes("group")
     members = {int(groups[part[0]]): part for part in rows_by_label(groups) if len(part)}
     queries = np.flatnonzero([group >= 0 and len(members[group]) > 1 for group in groups.tolist()])

@@ -237,7 +237,7 @@ def open_file(
 
 
 def _check_distinct(source: TaskSettings, column: Mapping[str, str]) -> None:
-    """Raise ConfigError if two roles have one column."""
+    """Raise ConfigError if two roles use the same column."""
     for role, other in combinations(column, 2):
         if column[role] == column[other]:
             raise ConfigError(

@@ -54,9 +54,9 @@ class StsPairs:
 class StsTask(EvaluationTask):
     """Correlation of similarities with human scores.
 
-    Roles: sentence1, sentence2, score, and optionally subset. Options: see StsOptions. A pair of words with a
-    rating is also such a pair. A text without a vector, such as a word that is missing from the vocabulary,
-    has cosine 0 with every other text; the correlation over the remaining pairs is reported, too.
+    Roles: sentence1, sentence2, score, and optionally subset. Options: see StsOptions. The texts may be
+    single words. A text without a vector, such as a word that is missing from the vocabulary, has cosine 0
+    with every other text; the correlation over the remaining pairs is reported, too.
     """
 
     kind: ClassVar[str] = "sts"
@@ -218,7 +218,7 @@ def check_scores(gold: np.ndarray, low: float, high: float, where: str) -> None:
 
 
 def _correlations(evidence: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, float]:
-    """Compute both correlations x100 for every aggregation, and Spearman for every subset; nan: undefined."""
+    """Compute both correlations x100 for each aggregation, and Spearman for each subset; nan if undefined."""
     correlations = {
         f"{name} {aggregation}": 100 * aggregate(correlate, evidence, aggregation)
         for name, correlate in (("Spearman", spearman), ("Pearson", pearson))

@@ -44,7 +44,7 @@ class Score:
     evidence: Mapping[str, np.ndarray] = field(default_factory=dict)
     """arrays of length `count`, such as predictions and gold labels, from which `EvaluationTask.statistic`
     computes `value` on a bootstrap resample. The array "stratum", if there is one, has each row's
-    subset or fold; resamples keep their sizes. Empty if resampling is not meaningful for the task"""
+    subset or fold; resamples keep the size of each. Empty if resampling is not meaningful for the task"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class EvaluationTask(ABC):
     accepts_sparse: ClassVar[bool] = False
     """True if it can score sparse vectors, by cosine"""
     roles: ClassVar[TaskRoles]
-    """columns that the file must have"""
+    """roles of the columns that the file must have, and of those that it may have"""
     options_type: ClassVar[type[Settings]] = RowOptions
     score_settings: ClassVar[tuple[str, ...]] = ("similarity",)
     """settings of `evaluate` that change the score"""

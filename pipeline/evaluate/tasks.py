@@ -1,4 +1,4 @@
-"""Select the tasks of a job by name or group, and average scores over the groups of published results."""
+"""Select the tasks of a job by name or group, and average scores over the groups that papers average."""
 
 import os
 import re
@@ -24,7 +24,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 _KIND_BY_FOLDER = {"sts": "sts", "stsb-multi": "sts", "senteval": "transfer"}
 _UNGROUPED = ("STSB-train", "STSB-dev", "SICK-R-train", "SICK-R-trial")  # known tasks that are in no group
-_FILE_NAMES = {"SICK-R": ("SICK-R", "SICK-R-test")}  # tasks whose file may have several names
+_FILE_NAMES = {"SICK-R": ("SICK-R", "SICK-R-test")}  # tasks whose file may have one of several names
 _TRANSLATED = re.compile("STSB-[a-z]{2,3}(-[A-Za-z]+)?-(train|dev|test)")
 
 
@@ -53,7 +53,7 @@ class TaskAverage:
     members: tuple[str, ...]
     """names of the tasks"""
     complete: bool
-    """True if it has all tasks of the published average, with all their splits, so that the two are
+    """True if all tasks of the published average were measured on all their splits, so that the averages are
     comparable"""
 
     @property
@@ -64,7 +64,7 @@ class TaskAverage:
 
 
 def select_tasks(settings: EvaluateSettings) -> Selection:
-    """Return the tasks `evaluate.names` of the folder `evaluate.tasks`, then the user's tasks `evaluate.own`.
+    """Return the tasks of the folder `evaluate.tasks` in `evaluate.names`, then those in `evaluate.own`.
 
     Raises:
         ConfigError: an unknown name, or two tasks with one name.
@@ -113,7 +113,7 @@ def task_of_file(source: TaskSettings, settings: EvaluateSettings) -> Evaluation
 
 
 def averages(scores: Mapping[str, Score]) -> tuple[TaskAverage, ...]:
-    """Average the STS tasks, and the transfer tasks; no average of a group with fewer than two scores.
+    """Average the STS tasks, and the transfer tasks; a group with fewer than two scores has no average.
 
     Args:
         scores: scores by name of the task.
@@ -179,7 +179,7 @@ def _expand(requested: str, files: Mapping[str, str]) -> Sequence[str]:
 
 
 def _expected_files(name: str) -> str:
-    """Describe the files that a missing task might have, for people."""
+    """Name the files in which a missing task was expected, for a message."""
     folder = "sts"
     if name in GROUPS["senteval"]:
         folder = "senteval"

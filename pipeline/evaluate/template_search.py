@@ -30,7 +30,7 @@ class GeneratedTemplates(Stored):
 
 
 class SearchStep(Settings):
-    """The templates of one step of a search, in the order of the settings."""
+    """One step of a search: its templates with their scores, in the order of the settings."""
 
     name: str
     scores: tuple[TemplateScore, ...]
@@ -66,7 +66,7 @@ def search_greedily(
 
 
 def read_definitions(settings: GeneratorSettings) -> list[Definition]:
-    """Read the words and definitions of a generator, and draw `settings.examples` of them by its seed.
+    """Read words with definitions for a generator, and draw `settings.examples` of them with its seed.
 
     Rows without a word or a definition are left out.
 

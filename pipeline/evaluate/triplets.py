@@ -1,4 +1,4 @@
-"""Triplets: how often an anchor is more similar to its positive than its negative (Ein Dor et al. 2018)."""
+"""Triplets: how often an anchor is closer to its positive than to its negative (Ein Dor et al. 2018)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

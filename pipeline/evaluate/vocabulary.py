@@ -10,11 +10,11 @@ from pipeline.evaluate.similarity import is_sparse
 from pipeline.log import counted
 
 WITHOUT_VECTOR = "without_vector"  # key in the facts of a score: number of texts without a vector
-_MAX_NAMED = 10  # missing texts that are named
+_MAX_NAMED = 10  # largest number of missing texts to name
 
 
 def has_vector(x: np.ndarray) -> np.ndarray:
-    """Return (n,) bool: False for the zero rows of x (n, d), which texts without any known word have."""
+    """Return (n,) bool: False for zero rows of x (n, d), the vectors of texts without any known word."""
     if is_sparse(x):
         return np.asarray(abs(x).sum(axis=1)).ravel() > 0
     return np.asarray(x.any(axis=1))

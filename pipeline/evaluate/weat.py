@@ -132,11 +132,11 @@ def effect_size(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def permutation_p_value(first: np.ndarray, second: np.ndarray, permutations: int, seed: int) -> float:
-    """Proportion of divisions of X and Y into sets of the same sizes whose difference is at least the
-    observed one.
+    """Compute the one-sided p value of the difference of means, by a permutation test.
 
-    If there are at most `permutations` divisions, all are counted; else `permutations` random ones and the
-    observed one.
+    It is the proportion of divisions of the words of X and Y into two sets of the same sizes whose difference
+    is at least the observed one. If there are at most `permutations` divisions, all are counted; else
+    `permutations` random ones and the observed one.
     """
     from scipy.stats import permutation_test  # takes a second to import
 

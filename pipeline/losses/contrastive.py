@@ -65,9 +65,9 @@ def info_nce(
 
     Source: SimCSE, Gao et al. 2021, eq. 1 and 5.
 
-    With several ranks, each rank passes its own queries, the keys gathered from all ranks, and `offset`. The
-    mean over ranks of loss and gradient then equals loss and gradient of the whole batch. For two views of
-    equal rank use `nt_xent`; for a queue of negatives, `moco`; for a single negative, `triplet`.
+    With several ranks, each rank passes its own queries, the keys gathered from all ranks, and `offset`. Loss
+    and gradient, averaged over ranks, then equal those of the whole batch. If both views should be queries
+    and keys use `nt_xent`; for a queue of negatives, `moco`; for a single negative, `triplet`.
 
     Args:
         queries: (Q, D), need not be normalized.
@@ -132,8 +132,8 @@ def nt_xent(
     two directions are added, not averaged.
 
     The candidates of a first view are all second views and the other first views, and likewise for a second
-    view. The mean over ranks of loss and gradient equals loss and gradient of the whole batch. `info_nce` has
-    one direction, and takes hard negatives.
+    view. Loss and gradient, averaged over ranks, equal those of the whole batch. `info_nce` has one
+    direction, and takes hard negatives.
 
     Args:
         first: (n, D) first views of n texts, need not be normalized.

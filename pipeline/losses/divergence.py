@@ -51,8 +51,8 @@ def symmetric_divergence(first: Tensor, second: Tensor) -> Tensor:
 def similarity_divergence(first: Tensor, second: Tensor, *, temperature: float) -> Tensor:
     """Symmetric divergence of the two passes' distributions over the rows of the batch, after R-Drop.
 
-    A row's distribution in one pass is the softmax of its cosines with the N rows of the other pass, divided
-    by the temperature.
+    A row's distribution in one pass is softmax(cosines / temperature), over its cosines with the N rows of
+    the other pass.
 
     Args:
         first: (N, D) representations of the first pass, N >= 2.

@@ -27,8 +27,9 @@ def jensen_shannon(
     F_t are the features of a sentence's tokens, E is its vector, sp(x) = log(1 + exp(x)). Up to constants
     this is minus the Jensen-Shannon estimate of their mutual information, summed over tokens.
 
-    Source: IS-BERT, Zhang et al. 2020, equations 3 and 4, which pair a vector with the features of other
-    sentences. Over a whole batch these are the same pairs, with the same weights unless some are excluded.
+    Source: IS-BERT, Zhang et al. 2020, equations 3 and 4. They pair a vector with the features of other
+    sentences, not features with other vectors; over a whole batch both give the same pairs, with the same
+    weights unless some are excluded.
     For vectors of whole texts use `info_nce`.
 
     Args:

@@ -1,4 +1,4 @@
-"""Prediction of the words of a bag from a vector: softmax over the vocabulary, or negative sampling."""
+"""Losses of predicting a bag of words from a vector: softmax over the vocabulary, or negative sampling."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from pipeline.losses.contrastive import inner_products
 def word_prediction(
     vectors: Tensor, table: Tensor, *, words: Tensor, rows: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """Mean over vectors of the sum of -log softmax(V s + b)_w over the words w of each.
+    """Mean over vectors s of the sum of -log softmax(V s + b)_w over the words w of s.
 
     Source: FastSent, Hill et al. 2016, section 2.2, without b; Paragraph Vector, Le & Mikolov 2014, eq. 1.
     For large vocabularies use `sampled_word_prediction`.
@@ -51,9 +51,9 @@ def sampled_word_prediction(
     negatives: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Mean over vectors of the sum of -log sigmoid(y_w) - sum log sigmoid(-y_n) over their words w.
+    """Mean over vectors s, summed over the words w of s, of -log sigmoid(y_w) - sum_n log sigmoid(-y_n).
 
-    The scores are y = V s + b.
+    The scores are y = V s + b; n runs over the negatives of w.
 
     Source: negative sampling, "Distributed Representations of Words and Phrases and their Compositionality",
     Mikolov et al. 2013, eq. 4. For a softmax over all words use `word_prediction`.

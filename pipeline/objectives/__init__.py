@@ -1,8 +1,8 @@
 """Training objectives such as SimCSE, one per file, registered by name.
 
 An objective returns the views of a batch to encode, and computes the loss of their vectors. The loss is a
-function of the vectors alone, so that the training step can gather vectors of other ranks or encode in chunks
-without a change of the objective. Other packages import the names below, `build.build_objective` and
+function of the vectors alone, so that the objective stays the same whether the training step gathers vectors
+of other ranks or encodes in chunks. Other packages import the names below, `build.build_objective` and
 `build.data_requirements`.
 """
 

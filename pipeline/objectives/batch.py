@@ -58,9 +58,9 @@ class Batch:
     """ranks whose rows are candidates too"""
     false_negatives: Mapping[str, np.ndarray] = field(default_factory=dict)
     """(n, candidates) bool by role, True where a candidate means the same as the row without being its
-    positive. For the roles "text", "next" and "next3" the candidates are the texts of that role of all peers;
-    for "anchor" they are the positives of all peers, then their negatives and their texts of the role
-    negative2, if there are any"""
+    positive. For the roles "text", "next" and "next3" the candidates are all peers' texts of that role; for
+    "anchor" they are all peers' positives, then all their negatives and texts of the role negative2, if there
+    are any"""
     source: str = ""
     """data source of the rows"""
     indices: np.ndarray | None = None
@@ -68,8 +68,8 @@ class Batch:
     counts: Mapping[str, int] = field(default_factory=dict)
     """counts of the rows of all ranks, by name; see `MetricsLine.counts`"""
     max_length: int | None = None
-    """largest number of tokens that `tokenize` returns for a text, also of a pair of texts; None: the
-    encoder's limit
+    """largest number of tokens that `tokenize` returns for a text, and of two texts read as one sequence;
+    None: the encoder's limit
     """
 
     def __len__(self) -> int:
@@ -84,7 +84,7 @@ class Batch:
         return np.arange(len(self)) if self.indices is None else self.indices
 
     def own_rows(self, positions: np.ndarray) -> np.ndarray:
-        """Return (m,) the row here of each position within the batch of the step; -1 if it is not here."""
+        """Return the row of this batch at each position (m,) within the step's batch: (m,), -1 for none."""
         indices = self.step_indices
         rows = np.full(max(indices.max(), positions.max(initial=0)) + 1, -1)
         rows[indices] = np.arange(len(indices))

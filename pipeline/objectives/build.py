@@ -32,9 +32,7 @@ from pipeline.text.rows.adjacent import ADJACENT, RUNNING_TEXT
 
 @dataclass(frozen=True)
 class Term:
-    """An objective in a sum, with the weight of its loss, and the prefix for the names of the
-    loss's parts.
-    """
+    """An objective in a sum: `weight` multiplies its loss, `name` prefixes the names of the loss's parts."""
 
     name: str
     weight: float
@@ -107,8 +105,8 @@ class Composite(AddsRowTerms, KeepsState):
 class Sum(Composite):
     """Weighted sum of objectives over the same rows; a term may be bound to the rows of one source.
 
-    With bound terms this is multi-task training: each step trains the encoder and the heads of the terms of
-    its batch, and leaves other heads as they are.
+    With bound terms this is multi-task training: each step trains the encoder and the heads of the terms for
+    its batch's source; other heads stay unchanged.
     """
 
     def __init__(self, encoder: nn.Module, terms: Sequence[Term]) -> None:
@@ -270,9 +268,9 @@ def _order(roles: Roles) -> Order:
 
 
 def _common_order(orders: Mapping[str, Order]) -> Order:
-    """Return the order of rows for objectives with these orders, by name.
+    """Return one order of rows for all objectives, given the order of each by name.
 
-    If one objective needs an order, all get it, because other objectives can use any order.
+    If some objectives need an order, all get it, because the remaining ones can use any order.
     """
     needed = {name: order for name, order in orders.items() if order != "shuffled"}
     if len(set(needed.values())) > 1:

@@ -36,15 +36,14 @@ class Cert(KeepsState):
     The momentum encoder is a slowly moving copy of the encoder and its head. Queries and keys are the vectors
     after the head, of dimension `width`, compared by their cosines / `temperature`. The columns "anchor" and
     "positive" are two back-translations of a text. With `pairs` false the column is "text", and the two views
-    differ by dropout alone. The paper puts the head on BERT's pooler, which is the encoder with pooling
-    cls_mlp.
+    differ by dropout alone. The paper puts the head on BERT's pooler: use an encoder with pooling cls_mlp.
 
-    After a step, its keys (of all ranks, in rank order) replace the oldest keys of the queue. (Before the
-    loss, they would be negatives of their own queries.) Then each parameter of the momentum encoder becomes
-    momentum * slow + (1 - momentum) * fast (MoCo, equation 2), and its buffers are copied. The queue starts
-    with random directions from torch's generator. Queues of different ranks stay equal if the ranks start
-    with the same seed and see each other's rows (train.across_ranks=true). With large batches `simcse` and
-    `supervised` need no queue.
+    After a step, its keys (of all ranks, in rank order) replace the oldest keys of the queue. (Queued before
+    the loss, they would be negatives of their own queries.) Then each parameter of the momentum encoder
+    becomes momentum * slow + (1 - momentum) * fast (MoCo, equation 2), and its buffers are copied. The queue
+    starts with random directions from torch's generator. Queues of different ranks stay equal if the ranks
+    start with the same seed and see each other's rows (train.across_ranks=true). With large batches `simcse`
+    and `supervised` need no queue.
     """
 
     columns: tuple[str, ...] = ("anchor", "positive")

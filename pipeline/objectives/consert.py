@@ -22,7 +22,7 @@ class Consert(Objective):
     """NT-Xent of two views in both directions; the candidates are both views of the texts of all ranks.
 
     `temperature` divides the cosines.
-    `views` names the change that makes the first and the second view of a text:
+    `views` names two changes, one for the first and one for the second view of each text:
 
     - none: nothing; two such views differ by their dropout masks.
     - shuffle: the tokens get permuted positions.
@@ -96,7 +96,7 @@ class Consert(Objective):
         ]
 
     def _view(self, kind: ViewName, tokens: Tokens) -> View:
-        """Create a view; an unchanged one for "adversarial", which the caller replaces."""
+        """Create a view. For "adversarial" it is an unchanged view, which the caller replaces."""
         if kind == "shuffle":
             return View(
                 self.encoder, tokens, positions=shuffled_positions(tokens, keep_special=self.keep_special)

@@ -80,7 +80,7 @@ class ContrastiveTension(OffersCandidates):
         return Loss.of(tension=value * ranks if self.reduction == "sum" else value)
 
     def partners(self, count: int) -> Tensor:
-        """Return (count,) int64: the row that each of the `count` rows of all ranks is paired with."""
+        """Return the partner of each of the `count` rows of all ranks: (count,) int64 row indices."""
         rows = torch.arange(count)
         is_negative = rows % (1 + self.negatives) != 0
         partners = rows.clone()

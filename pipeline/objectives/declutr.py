@@ -31,9 +31,9 @@ class Declutr(Objective):
     The paper leaves out a document that is too short for `anchors` spans of `longest` words (2,048 words with
     the defaults); here both limits become smaller in proportion for such a document.
 
-    A document's spans depend on the step's seed and its row number, so that they are the same for any number
-    of ranks. The paper adds the loss of masked words: the objective `masked_lm`. For texts of one sentence
-    use `simcse`.
+    A document's spans depend on the step's seed and the document's row number, so that they are the same for
+    any number of ranks. The paper adds the loss of masked words: the objective `masked_lm`. For texts of one
+    sentence use `simcse`.
     """
 
     columns = ("text",)
@@ -92,19 +92,19 @@ class Declutr(Objective):
         """Draw the spans of a document of `words` words.
 
         Returns:
-            (anchors, 1 + positives, 2) int64: first word and end of each anchor, followed by its positives.
+            (anchors, 1 + positives, 2) int64: first word and end of each span; positives follow their anchor.
         """
-        longest = min(self.longest, max(words // (3 * self.anchors - 2), 1))  # anchors, and gaps of two spans
+        longest = min(self.longest, max(words // (3 * self.anchors - 2), 1))  # each gap is as long as 2 spans
         shortest = max(self.shortest * longest // self.longest, 1)
 
         def lengths(*shape: int, beta: tuple[int, int]) -> np.ndarray:
             return (shortest + rng.beta(*beta, size=shape) * (longest - shortest)).astype(np.int64)
 
         anchors = lengths(self.anchors, beta=(4, 2))
-        before = np.cumsum(anchors + 2 * longest) - (anchors + 2 * longest)  # earlier anchors, and gaps
+        before = np.cumsum(anchors + 2 * longest) - (anchors + 2 * longest)  # earlier anchors and their gaps
         free = max(words - before[-1] - anchors[-1], 0)
         starts = before + np.sort(rng.integers(0, free, size=self.anchors, endpoint=True))
-        starts = np.minimum(starts, words - anchors)  # documents with fewer words than spans
+        starts = np.minimum(starts, words - anchors)  # matters if the document has fewer words than spans
         positives = lengths(self.anchors, self.positives, beta=(2, 4))
         first = np.maximum(starts[:, None] - positives, 0)
         last = np.minimum((starts + anchors)[:, None], words - positives)

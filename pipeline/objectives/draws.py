@@ -36,7 +36,7 @@ def vocabulary_counts(encoder: TrainableEncoder, remedy: str) -> np.ndarray:
 
     Args:
         encoder: encoder whose folder has word counts.
-        remedy: what to do without them, for the error message.
+        remedy: what to do if there are none, for the error message.
 
     Raises:
         ModelError: the encoder's folder has no word counts, or they contain no word of its vocabulary.
@@ -59,6 +59,6 @@ def cumulative_noise(counts: np.ndarray) -> np.ndarray:
 
 
 def draw_negatives(cumulative: np.ndarray, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """Draw ids of words, int64 of that shape, in proportion to their counts to the power of 0.75."""
+    """Draw word ids, int64 of shape `shape`, in proportion to the words' counts to the power of 0.75."""
     words = np.searchsorted(cumulative, rng.random(shape) * cumulative[-1], side="right")
     return np.minimum(words, len(cumulative) - 1)  # the product may round up to the last sum

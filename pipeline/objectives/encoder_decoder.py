@@ -18,7 +18,7 @@ from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.objectives import AddsRowTerms, Batch, Loss, View
 from pipeline.text.tokens.tokens import Tokens
 
-# New output vectors are uniform in [-0.1, 0.1], as all non-recurrent weights of Skip-Thought.
+# New output vectors are uniform in [-0.1, 0.1], as all non-recurrent weights of Skip-Thought are.
 _OUTPUT_RANGE = 0.1
 # Offset of the ranks in Zipf's law, by Mandelbrot (1953) for English words.
 _RANK_OFFSET = 2.7
@@ -27,13 +27,12 @@ _LARGE_VOCABULARY = 30_000
 
 
 class EncoderDecoder(AddsRowTerms):
-    """Sum of -log P(w_t | w_<t, v) over the words of texts, v the vector of the text in the column `text`.
+    """Sum of -log P(w_t | w_<t, v) over the words of texts; v is the vector of the text in the column `text`.
 
-    Each text that is written has a decoder of its own, as wide as v, whose gates also get v. It reads the
-    text from the start token on (teacher forcing), and predicts each next word up to the end token.
-    P is a softmax over the vocabulary; the decoders share its output vectors and biases, and the word vectors
-    that they read are those of the encoder. The loss is the mean over rows. Decoders, output vectors and
-    biases are not part of the result.
+    Each role in `written` has its own decoder, as wide as v, whose gates also get v. It reads the text from
+    the start token on (teacher forcing), and predicts each next word up to the end token. P is a softmax over
+    the vocabulary. The decoders share its output vectors and biases, and read the encoder's word vectors. The
+    loss is the mean over rows. Decoders, output vectors and biases are not part of the result.
 
     The published programs of Skip-Thought and SDAE have output biases, too. Here they start as logarithms of
     the frequencies that Zipf's law gives words by their rank, because vocabularies list frequent words first.

@@ -34,7 +34,7 @@ class _Targets(NamedTuple):
 
 @OBJECTIVES.register("fastsent")
 class FastSent(AddsRowTerms):
-    """Sum of -log softmax(V s)_w over the words w of the sentences before and after, s the sentence's vector.
+    """Sum of -log softmax(V s)_w over words w of the sentences before and after; s is a sentence's vector.
 
     The published model sums word vectors: a new table (`train.word_table`) has the pooling sum. The output
     vectors V are trained with it, and not part of the result. A word that occurs twice counts twice; special
@@ -42,7 +42,7 @@ class FastSent(AddsRowTerms):
 
     `autoencode` adds the words of the sentence itself (FastSent+AE). `negatives` is the number of negative
     samples for each word, drawn in proportion to the power 0.75 of their probabilities (Mikolov et al. 2013);
-    it needs the word counts that `train.word_table` stores beside its vectors. With null, the softmax over
+    this needs the word counts that `train.word_table` stores beside its vectors. With null, the softmax over
     the whole vocabulary is computed. `skip_thought` predicts the same words in their order.
     """
 

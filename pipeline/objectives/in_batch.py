@@ -18,7 +18,7 @@ Second = Literal["same", "copy"]
 class InBatchContrast(Objective):
     """InfoNCE: the first view of a row is the query, the second its positive, a third its hard negative.
 
-    A fourth view, of the role negative2, is one more negative of every query, with a weight of one.
+    The fourth views, of the role negative2, are further negatives of every query, with a weight of one.
     """
 
     has_positive_pairs = True
@@ -75,9 +75,9 @@ class HeadedContrast(InBatchContrast):
 class TwoEncoderContrast(HeadedContrast):
     """InfoNCE whose candidates may have an encoder of their own (Gao et al. 2021, section 3, table 3).
 
-    With `second` "copy", a second encoder with its head encodes positives and negatives. Both start with the
-    weights of the first and are trained with it; the trained model is the first. Inference uses its head if
-    `keep_head` is true and there is one.
+    With `second` "copy", a second encoder with its own head encodes positives and negatives. They start with
+    the weights of the first encoder and head, and are trained too. The trained model is the first encoder;
+    inference uses its head if `keep_head` is true and there is one.
     """
 
     def __init__(self, encoder: nn.Module, *, head: HeadName, keep_head: bool, second: Second) -> None:

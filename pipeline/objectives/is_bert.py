@@ -21,11 +21,11 @@ class IsBert(Objective):
     """Jensen-Shannon estimate of the mutual information of a sentence's vector and its tokens' features.
 
     Requires an encoder with the pooling ngrams: the features are convolutions over windows of 1, 3 and 5
-    tokens of the last hidden states, new ones if the encoder has none, and the vector is their mean. The loss
-    is low if a token's features have a large inner product with the vector of their own sentence, and small
-    ones with vectors of other sentences. As in the paper, it is a sum over the tokens of a sentence; the
-    published program divides it by the mean number of tokens in the batch. `simcse` and `consert` compare
-    vectors of whole texts, of any pooling.
+    tokens of the last hidden states (new ones if the encoder has none), and the vector is the mean of the
+    features. The loss is low if a token's features have a large inner product with the vector of their own
+    sentence, and small ones with vectors of other sentences. As in the paper, the loss is a sum over the
+    tokens of a sentence; the published program divides it by the mean number of tokens in the batch. `simcse`
+    and `consert` compare vectors of whole texts, of any pooling.
     """
 
     columns = ("text",)
@@ -70,7 +70,7 @@ class IsBert(Objective):
 class _TokenFeatures(nn.Module):
     """Encoder of a view: the features of each text's tokens, padded to one length, (n, length * (dim + 1)).
 
-    The last value of a token is 1, and 0 for padding.
+    The last of the dim + 1 values is 1 for a token and 0 for padding.
     """
 
     def __init__(self, encoder: TrainableEncoder, length: int) -> None:

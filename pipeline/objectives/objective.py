@@ -91,12 +91,12 @@ class Objective(nn.Module):
 
     An objective holds the encoder that it trains and any heads, second encoders and queues; a checkpoint
     stores its `state_dict`. Random numbers come from torch's generators. Most objectives need `columns`,
-    `views` and `loss`; an objective that does more, such as predicting classes, extends the class below that
-    says so.
+    `views` and `loss`; an objective that does more, such as predicting classes, extends one of the classes
+    below.
 
     The keyword arguments of `__init__` are the objective's options in the settings, with the paper's
-    defaults. An option without a default is the path of an encoder folder. The class attributes below may be
-    overridden by an instance, where they depend on its options.
+    defaults. An option without a default is the path of an encoder folder. An instance overrides those of the
+    following class attributes that depend on its options.
     """
 
     columns: tuple[str, ...] = ()
@@ -115,8 +115,8 @@ class Objective(nn.Module):
     has_positive_pairs: bool = False
     """True if row i of the first view and row i of the second mean the same, and other rows do not"""
     numbers_rows: ClassVar[bool] = False
-    """True if it has weights for each row, so that row numbers are unique over all sources: those of a source
-    follow those of the source before it"""
+    """True if it has weights for each row; row numbers are then unique over all sources, because each
+    source's numbers continue after the previous source's"""
     encoder: TrainableEncoder
 
     def __init__(self, encoder: nn.Module) -> None:
@@ -131,10 +131,10 @@ class Objective(nn.Module):
 
     @classmethod
     def correction(cls, options: Mapping[str, JsonValue], encoder: EncoderFolder) -> str | None:
-        """Name the correction of a published method that changed what these options train; None without one.
+        """Name a correction of this objective's code that changed what these options train; None without one.
 
-        It becomes part of a training's identity, so that a training from before the correction is not
-        continued with other computations. Trainings that it does not change keep their identity.
+        The name becomes part of a training's identity, so that a training from before the correction is not
+        continued with the corrected computation. Trainings that did not change keep their identity.
 
         Args:
             options: options of the instance, which need not be valid.
@@ -157,7 +157,7 @@ class Objective(nn.Module):
 
     @property
     def parts(self) -> tuple["Objective", ...]:
-        """Return the objectives that this one combines, or itself. Dev measures predictions of the first."""
+        """The objectives that this one combines, or itself alone. Dev measures predictions of the first."""
         return (self,)
 
     def views(self, batch: Batch) -> Sequence[View]:
@@ -172,7 +172,7 @@ class Objective(nn.Module):
         """Mean loss over this rank's rows, so that the mean over ranks is the mean over all rows.
 
         Runs no encoder. Vectors of other ranks come from `batch.peers.gather`. A loss that is not a mean over
-        rows is computed from the gathered vectors of all ranks, so that it is equal on each of them.
+        rows is computed from the gathered vectors of all ranks, so that all ranks get the same value.
 
         Args:
             reps: vectors (n, dim) of each view, in the order of `views`.
@@ -213,7 +213,7 @@ class Objective(nn.Module):
 
 
 class AddsRowTerms(Objective):
-    """Part of the loss, or all of it, is a mean of terms, each computed from one row alone."""
+    """Objective whose loss is, in part or as a whole, a mean of terms that are each computed from one row."""
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         """Return no loss by default: `row_terms` returns it."""
@@ -243,7 +243,7 @@ def row_terms_of(objective: Objective, outputs: tuple[Tensor, ...], batch: Batch
 
 
 class KeepsState(Objective):
-    """The loss depends on earlier steps, as through a queue, so that the same rows get another loss later."""
+    """Objective whose loss depends on earlier steps, as through a queue, and so changes for equal rows."""
 
     def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
         """Update momentum encoders and queues after the weights have changed; `reps` are its `vectors`."""
@@ -251,7 +251,7 @@ class KeepsState(Objective):
 
 
 class OffersCandidates(Objective):
-    """The trained model is one of several, the best one on dev."""
+    """Objective with several possible results, of which the best on dev becomes the trained model."""
 
     def candidates(self) -> tuple[TrainedModel, ...]:
         """Return the possible results; without a dev set, the first is used."""
@@ -263,7 +263,7 @@ class OffersCandidates(Objective):
 
 
 class ClassifiesPairs(Objective):
-    """It trains a classifier of the vectors of sentence pairs, whose accuracy dev can measure."""
+    """Objective that trains a classifier of sentence pairs by their vectors; dev can measure its accuracy."""
 
     def predict_classes(self, left: Tensor, right: Tensor) -> Tensor:
         """Predict the class of each pair of vectors (n, dim): (n,) int64."""
@@ -271,13 +271,13 @@ class ClassifiesPairs(Objective):
 
 
 class PredictsRows(Objective):
-    """It predicts labels or scores, which dev measures instead of the vectors."""
+    """Objective that predicts labels or scores, which dev measures instead of the vectors."""
 
     measures: ClassVar[tuple[Measure, ...]]
     """metrics of the predictions that dev can measure, the default first"""
 
     def prediction_tokens(self, batch: Batch) -> Tokens:
-        """Tokenize what a prediction reads of each row, such as pairs of texts."""
+        """Tokenize the text, or the pair of texts, from which each row's prediction is made."""
         raise NotImplementedError
 
     def predict(self, vectors: Tensor) -> Tensor:
@@ -290,7 +290,7 @@ class PredictsRows(Objective):
 
 
 class MasksWords(Objective):
-    """It predicts masked words, whose probability dev can measure."""
+    """Objective that predicts masked words, whose probability dev can measure."""
 
     def mask(self, tokens: Tokens, rng: np.random.Generator) -> Tokens:
         """Mask words of texts; `kept` marks the tokens to predict."""

@@ -16,7 +16,7 @@ from pipeline.text.tokens.tokens import Tokens
 
 
 class _Predictions(NamedTuple):
-    """Words that the rows of a step predict: `ParagraphSettings.words` for each row with any known word."""
+    """Words that the rows of a step predict, `ParagraphSettings.words` many per row with any known word."""
 
     tokens: Tokens
     """texts of the rows"""
@@ -32,12 +32,12 @@ class _Predictions(NamedTuple):
 class ParagraphVector(AddsRowTerms):
     """Negative log-likelihood of words of each text, given the row's own vector; the mean over rows.
 
-    In each step every row draws words of its text, which its models predict by negative sampling: PV-DM from
-    the row's vector and the words before, PV-DBOW from the row's vector alone. `train.paragraph_vectors`
-    creates the models and has all options. A row has one vector in all epochs, which is trained with the
-    models and not part of the result: the encoder makes the vector of any text, known or new, by gradient
-    steps with the models frozen. The objective has no views: its loss is a row term. For vectors of words
-    alone use `word2vec`.
+    In each step, words are drawn from every row's text, and the models predict them by negative sampling:
+    PV-DM from the row's vector and the words before, PV-DBOW from the row's vector alone.
+    `train.paragraph_vectors` creates the models and has all options. A row has one vector in all epochs,
+    which is trained with the models and is not part of the result: the encoder makes the vector of any text,
+    known or new, by gradient steps with the models frozen. The objective has no views: its loss is a row
+    term. For vectors of words alone use `word2vec`.
     """
 
     columns = ("text",)

@@ -32,8 +32,8 @@ class PromptSupervised(InBatchContrast):
     by default the folder's, or if it has none, the paper's first one for the encoder's family. `limit` is the
     largest number of tokens of a text, in training and in inference; None means the encoder's limit. With
     `keep_denoise` False, inference leaves h_hat out, as the paper describes; with True it subtracts h_hat, as
-    the paper's program does. `temperature` divides the cosines. `hard_negative_weight`, and the role
-    negative2: as in `supervised`. Without pairs use `prompt`; without a template, `supervised`.
+    the paper's program does. `temperature` divides the cosines. `hard_negative_weight` and the role negative2
+    are as in `supervised`. Without pairs use `prompt`; without a template, `supervised`.
     """
 
     columns = ("anchor", "positive")

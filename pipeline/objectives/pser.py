@@ -26,8 +26,8 @@ class Pser(InBatchContrast):
         kl_on: "embedding" compares softmax(z1) and softmax(z2) over the dimensions, the literal reading of
             the paper; "similarity" compares the distributions over the candidates of all ranks (softmax of
             cosines / temperature), as R-Drop compares distributions over classes.
-        shuffle: False gives both views their own positions, so that they differ by dropout only. Without
-            divergence, too, this is SimCSE with the encoder's pooling: the paper's ablations.
+        shuffle: False leaves the positions of both views unchanged, so that the views differ by dropout only.
+            With alpha 0 as well, this is SimCSE with the encoder's pooling. Both are ablations of the paper.
         keep_special: True if [CLS] and [SEP] keep their positions; the paper shuffles only the tokens of the
             text.
     """

@@ -27,8 +27,8 @@ class QuickThoughts(Objective):
     `second` chooses the encoder g. "copy" starts with the weights of f. "drawn" starts with new weights; the
     paper also draws new weights for f. "same" is f itself, which favours vectors that are all alike.
     `inference`: "both" concatenates the vectors of both encoders, as published, which doubles the dimension;
-    "first" uses f alone. `skip_thought` writes the neighbours instead of finding them; `simcse` may have the
-    next sentence as positive.
+    "first" uses f alone. `skip_thought` writes the neighbours instead of finding them; `simcse` can use the
+    next sentence as the positive.
     """
 
     columns = ("text", "document", "position")

@@ -18,8 +18,8 @@ class RDrop(Classification):
     """Cross-entropies of two passes, plus alpha times the symmetric divergence of their classes (eq. 4).
 
     The classifier and its options are those of `classification`. The paper's alpha is 5 for translation and
-    0.1 to 1 for GLUE. Its published program averages the two cross-entropies where this objective adds them,
-    so twice its alpha has the same effect here. The encoder needs dropout.
+    0.1 to 1 for GLUE. Its published program averages the two cross-entropies, but this objective adds them,
+    so twice the program's alpha has the same effect here. The encoder needs dropout.
     """
 
     def __init__(

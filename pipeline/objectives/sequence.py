@@ -40,9 +40,9 @@ class FineTuning(PredictsRows):
             dropout: rate of dropout of the vectors; None for the rate on the encoder's hidden states.
 
         Raises:
-            ModelError: an encoder of pairs that no library could load, because it does not have the pooling
-                cls_mlp, its family has another classifier, or it has a prompt; or a folder that has the layer
-                of cls_mlp twice.
+            ModelError: no library could load the result, because an encoder of pairs does not have the
+                pooling cls_mlp, is of a family with another classifier, or has a prompt; or the encoder would
+                have the layer of cls_mlp twice.
         """
         super().__init__(encoder)
         _check_single_pooler(self.encoder.folder)
@@ -77,7 +77,7 @@ class FineTuning(PredictsRows):
         return self.pair_format.join(left, right, batch.max_length)
 
     def outputs(self, vectors: Tensor) -> Tensor:
-        """Compute the layer's (n, outputs) of vectors (n, dim), with dropout in train()."""
+        """Apply the layer to vectors (n, dim): (n, outputs). In training mode, dropout comes first."""
         return cast(Tensor, self.layer(F.dropout(vectors, self.dropout, self.training)))
 
     def trained_model(self) -> TrainedModel:
@@ -97,13 +97,13 @@ class FineTuning(PredictsRows):
 
 
 def _vector_name(folder: EncoderFolder) -> str:
-    """Name the encoder's vector by pooling, modules after it and kind of model."""
+    """Describe the encoder's vector: its pooling, the modules after the pooling, and the kind of model."""
     modules = "".join(f" and {type(module).__name__}" for module in folder.tail)
     return f"{'+'.join(folder.pooling)}{modules} of {folder.config.get('model_type')}"
 
 
 def _check_single_pooler(folder: EncoderFolder) -> None:
-    """Raise ModelError if cls_mlp is set for a folder that has its layer after the pooling already."""
+    """Raise ModelError if cls_mlp is set for a folder that already has this layer after the pooling."""
     if folder.pooling == ("cls_mlp",) and any(isinstance(module, Dense) for module in folder.tail):
         raise ModelError(
             "encoder.pooling",

@@ -15,9 +15,9 @@ class SkipThought(EncoderDecoder):
     """Negative log-likelihood of the sentences before and after, written by two GRU decoders from the vector.
 
     The published models are a GRU of one direction (uni-skip), of two directions (bi-skip), and both side by
-    side (combine-skip): `beside` is the encoder folder of a model that was trained on the same rows before.
-    The result appends that model's vectors to the trained encoder's. `quickthoughts` finds the neighbours
-    among other sentences; `fastsent` predicts their words without an order.
+    side (combine-skip). For the last one, `beside` is the encoder folder of a model that was trained on the
+    same rows before; the result appends its vectors to the trained encoder's. `quickthoughts` finds the
+    neighbours among other sentences; `fastsent` predicts their words without an order.
     """
 
     columns = ("previous", "text", "next")

@@ -13,13 +13,14 @@ class Supervised(TwoEncoderContrast):
     """InfoNCE of anchors with positives and, if the data has them, hard negatives; for example NLI triples.
 
     `hard_negative_weight` multiplies an anchor's own hard negative in the denominator of its softmax; hard
-    negatives of other anchors have weight one (equation 5, with the weight of the appendix). So have texts of
-    the role negative2, another ablation: neutral hypotheses in addition to contradictions. `similarity` is
-    "cosine", or "dot" for inner products, an ablation of the paper. `temperature` is by default 0.05 for
-    cosines and 1 for inner products. With `second` "copy", a second encoder encodes positives and negatives;
-    see `simcse`. The paper trains a layer over [CLS] and keeps it at inference: use an encoder with pooling
-    cls_mlp, or a `head` over any pooling, which inference keeps unless `keep_head` is false. Without pairs
-    use `simcse`; for graded scores, `regression`; `triplet` compares no other rows of the batch.
+    negatives of other anchors have weight one (equation 5, with the weight of the appendix). Texts of the
+    role negative2 have weight one, too; the paper uses them in an ablation, as neutral hypotheses in addition
+    to contradictions. `similarity` is "cosine", or "dot" for inner products, another ablation. `temperature`
+    is by default 0.05 for cosines and 1 for inner products. With `second` "copy", a second encoder encodes
+    positives and negatives; see `simcse`. The paper trains a layer over [CLS] and keeps it at inference: use
+    an encoder with pooling cls_mlp, or a `head` over any pooling, which inference keeps unless `keep_head` is
+    false. Without pairs use `simcse`; for graded scores, `regression`; `triplet` compares no other rows of
+    the batch.
     """
 
     columns = ("anchor", "positive")

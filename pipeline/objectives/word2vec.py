@@ -45,11 +45,11 @@ class Word2Vec(AddsRowTerms):
 
     With `model: cbow` each word is predicted from the mean of the vectors of all words within `window`; with
     `skipgram` each of these words is predicted from the word in their middle. The window is the same for all
-    words, whereas the program of word2vec draws a smaller one for most. Each occurrence of a word that makes
-    up a proportion f of all words is left out with probability 1 - sqrt(subsample / f), drawn in each step
-    and before windows are taken; null leaves none out. `negatives` words are drawn for each predicted one, in
-    proportion to their counts to the power of 0.75. The loss is the mean over rows of the sum over predicted
-    words.
+    words, whereas the program of word2vec draws a smaller one for most. An occurrence of a word is left out
+    with probability 1 - sqrt(subsample / f), where f is the word's proportion of all words; this is drawn in
+    each step, before windows are taken. With `subsample` null, no word is left out. `negatives` words are
+    drawn for each predicted one, in proportion to their counts to the power of 0.75. The loss is the mean
+    over rows of the sum over predicted words.
 
     It trains word vectors alone (`train.word_table`); output vectors are trained with them, and are not part
     of the result. The objective has no views: its loss is a row term. For vectors of texts use `fastsent` or
@@ -127,7 +127,7 @@ class Word2Vec(AddsRowTerms):
         return self._tokens
 
     def _subsampled(self, tokens: Tokens, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Leave out frequent words at random; return the ids (n,) of the others, and their rows (n,)."""
+        """Leave out frequent words at random; return ids (n,) and rows (n,) of the words that remain."""
         ids, owners = tokens.ids.astype(np.int64), tokens.owners
         if self._kept is None:
             return ids, owners

@@ -41,7 +41,7 @@ def rank_batches(
 
 
 def _batch(rows: RankRows, tokenize: Tokenize, peers: Peers) -> Batch:
-    """Tokenize all texts of the rows now, in the thread that reads ahead."""
+    """Create the batch of these rows. Its texts are tokenized now, in the thread that reads ahead."""
     texts = [str(text) for role in TEXTS for text in rows.columns.get(role, ())]
     return Batch(
         rows.columns,

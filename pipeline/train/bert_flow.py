@@ -16,7 +16,7 @@ from pipeline.transforms.flow import Flow, FlowPoint
 
 _KIND = "flow checkpoint"
 _HELD_OUT_CHUNK = 1_024  # held-out rows of one forward pass
-_UNIT_NORM_TOLERANCE = 1e-3  # tolerance: half precision has an error of 5e-4
+_UNIT_NORM_TOLERANCE = 1e-3  # half precision has an error of 5e-4
 _REMEDY = "lower whiten.flow.learning_rate, or check the steps of whiten.transform before the flow"
 
 
@@ -39,8 +39,8 @@ class HeldOut:
 class FlowTrainer:
     """Minimize the bits per dimension with Adam.
 
-    A weight decay, if there is one, applies as in AdamW, and only to the matrices of the couplings: it would
-    pull scales and locations to zero.
+    A weight decay, if there is one, applies as in AdamW, and only to the matrices of the couplings, because
+    it would pull scales and locations to zero.
 
     The initial weights follow from the seed, and no random number is drawn later; the caller's order of the
     rows is a function of `step`. So a checkpoint needs no random state and no position in the data.

@@ -36,7 +36,7 @@ def non_finite_error(step: int, batch: Batch, loss: Loss, parameters: Mapping[st
 
 
 def _culprit(loss: Loss, parameters: Mapping[str, Parameter]) -> str:
-    """Name the loss, with its parts that are not finite, or the first parameter with such a gradient."""
+    """Name the loss and its parts that are not finite, else the first gradient that is not finite."""
     parts = [f"{name} {float(part)}" for name, part in loss.parts.items() if not torch.isfinite(part)]
     if parts or not torch.isfinite(loss.total):
         return f"loss {float(loss.total)}" + (f" ({', '.join(parts)})" if parts else "")

@@ -1,9 +1,8 @@
-"""Checkpoints of a training in a store, written in the background; the latest and the best are kept. It knows
-no cluster.
+"""Checkpoints of a training in a store, written in the background; the latest and the best are kept.
 
 A checkpoint is a file with a hash of its content in its name, and a record with the file's sha256, which is
 written last. A file without a record is ignored, so a training that is killed while it writes continues from
-the previous checkpoint.
+the previous checkpoint. This module knows nothing of a cluster.
 """
 
 import time

@@ -122,8 +122,8 @@ class DevSet:
             objective: objective whose classifier is used; required for accuracy.
 
         Returns:
-            As score, the Spearman correlation of cosines and human scores, times 100 (0 if all cosines are
-            equal), or the percentage of pairs that the classifier predicts correctly.
+            Metrics whose score is the Spearman correlation of cosines and human scores, times 100 (0 if all
+            cosines are equal), or the percentage of pairs that the classifier predicts correctly.
 
         Raises:
             DataError: on every rank, for vectors that are not finite.
@@ -159,7 +159,7 @@ class DevSet:
 
     @cached_property
     def _sentences(self) -> tuple[list[str], np.ndarray]:
-        """Distinct sentences; and their indexes, first of all left sentences, then of all right ones."""
+        """Distinct sentences, and the index among them of each left sentence, then of each right sentence."""
         return deduplicate([*self.left, *self.right])
 
     def _finite_vectors(self, model: TrainedModel) -> np.ndarray:
@@ -239,7 +239,7 @@ class BestScore:
     step: int | None = None
     """step of the best score"""
     since: int = 0
-    """number of measurements since the best one; none of them improved it"""
+    """number of measurements since the best one; none of them was better"""
 
     def observe(self, step: int, score: float) -> "BestScore":
         """Return the best score after another measurement."""
@@ -253,7 +253,7 @@ class BestScore:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "BestScore":
-        """Restore the value from a checkpoint; `state` made it."""
+        """Restore the value from the state that `state` returned."""
         return cls(state["patience"], state["figure"], state["step"], state["since"])
 
     @property

@@ -1,8 +1,8 @@
 """Collective operations of data-parallel training: gather vectors, average gradients, find shards.
 
-Each rank computes the mean loss of its own rows, with candidates gathered from all ranks. The mean over ranks
-of loss and gradient then equals loss and gradient of the whole batch, provided that the gradient of a
-gathered vector flows back to the rank that encoded it: the backward pass of `Ranks.gather` sums the gradients
+Each rank computes the mean loss of its own rows, with candidates gathered from all ranks. Loss and gradient,
+averaged over ranks, then equal those of the whole batch, provided that the gradient of a gathered vector
+flows back to the rank that encoded it. The backward pass of `Ranks.gather` does this: it sums the gradients
 of all ranks. Encoders and heads are not wrapped for data parallelism: `average_gradients` runs once, after
 all chunks of a step, so that no gradient is sent twice and parameters keep their names.
 """
@@ -74,7 +74,7 @@ class _Gather(torch.autograd.Function):
 
 
 def _check_shapes(z: Tensor) -> None:
-    """Raise DataError if z has another shape on another rank."""
+    """Raise DataError if the shape of z differs between ranks."""
     summary = torch.tensor([z.ndim, len(z), z.numel()], device=z.device)
     gathered = [torch.empty_like(summary) for _ in range(world_size())]
     dist.all_gather(gathered, summary)
@@ -129,8 +129,8 @@ def mean_over_ranks(values: Tensor) -> Tensor:
 def set_gradient_sync(module: nn.Module, enabled: bool) -> None:
     """Set whether the next backward passes average the gradients of shards over the ranks.
 
-    If not, they accumulate on each rank until a backward pass averages them. Has no effect on modules that
-    are not sharded.
+    If not, the gradients accumulate on each rank until a backward pass averages them. Modules that are not
+    sharded are not affected.
     """
     for submodule in module.modules():
         set_sync: Any = getattr(submodule, "set_requires_gradient_sync", None)

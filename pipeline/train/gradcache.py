@@ -27,7 +27,7 @@ class Pass:
     indices: tuple[int, ...]
     """indices of these views among the objective's views"""
     joined: View
-    """a single view with the texts of all of them, one view after the other"""
+    """a single view with the texts of all these views, one view after the other"""
 
     def encode(self) -> tuple[Tensor, ...]:
         """Encode the rows, and return (rows, dim) vectors for each view."""
@@ -189,7 +189,7 @@ def loss_and_backward(
             separately, not by a `forward` of the objective.
         batch: this rank's rows. Rows of `batch.peers` are candidates too.
         chunk_rows: largest number of rows that are encoded at once; None for all.
-        scale: factor of the loss before the backward pass, for float16; the returned loss is without it.
+        scale: factor of the loss in the backward pass, for float16; the returned loss is not scaled.
 
     Raises:
         ConfigError: a view that cannot be divided is in several chunks.
@@ -288,7 +288,7 @@ def _count_tokens(objective: Objective, batch: Batch, views: Sequence[View]) -> 
 
 
 def _step_result(loss: Loss, reps: Sequence[Tensor], tokens: int) -> StepResult:
-    """Average the loss over ranks and sum their tokens, in one message in float64."""
+    """Average the loss over ranks, and add up the tokens of all ranks, in one message in float64."""
     if world_size() > 1:
         losses = torch.stack([value.to(loss.total) for value in (loss.total, *loss.parts.values())]).double()
         *mean_losses, mean_tokens = mean_over_ranks(torch.cat([losses, losses.new_tensor([tokens])])).unbind()

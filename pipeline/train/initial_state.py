@@ -1,4 +1,4 @@
-"""The encoder that a training starts from: the configured one, or a new one. It runs without a cluster."""
+"""The encoder that a training starts from: the configured one, or a new one; made without a cluster."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,14 +30,14 @@ class _NewEncoder(NamedTuple):
     cache: str
     """subfolder of this machine's cache"""
     file_format: int
-    """number that is raised when folders are written differently"""
+    """version of the folders' format, raised whenever `write` writes them differently"""
     write: Callable[..., None]
     """called with settings, word counts, folder and seed"""
     needs_rows: bool = False
     """True if `write` also takes the number of training rows"""
 
 
-# By `NewEncoderSettings.kind`.
+# Recipes by `NewEncoderSettings.kind`.
 _NEW_ENCODERS = {
     "recurrent": _NewEncoder("recurrent", recurrent.FORMAT, recurrent.write_recurrent_folder),
     "convolutional": _NewEncoder(
@@ -106,9 +106,7 @@ def _count_words(train: TrainSettings, settings: NewEncoderSettings) -> Counter[
 
 
 def _count_rows(train: TrainSettings) -> int:
-    """Count the rows of all sources, including rows that are not trained on, because these have
-    numbers, too.
-    """
+    """Count the rows of all sources, with those that are not trained on, because all rows are numbered."""
     return sum(_open(train, source).counts["rows"] for source in train.data)
 
 

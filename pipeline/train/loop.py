@@ -47,8 +47,8 @@ def trainable_parameters(module: nn.Module) -> dict[str, Parameter]:
 def build_optimizer(parameters: Iterable[Parameter], settings: OptimizerSettings) -> Optimizer:
     """Create the optimizer, with weight decay on matrices and embedding tables only (Devlin et al. 2019).
 
-    Biases and normalizations have none. Sharded parameters are in groups of their own, because torch's fused
-    optimizers do not accept a mixture.
+    Biases and normalizations do not decay. Sharded parameters are in groups of their own, because torch's
+    fused optimizers do not accept a mixture.
     """
     by_kind: dict[tuple[bool, bool], list[Parameter]] = {}
     for parameter in parameters:
@@ -254,7 +254,7 @@ class Training:
     def state(self) -> dict[str, Any]:
         """Return the state to resume from, copied to the CPU, for `torch.save`.
 
-        Every rank has to call it; it is empty on all ranks but the first.
+        Every rank has to call this method; the state is empty on all ranks but the first.
         """
         random_states = [self._generators.state()] * world_size()  # one state for each rank
         if world_size() > 1:

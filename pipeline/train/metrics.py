@@ -52,7 +52,7 @@ class MetricsFile:
     def add(self, line: MetricsLine) -> None:
         """Add a line, and write the file if the last write is long enough ago.
 
-        A line of the same step as the last one replaces it.
+        A line for the same step as the last line replaces the last line.
         """
         if self.lines and self.lines[-1].step == line.step:
             line = line.model_copy(update={"resumed": self.lines.pop().resumed})

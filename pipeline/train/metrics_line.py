@@ -59,4 +59,4 @@ class MetricsLine(Settings):
     """alignment and uniformity by name, of the trained model's vectors on dev after `step`; see
     `DevMetrics`"""
     resumed: int = 0
-    """number of times that the training was resumed here"""
+    """number of times that the training was resumed after `step`"""

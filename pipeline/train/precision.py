@@ -1,6 +1,4 @@
-"""Mixed precision, loss scaling, activation checkpointing and compilation: the loop's options for
-encoders.
-"""
+"""Options of the loop for encoders: mixed precision, loss scaling, activation checkpointing, compilation."""
 
 from typing import Any
 
@@ -21,8 +19,8 @@ _GROWTH_INTERVAL = 2_000  # steps without an overflow, as in Micikevicius et al.
 class LossScale:
     """Factor of the loss that keeps small gradients from becoming zero in float16 (Micikevicius et al. 2018).
 
-    The factor is halved when a gradient overflows, and doubled after 2,000 steps without an overflow (their
-    section 3.2). It is 1 for other precisions.
+    The factor is halved when a gradient overflows, and doubled after 2,000 steps without an overflow (section
+    3.2 of the paper). It is 1 for other precisions.
     """
 
     def __init__(self, precision: str) -> None:

@@ -54,8 +54,8 @@ class PredictedRows:
     def open(cls, settings: TrainSettings, file: DevSettings | TestSetSettings) -> "PredictedRows":
         """Read the rows of a file that have a label or a score.
 
-        Labels have the names, and scores the range, of the first source of the training's data. `measure` is
-        the setting of dev, whatever the file.
+        The names of the labels and the range of the scores are those of the first source in `train.data`.
+        `measure` is `train.dev.measure` for either file.
 
         Args:
             settings: settings of the training, whose first objective predicts.
@@ -118,7 +118,7 @@ class PredictedRows:
 
         Args:
             model: modules to evaluate.
-            objective: objective whose first part predicts from their vectors.
+            objective: objective whose first part predicts from the model's vectors.
 
         Raises:
             DataError: on every rank, for vectors that are not finite.
@@ -142,7 +142,7 @@ def _check_gold(where: str, gold: np.ndarray, target: str, measure: Measure | No
         where: path or URI of the file.
         gold: (n,) classes or scores.
         target: role of these values, label or score.
-        measure: metric that chooses the weights; None if the file chooses none.
+        measure: metric by which the best weights are chosen; None if the file is not used for that.
         values: names of the labels.
     """
     if target == "score" and is_constant(gold):

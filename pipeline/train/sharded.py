@@ -1,9 +1,9 @@
-"""Sharding of weights, gradients and optimizer state over the ranks (FSDP2: Zhao et al. 2023): one of two
-strategies.
+"""Sharding of weights, gradients and optimizer state over the ranks (FSDP2: Zhao et al. 2023).
 
-Each parameter of a backbone is sharded: the weights of a layer are gathered for its forward or backward pass
-and released afterwards, and torch averages their gradients over the ranks. Heads and other small modules stay
-complete on every rank; `average_gradients` averages their gradients and skips shards.
+With train.strategy=fsdp, each parameter of a backbone is sharded: the weights of a layer are gathered for its
+forward or backward pass and released afterwards, and torch averages their gradients over the ranks. Heads and
+other small modules stay complete on every rank; `average_gradients` averages their gradients, and skips
+shards.
 """
 
 from collections.abc import Iterator, Mapping

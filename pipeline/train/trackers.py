@@ -37,7 +37,7 @@ class Tracker(abc.ABC):
     def flush(self) -> None:  # noqa: B027 (optional)
         """Make all metrics so far durable.
 
-        Called at a checkpoint; by default does nothing, if `log` makes them durable.
+        Called at a checkpoint. By default it does nothing, for trackers whose `log` makes metrics durable.
         """
 
     @abc.abstractmethod

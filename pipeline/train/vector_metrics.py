@@ -71,9 +71,9 @@ def measure_same_rows(training: Training, batches: Sequence[Batch]) -> dict[str,
     the seed, so that two calls differ by the weights only; torch's generators are restored afterwards.
 
     Returns:
-        "rows", their number; "loss", unless it depends on earlier steps; "uniformity", unless no batch has
-        vectors. If the objective has positive pairs also "retrieval" (percentage of rows whose nearest second
-        view in the batch is their own), "alignment", "positive_cosine" and "negative_cosine".
+        "rows", the number of rows; "loss", unless it depends on earlier steps; "uniformity", unless no batch
+        has vectors. If the objective has positive pairs also "retrieval" (percentage of rows whose nearest
+        second view in the batch is their own), "alignment", "positive_cosine" and "negative_cosine".
     """
     generators = RandomGenerators(training.objective)
     random_state = generators.state()

@@ -1,7 +1,7 @@
 """Regression on an integer scale: a softmax over the values of the scale (Tai et al. 2015, section 4.2).
 
-A score y has the target distribution that puts y - floor(y) on floor(y) + 1 and the rest on floor(y), so that
-its mean is y. The prediction is the mean of the predicted distribution.
+The target distribution of a score y has probability y - floor(y) at floor(y) + 1 and the rest at floor(y), so
+that its mean is y. The prediction is the mean of the predicted distribution.
 """
 
 import warnings

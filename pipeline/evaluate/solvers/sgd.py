@@ -46,7 +46,7 @@ class Sgd:
     def _train(self, batches: "_Batches", decay: Tensor) -> Tensor:
         """Train all classifiers.
 
-        Returns the weights after each one's best round, (F, S, K, d + 1), the bias last.
+        Returns the weights of each classifier after its best round, (F, S, K, d + 1), the bias last.
         """
         weights = self._initial_weights(
             (len(batches.held_out), len(decay), batches.targets.shape[1], batches.rows.shape[1])
