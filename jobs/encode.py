@@ -12,7 +12,7 @@ from pipeline.log import counted
 def encode(run: CommandRun) -> Answer:
     """Encode the corpus into units of raw vectors.
 
-    Reads the corpus, puts invalid rows into quarantine, and encodes the others on the cluster. Units that an
+    Reads the corpus, puts invalid rows into quarantine, and encodes valid ones on the cluster. Units that an
     earlier run finished are reused. Vectors are plain Parquet below units/vectors.
     """
     from pipeline.flows.night.single_stage import encode_corpus

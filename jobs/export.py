@@ -61,9 +61,9 @@ class ExportOptions:
 def export(options: ExportOptions) -> None:
     """Copy a release to a vector database, or to Parquet files of changes.
 
-    Makes a table of id, raw vector and kept columns equal to the release. The first export writes all rows,
-    later ones insert, replace and delete the rows that differ from the release that the target holds, also
-    after a rollback. An export that was stopped continues where it was.
+    Makes a table of id, raw vector and kept columns equal to the release. The first export writes all rows.
+    Later exports insert, replace and delete only the rows that differ from the release that the target holds,
+    also after a rollback. An export that was stopped continues where it was.
     """
     guarded(
         lambda say: print_answer(_export(options), say, options.as_json),

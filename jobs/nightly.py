@@ -73,7 +73,7 @@ def nightly(run: CommandRun, verify: Verify = False) -> Answer:
 
 
 def _count_texts(counts: dict[str, int], rows: int) -> str:
-    """Describe how many rows a release has; if they are chunks, also of how many documents."""
+    """Describe the number of a release's rows; if they are chunks, also the number of documents."""
     if "documents" not in counts:
         return counted(rows, "row")
     return f"{counted(rows, 'chunk')} of {counted(counts['documents'], 'document')}"

@@ -37,7 +37,8 @@ class QueryTexts:
         """Check the arguments of the command line, and return the source of queries that they name.
 
         Raises:
-            ConfigError: they name neither texts nor a file, or both.
+            ConfigError: they name neither texts nor a file, or both; "-" is among other texts; or a column is
+                given without a Parquet file.
         """
         if list(texts) == ["-"] and file is None:
             texts, file = (), "-"

@@ -106,7 +106,7 @@ class ReleasesRun:
 
 
 def _releases_command(work: Callable[..., Answer]) -> Command:
-    """Register `work(run, ...)` as a command of `manta releases`, with the options that all of them share."""
+    """Register `work(run, ...)` as a command of `manta releases`, with the options that these share."""
     name = work.__name__.removesuffix("_releases")
 
     def command(

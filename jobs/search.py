@@ -212,8 +212,8 @@ class _Searcher:
             log.announce(f"{self.k:,} answers were asked for, and {found}")
         else:
             kind = self.release.manifest.index.kind
-            # With inverted lists, `search_until_k` has visited all of them. A graph is searched with
-            # efSearch >= k, and then fewer rows are found only if it leads to no further row.
+            # With inverted lists, `search_until_k` has visited every list. A graph is searched with
+            # efSearch >= k, so that it finds fewer rows only if its links lead to no further row.
             effort = (
                 "nprobe was raised to all lists" if "ivf" in kind.lower() else "a higher efSearch finds none"
             )

@@ -19,7 +19,7 @@ from pipeline.evaluate.source import RowOptions, TaskRoles, TaskRows
 
 THRESHOLDS = (0.7, 0.8, 0.9, 0.95, 0.99)  # for each, pairs of at least this similarity are counted
 PAIRS_SHOWN = 20  # number of most similar pairs in the result
-EXCERPT_CHARACTERS = 200  # characters of each text of such a pair
+EXCERPT_CHARACTERS = 200  # characters shown of each text of these pairs
 MAX_GOLD_PAIRS = 20_000_000  # 160 MB
 
 
@@ -27,7 +27,7 @@ class DuplicatesOptions(RowOptions):
     """Options of tasks of kind "duplicates"."""
 
     neighbours: int = Field(default=100, ge=1)
-    """number of nearest neighbours of each text that can form a pair with it"""
+    """number of nearest neighbours with which each text can form a pair"""
     pairs: int = Field(default=500_000, ge=1)
     """largest number of pairs to keep, the most similar ones"""
     threshold: float = 0.9
@@ -36,7 +36,7 @@ class DuplicatesOptions(RowOptions):
 
 @dataclass(frozen=True)
 class DistinctTexts:
-    """Distinct texts and the pairs of them that mean the same."""
+    """Distinct texts, and the pairs that mean the same."""
 
     texts: list[str]
     """n distinct texts"""
@@ -66,7 +66,7 @@ class DuplicatesTask(EvaluationTask):
     options: DuplicatesOptions
 
     def texts(self) -> DistinctTexts:
-        """Return the distinct texts. Raises DataError for fewer than two, or if the gold pairs are empty."""
+        """Return the distinct texts. Raises DataError for fewer than two, or no or too many gold pairs."""
         rows = self.file.rows()
         if rows.has("label"):
             texts = _texts_of_pairs(rows)
@@ -198,6 +198,6 @@ def _texts_of_groups(rows: TaskRows, where: str) -> DistinctTexts:
 
 
 def _pair_keys(pairs: np.ndarray, count: int) -> np.ndarray:
-    """Return the ascending distinct keys of pairs (p, 2) of `count` texts; no text is paired with itself."""
+    """Return ascending distinct keys of pairs (p, 2) of `count` texts; omit pairs of a text with itself."""
     pairs = np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1)
     return np.unique(pairs[:, 0] * count + pairs[:, 1])

@@ -20,7 +20,7 @@ class SearchedTargets:
     ranks: list[np.ndarray]
     """for each query the ascending ranks, from 1, of its relevant targets"""
     nearest: np.ndarray
-    """(q, NEAREST) indices of the nearest targets of each query, nearest first; -1 if there are fewer"""
+    """(q, NEAREST) indices of each query's nearest targets, nearest first; -1 if there are fewer"""
 
 
 def search_targets(
@@ -104,7 +104,7 @@ class MinedPairs:
 def most_similar(
     kind: Similarity, x: np.ndarray, neighbours: int, pairs: int, thresholds: Sequence[float] = ()
 ) -> MinedPairs:
-    """Find the most similar pairs of rows of x (n, d); a row is paired with its nearest rows only.
+    """Find the most similar pairs of rows of x (n, d), each of a row and one of its nearest rows.
 
     Args:
         kind: similarity measure.

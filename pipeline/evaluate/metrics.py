@@ -93,7 +93,7 @@ def _threshold_counts(predicted: np.ndarray, positive: np.ndarray) -> _Threshold
 
 
 def _best_threshold(values: np.ndarray, counts: _ThresholdCounts, positives: int) -> BestThreshold:
-    """Return the threshold with the largest value, lowered half-way to the next prediction for new rows.
+    """Return the threshold with the largest value, lowered half-way to the next prediction to suit new rows.
 
     Args:
         values: (m + 1,) metric for a threshold above all predictions, then for each of the m thresholds.

@@ -125,7 +125,7 @@ class TransferProtocol:
         """Check that the first texts of a learning curve are enough to train on, for every seed.
 
         Raises:
-            DataError: they have a single class, or too few texts of two classes for the folds.
+            DataError: these texts have a single class, or too few texts of two classes for the folds.
         """
         train = self._curve_parts(y, split)[TRAIN]
         least = (1, 1) if self.chooses_on_dev else (self.folds, 2)  # texts of the two largest classes

@@ -23,7 +23,7 @@ BLANK = " "  # replaces a missing or blank text; leaving the row out would chang
 
 
 class RowOptions(Settings):
-    """Options of all kinds of tasks."""
+    """Options of all kinds of tasks, except those that use the splits themselves."""
 
     split: str | None = None
     """use only rows with this value in the column `split`; null: all rows"""

@@ -61,7 +61,7 @@ class EvaluationTask(ABC):
     accepts_sparse: ClassVar[bool] = False
     """True if it can score sparse vectors, by cosine"""
     roles: ClassVar[TaskRoles]
-    """roles of the columns that the file must have, and of those that it may have"""
+    """roles of the columns that the file must have, and optional roles"""
     options_type: ClassVar[type[Settings]] = RowOptions
     score_settings: ClassVar[tuple[str, ...]] = ("similarity",)
     """settings of `evaluate` that change the score"""

@@ -64,7 +64,7 @@ class TaskAverage:
 
 
 def select_tasks(settings: EvaluateSettings) -> Selection:
-    """Return the tasks of the folder `evaluate.tasks` in `evaluate.names`, then those in `evaluate.own`.
+    """Return the tasks that `evaluate.names` selects from `evaluate.tasks`, then the tasks `evaluate.own`.
 
     Raises:
         ConfigError: an unknown name, or two tasks with one name.

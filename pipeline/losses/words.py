@@ -63,7 +63,7 @@ def sampled_word_prediction(
         table: (vocabulary, D) output vectors V.
         words: (M,) int64 words to predict; a word may occur several times.
         rows: (M,) int64 index of each word's vector.
-        negatives: (M, K) int64 words n that were drawn for each word.
+        negatives: (M, K) int64 negatives n drawn for each word.
         bias: (vocabulary,) b; None for 0.
 
     Returns:

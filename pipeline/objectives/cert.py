@@ -35,8 +35,9 @@ class Cert(KeepsState):
 
     The momentum encoder is a slowly moving copy of the encoder and its head. Queries and keys are the vectors
     after the head, of dimension `width`, compared by their cosines / `temperature`. The columns "anchor" and
-    "positive" are two back-translations of a text. With `pairs` false the column is "text", and the two views
-    differ by dropout alone. The paper puts the head on BERT's pooler: use an encoder with pooling cls_mlp.
+    "positive" are two back-translations of a text. With `pairs` false the column is "text", and both views
+    are the same text, with different dropout masks. The paper puts the head on BERT's pooler: use an encoder
+    with pooling cls_mlp.
 
     After a step, its keys (of all ranks, in rank order) replace the oldest keys of the queue. (Queued before
     the loss, they would be negatives of their own queries.) Then each parameter of the momentum encoder

@@ -20,16 +20,16 @@ Count = Annotated[int, Field(ge=1)]
 class Declutr(Objective):
     """NT-Xent of anchors and the means of their positives; all are spans of the documents in `text`.
 
-    Each step draws spans from every document: as many anchors as `anchors` says, at least 2 x `longest` words
-    apart, and for each of them as many positives as `positives` says. A positive is adjacent to its anchor,
-    overlaps it, or lies within it. The number of words of a span is shortest + p (longest - shortest),
-    rounded down; p is drawn from Beta(4, 2) for anchors and from Beta(2, 4) for positives, which are shorter.
-    Words are separated by white space, as in the published program. Other anchors and positives of the same
-    document are negatives, too. The losses of the two directions are added; `temperature` divides the
-    cosines.
+    Each step draws spans from every document. `anchors` is the number of anchors, which are at least
+    2 x `longest` words apart; `positives` is the number of positives of each anchor. A positive is adjacent
+    to its anchor, overlaps it, or lies within it. The number of words of a span is
+    shortest + p (longest - shortest), rounded down; p is drawn from Beta(4, 2) for anchors and from
+    Beta(2, 4) for positives, which are shorter. Words are separated by white space, as in the published
+    program. Other anchors and positives of the same document are negatives, too. The losses of the two
+    directions are added; `temperature` divides the cosines.
 
     The paper leaves out a document that is too short for `anchors` spans of `longest` words (2,048 words with
-    the defaults); here both limits become smaller in proportion for such a document.
+    the defaults); here `shortest` and `longest` become smaller in proportion for such a document.
 
     A document's spans depend on the step's seed and the document's row number, so that they are the same for
     any number of ranks. The paper adds the loss of masked words: the objective `masked_lm`. For texts of one

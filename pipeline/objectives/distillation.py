@@ -108,7 +108,7 @@ class Distillation(Objective):
         )
 
     def _scores(self, columns: Sequence[Tensor], batch: Batch) -> Tensor:
-        """Compute the cosines (texts, candidates) of this rank's texts with those of all ranks.
+        """Compute the cosines (texts, candidates) of this rank's texts with the texts of all ranks.
 
         Texts and candidates are ordered column by column.
         """

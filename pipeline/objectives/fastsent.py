@@ -29,7 +29,7 @@ class _Targets(NamedTuple):
     rows: np.ndarray
     """(M,) int64 position of each word's row within the batch of the step"""
     negatives: np.ndarray
-    """(M, K) int64 ids of the words that were drawn for each word; K is 0 without negative sampling"""
+    """(M, K) int64 ids of the negatives drawn for each word; K is 0 without negative sampling"""
 
 
 @OBJECTIVES.register("fastsent")

@@ -184,7 +184,7 @@ class Objective(nn.Module):
         """Return the sentence vectors (n, dim) of each view, for metrics; by default `reps`.
 
         Args:
-            reps: outputs of the encoder of each view.
+            reps: outputs of each view's encoder.
             batch: the same n rows.
         """
         return reps
@@ -220,7 +220,7 @@ class AddsRowTerms(Objective):
         return Loss.of()
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
-        """Mean over rows of the terms that are computed from one row alone, such as those of masked words.
+        """Mean over rows of the terms that are computed from one row alone, such as the loss of masked words.
 
         Called for some of the batch's rows at a time, so that it may run the encoder again on few rows.
 
@@ -231,9 +231,7 @@ class AddsRowTerms(Objective):
         raise NotImplementedError
 
     def tokens_beside_views(self, batch: Batch) -> int:
-        """Count the tokens that `row_terms` reads in addition to the views of the step's batch; by default
-        none.
-        """
+        """Count the tokens that `row_terms` reads beyond the views of the step's batch; by default none."""
         return 0
 
 

@@ -16,7 +16,7 @@ from pipeline.text.tokens.tokens import Tokens
 
 
 class _Predictions(NamedTuple):
-    """Words that the rows of a step predict, `ParagraphSettings.words` many per row with any known word."""
+    """Words that the rows of a step predict: for each row with a known word, `ParagraphSettings.words`."""
 
     tokens: Tokens
     """texts of the rows"""
@@ -25,7 +25,7 @@ class _Predictions(NamedTuple):
     at: np.ndarray
     """(M,) int64 position of each word within the ids of `tokens`"""
     negatives: np.ndarray
-    """(M, K) int64 ids of the words that were drawn for each word"""
+    """(M, K) int64 ids of the negatives drawn for each word"""
 
 
 @OBJECTIVES.register("paragraph_vector")

@@ -36,7 +36,7 @@ class _WordPredictions(NamedTuple):
     is_input: np.ndarray
     """(M, C) bool: False for an entry beyond the ends of the text; each row has an entry that is True"""
     negatives: np.ndarray
-    """(M, K) int64 ids of the words that were drawn for each predicted word"""
+    """(M, K) int64 ids of the negatives drawn for each predicted word"""
 
 
 @OBJECTIVES.register("word2vec")

@@ -188,7 +188,7 @@ def encode_on_all_ranks(model: TrainedModel, tokens: Tokens) -> np.ndarray:
 def buffers_of_rank(
     tokens: Tokens, max_length: int, device: torch.device
 ) -> Iterator[tuple[np.ndarray, bool]]:
-    """Yield the rows of each forward pass of this rank, and whether its result is used.
+    """Yield the rows of each forward pass of this rank, and whether the result of the pass is used.
 
     The buffers do not depend on the number W of ranks; each rank has every W-th buffer. All ranks run equally
     many passes, because sharded weights are gathered for each pass; in the last round, a rank without a

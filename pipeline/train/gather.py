@@ -119,7 +119,7 @@ def average_gradients(parameters: Iterable[Parameter]) -> None:
 
 
 def mean_over_ranks(values: Tensor) -> Tensor:
-    """Return the mean over ranks of each value, without a graph."""
+    """Return each value's mean over ranks, without a graph."""
     total = values.detach().clone()
     if world_size() > 1:
         dist.all_reduce(total)

@@ -165,9 +165,9 @@ class StepResult:
     loss: Loss
     """mean over ranks; the same on all ranks"""
     reps: tuple[Tensor, ...]
-    """(n, dim) vectors of each view, of this rank's rows"""
+    """(n, dim) vectors of this rank's rows, for each view"""
     tokens: int
-    """number of tokens on all ranks: of all views, and further tokens that the objective reads"""
+    """number of tokens of all views on all ranks, plus further tokens that the objective reads"""
 
 
 def loss_and_backward(

@@ -106,7 +106,7 @@ def _count_words(train: TrainSettings, settings: NewEncoderSettings) -> Counter[
 
 
 def _count_rows(train: TrainSettings) -> int:
-    """Count the rows of all sources, with those that are not trained on, because all rows are numbered."""
+    """Count the rows of all sources, including rows that are not trained on: all rows are numbered."""
     return sum(_open(train, source).counts["rows"] for source in train.data)
 
 

@@ -68,7 +68,7 @@ def build_optimizer(parameters: Iterable[Parameter], settings: OptimizerSettings
 
 
 def optimizer_state(optimizer: Optimizer, parameters: Mapping[str, Parameter]) -> dict[str, dict[str, Any]]:
-    """Return the optimizer's state of each parameter, by name."""
+    """Return the optimizer's state by name of the parameter."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     return {names[id(parameter)]: dict(state) for parameter, state in optimizer.state.items()}
 
@@ -135,7 +135,7 @@ class Step:
     counts: Mapping[str, int]
     """counts of the batch; in float16 also "overflows", the number of times that the loss scale was halved"""
     reps: tuple[Tensor, ...]
-    """(n, dim) vectors of each view, of this rank's rows, computed with the weights before the step"""
+    """(n, dim) vectors of this rank's rows, for each view, computed with the weights before the step"""
     batch: Batch
     """this rank's rows"""
 
@@ -167,7 +167,7 @@ class Training:
             device: device to move the objective to.
 
         Raises:
-            ConfigError: no compiler for train.compile, or a schedule without its options.
+            ConfigError: no compiler for train.compile, or missing or invalid options of the schedule.
         """
         self.objective, self.settings, self.number = objective.to(device), settings, 0
         prepare_encoders(objective, settings)
