@@ -30,6 +30,7 @@ NEEDS = {
     "ray get-auth-token": "writes into the home directory: tests/jobs/test_submit.py has its own",
     "ray start": "machines: tests/jobs/test_submit.py starts a head",
     "ray job": "a head: tests/jobs/test_submit.py submits to one",
+    "ray list": "a head: tests/jobs/test_submit.py asks one for what it lists",
     "ray up": "a cloud",
     "ray down": "a cloud",
     "ray dashboard": "a cloud",
