@@ -1,5 +1,6 @@
 """Bodies of the requests and responses of the service."""
 
+import json
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -51,12 +52,14 @@ class SearchRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, body: Any) -> Any:
-        """Refuse the first unknown key. `extra` alone would make an error for each of them."""
+        """Refuse the first unknown key, of which `extra` alone would name all, and a k of true or false."""
         keys = body if isinstance(body, dict) else ()
         unknown = next((key for key in keys if key not in cls.model_fields), None)
         if unknown is not None:
             name = unknown[:_MAX_SHOWN_KEY]
             raise ValueError(f"{name}: unknown; {did_you_mean(name, cls.model_fields, 'remove it')}")
+        if isinstance(body, dict) and isinstance(body.get("k"), bool):  # pydantic would take true for 1
+            raise ValueError(f"k: expected a whole number, found {json.dumps(body['k'])}")
         return body
 
     @model_validator(mode="after")

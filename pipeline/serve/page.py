@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse
 
 from pipeline.charts.frame import shorten
 from pipeline.charts.plane import PlanePoint, group_numbers, plane_chart
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, QueryError
 from pipeline.index.files.texts import MissingTexts
 from pipeline.index.search.search import OpenRelease
 from pipeline.report.explore import ExplorePage, MapPage, Question, render, render_map, render_map_wait
@@ -128,12 +128,14 @@ def _add_map(app: FastAPI, release: OpenRelease) -> None:
 
 def _draw_map(placed: PlacedRows, colour: str, rows: int) -> HTMLResponse:
     columns = [name for name in placed.rows.column_names if name not in ("id", "text")]
+    if colour and colour not in columns:
+        kept = ", ".join(columns) or "none, because no column was kept"
+        raise QueryError("GET /map: colour", kept, repr(colour[:_MAX_TITLE]), "choose one of these columns")
     page = _map_page(placed, colour, columns, rows)
     return HTMLResponse(render_map(page), headers=_POLICY)
 
 
 def _map_page(placed: PlacedRows, colour: str, columns: list[str], rows: int) -> MapPage:
-    colour = colour if colour in columns else ""
     values = list(json_column(placed.rows[colour])) if colour else [""] * placed.rows.num_rows
     numbers, labels = group_numbers(values)
     titles = placed.rows["text" if "text" in placed.rows.column_names else "id"].to_pylist()

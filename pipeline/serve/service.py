@@ -87,6 +87,13 @@ def _add_search(app: FastAPI, batches: Batches) -> None:
     @app.post("/search", response_model=SearchResponse, responses=_PROBLEMS)
     async def search(body: SearchRequest, request: Request) -> Response:
         """Search for the nearest rows of each query."""
+        if ignored := next((name for name in request.query_params if name in SearchRequest.model_fields), ""):
+            raise QueryError(
+                "POST /search",
+                f"{ignored} in the body",
+                "it in the URL",
+                f'send it as JSON: {{"{ignored}": ...}}',
+            )
         queries = tuple(body.queries) if body.queries is not None else _matrix(body.vectors or [])
         fields = body.model_dump(include={"k", "space_id", "where", "group", "texts"})
         found = await batches.search(Search(queries, **fields), request.is_disconnected)

@@ -158,6 +158,8 @@ def test_the_map_shows_every_live_row_of_a_small_release(client: Client, release
     assert [page.count(f'class="point g{number}"') for number in range(3)] == [67, 67, 66]
     assert client.get("/map?colour=length")[1].count('<span class="swatch') == 6
     assert "</span>10000-01-01T00:00:00" in client.get("/map?colour=until")[1], "a time that Python has not"
+    status, problem = client.get("/map?colour=langs")
+    assert (status, "GET /map: colour: expected " in problem) == (400, True), problem
 
 
 @pytest.fixture

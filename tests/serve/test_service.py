@@ -94,6 +94,7 @@ def test_vectors_are_searched_if_they_are_of_the_release_s_space(client: Client,
         ({"queries": []}, 422, "queries"),
         ({"queries": ["a"] * 257}, 422, "256"),
         ({"queries": ["a"], "k": 0}, 422, "k"),
+        ({"queries": ["a"], "k": True}, 422, "k: expected a whole number, found true"),
         ({"queries": ["a"], "limit": 3}, 422, "limit"),
         ({"queries": ["a"] * 256, "k": 1_000}, 422, "25,600 answers"),
         ({"queries": ["a" * 20_001]}, 422, "20,000 characters"),
@@ -114,6 +115,13 @@ def test_a_request_that_cannot_be_answered_is_explained(client: Client, body: An
     assert got == status
     assert words in json.dumps(problem)
     assert client.post("/search", {"queries": QUERIES})[0] == 200, "the service goes on"
+
+
+def test_options_of_a_search_in_its_url_are_refused(client: Client):
+    status, problem = client.post("/search?k=1", {"queries": QUERIES})
+    assert status == 400
+    assert "expected k in the body" in problem["message"]
+    assert client.post("/search?trace=1", {"queries": QUERIES})[0] == 200, "other parameters are of proxies"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pipeline.flows.augment.variant_units import AssembleUnit
 from pipeline.flows.context import FlowContext, map_kept_units
 from pipeline.flows.corpus import harvest_corpus, read_corpus
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
+from pipeline.flows.night.steps import check_root
 from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.log import Stages, announce
 from pipeline.models.folder.folder import open_folder
@@ -227,6 +228,7 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
             starts.
     """
     augmenters = check_augmenters(job)
+    check_root(job)
     harvest_corpus(job, stages)
     store = open_store(job.release.root)
     series = Series(store, job.augment.name)

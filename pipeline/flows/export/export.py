@@ -24,6 +24,7 @@ from pipeline.store.rows.arrays import one_chunk
 from pipeline.targets.target import EMPTY, UNKNOWN, HeldRelease, Position, Target
 from pipeline.text.key_tables.partitions import partition_of
 from pipeline.text.normalize import blake2b_digests
+from pipeline.text.sources.sources import is_in_corpus
 
 _PART_IDS = 1 << 18  # average number of ids per file
 _MOST_PARTS = 256  # each is an open file while ids are written
@@ -110,13 +111,14 @@ def export(
 
     Raises:
         DataError: the target holds rows of another root, or other columns.
-        ConfigError: the target is in a folder that holds files of the releases.
+        ConfigError: the target is in a folder that holds files of the releases or of the corpus.
         SpaceMismatch: the target holds vectors of another space.
         TransientError: another export to the target is running, or its server does not answer.
     """
     _refuse_own_folder(releases, target)
     with _only_export(releases, target), target.explained():
         manifest = releases.get_or_current(number)
+        _refuse_folder_of_corpus(manifest, target)
         running = _Export(releases, manifest, target, stages)
         stored = target.position()
         if stored is not None and not replace:
@@ -141,6 +143,18 @@ def _refuse_own_folder(releases: Releases, target: Target) -> None:
             "a folder outside the root, or its folder exports",
             f"{folder}, which holds files of the releases",
             "choose another TARGET",
+        )
+
+
+def _refuse_folder_of_corpus(manifest: ReleaseManifest, target: Target) -> None:
+    """Raise ConfigError for a target among the files of the corpus: the next night would read its files."""
+    uri, folder = manifest.settings.get("corpus", {}).get("uri"), f"{target.address}/{target.name}"
+    if uri and ("://" in folder or folder.startswith("/")) and is_in_corpus(uri, folder):
+        raise ConfigError(
+            target.where,
+            f"a folder that is not below corpus.uri ({uri}), whose files are all read",
+            "one that is",
+            "choose another TARGET, or a folder whose name begins with _",
         )
 
 

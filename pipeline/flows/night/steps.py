@@ -22,8 +22,7 @@ from pipeline.store.releases.manifest import Choice, ReleaseManifest
 from pipeline.store.releases.release import Releases
 from pipeline.text.ingest.chunking import row_cutter
 from pipeline.text.ingest.ingest import ingest
-from pipeline.text.sources.listing import local_path
-from pipeline.text.sources.sources import list_corpus
+from pipeline.text.sources.sources import is_in_corpus, list_corpus
 from pipeline.text.task_map import TaskMap, TaskRunner, map_here
 from pipeline.transforms.chain import check_transform
 
@@ -123,14 +122,11 @@ def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease
 
 def check_root(job: Job) -> None:
     """Raise ConfigError if releases would be written among the files of the corpus, all of which are read."""
-    corpus, root = (local_path(uri) or uri.rstrip("/") for uri in (job.corpus.uri, job.release.root))
-    below = root.removeprefix(f"{corpus}/")
-    is_read = not any(part.startswith((".", "_")) for part in below.split("/"))
-    if root == corpus or (below != root and is_read):
+    if is_in_corpus(job.corpus.uri, job.release.root):
         raise ConfigError(
             f"release.root: {job.release.root}",
             f"a folder that is not below corpus.uri ({job.corpus.uri}), whose files are all read",
-            "one that is" if below != root else "the same folder",
+            "the same folder or one below it",
             "set release.root to another folder, or to one whose name begins with _",
         )
 

@@ -4,6 +4,7 @@ import contextlib
 import glob
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -271,6 +272,18 @@ def is_unchanged(files: list[SourceFile], corpus: CorpusSettings) -> bool:
     return [(file.name, file.size, file.modified) for file in files] == [
         (file.name, file.size, file.modified) for file in now
     ]
+
+
+def is_in_corpus(uri: str, folder: str) -> bool:
+    """Return whether files in a folder would be read as files of the corpus at `uri`."""
+    corpus, other = (local_path(each) or each.rstrip("/") for each in (uri, folder))
+    pairs = [(corpus, other)]
+    if corpus.startswith("/") and other.startswith("/"):
+        pairs.append((os.path.realpath(corpus), os.path.realpath(other)))
+    return any(
+        inner == outer or (inner.startswith(f"{outer}/") and not _is_hidden(inner.removeprefix(f"{outer}/")))
+        for outer, inner in pairs
+    )
 
 
 def _is_hidden(name: str) -> bool:

@@ -40,6 +40,13 @@ def expected_shuffle(row: dict[str, Any], marks: tuple[str, ...] = ("a", "b"), s
     return str(text)
 
 
+def test_no_manifest_is_written_among_the_files_of_the_corpus(make_job: MakeJob, tmp_path: Path):
+    job = make_job(LENIENT, "augment.variants.cut=crop", f"release.root={tmp_path / 'corpus' / 'root'}")
+    with pytest.raises(ConfigError, match=r"expected a folder that is not below corpus\.uri"):
+        augment(job, Stages())
+    assert not (tmp_path / "corpus" / "root").exists()
+
+
 def test_variants_of_a_row_do_not_depend_on_the_files(make_job: MakeJob, tmp_path: Path):
     settings = (
         LENIENT,

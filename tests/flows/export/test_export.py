@@ -92,6 +92,15 @@ def test_no_export_is_written_where_prune_would_remove_it(root, tmp_path, folder
     assert len(list(tmp_path.glob(f"root/exports/{name}/*/upserts*"))) > 0
 
 
+def test_no_export_is_written_among_the_files_of_the_corpus(root, tmp_path):
+    corpus = Releases(open_store(root)).get(1).settings["corpus"]["uri"]
+    (tmp_path / "link").symlink_to(corpus)
+    for folder in (corpus, f"{corpus}/below", f"file://{corpus}", str(tmp_path / "link")):
+        with pytest.raises(ConfigError, match=r"docs: expected a folder that is not below corpus\.uri"):
+            run_export(root, 1, ParquetTarget(folder, "docs"))
+    assert not list(Path(corpus).rglob("docs"))
+
+
 def exported_to_memory(root: Path, number: int | None) -> dict:
     """Return the stored values of a target that holds a release, or nothing."""
     target = DictTarget()

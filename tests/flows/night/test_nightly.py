@@ -175,7 +175,9 @@ def exact_recall(root: str, texts: list[str], k: int = 10) -> float:
 
 
 @pytest.mark.parametrize("kind", ["IVF8,Flat", "hnsw"])
-def test_recall_is_reported_for_given_queries_beside_rows(make_job: Make, tmp_path: Path, kind: str):
+def test_recall_is_reported_for_given_queries_beside_rows(
+    make_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
     queries = [text.rpartition(" ")[0] for text in sentences(40, seed=5)]
     (tmp_path / "queries.txt").write_text("\n\n".join(queries))
     effort = ["index.nprobe=1"] if kind != "hnsw" else []
@@ -194,6 +196,9 @@ def test_recall_is_reported_for_given_queries_beside_rows(make_job: Make, tmp_pa
     assert "recall@10 queries" in Path(outcome.report).read_text()
     again = remeasure(job, Stages()).gates["recall_at_10_queries"]
     assert again.model_dump(mode="json") == gate
+    monkeypatch.setattr("pipeline.flows.night.gates.user_queries._MAX_QUERIES", 30)
+    sentence = remeasure(job, Stages()).gates["recall_at_10_queries"].sentence
+    assert "recall@10 of 30 texts of gates.queries (only the first 30 are read) is " in sentence
 
 
 def test_unreadable_queries_are_refused_before_any_work(make_job: Make, tmp_path: Path):

@@ -77,9 +77,10 @@ def user_query_gates(context: FlowContext, manifest: ReleaseManifest) -> dict[st
     if unknown := len(texts) - len(usable):
         left_out = f"; texts without a usable vector, left out: {unknown:,}"
         announce(f"gates.queries{left_out.replace(';', ':')}")
+    first = f" (only the first {_MAX_QUERIES:,} are read)" if len(texts) == _MAX_QUERIES else ""
     recall = _measure_recall(context, manifest, usable)
     sentence = (
-        f"recall@10 of {len(usable):,} texts of gates.queries is {recall.value:.4f} (95 % interval "
+        f"recall@10 of {len(usable):,} texts of gates.queries{first} is {recall.value:.4f} (95 % interval "
         f"{recall.low:.4f} to {recall.high:.4f}): reported only; the gate of recall@10 uses rows of the "
         f"corpus{left_out}"
     )
