@@ -4,7 +4,7 @@ from typing import Any
 
 from pipeline.index.library import faiss
 from pipeline.index.refine import id_map_of, index_refine_of
-from pipeline.index.structure import unwrap
+from pipeline.index.structure import graph_effort, graph_of, unwrap
 
 
 def hnsw_parameters(index: Any, min_ef_search: int) -> Any:
@@ -25,7 +25,8 @@ def ivf_parameters(index: Any, nprobe: int, selector: Any = None) -> Any:
     id_map = id_map_of(index)
     if id_map is not None and selector is not None:  # the lists of a refined index hold numbers of rows
         selector = faiss.IDSelectorTranslated(id_map.id_map, selector)
-    parameters = faiss.SearchParametersIVF(nprobe=nprobe, sel=selector)
+    graph = None if graph_of(index) is None else faiss.SearchParametersHNSW(efSearch=graph_effort(nprobe))
+    parameters = faiss.SearchParametersIVF(nprobe=nprobe, sel=selector, quantizer_params=graph)
     if refined is not None:
         parameters = faiss.IndexRefineSearchParameters(
             k_factor=refined.k_factor, base_index_params=parameters

@@ -187,6 +187,16 @@ def graph_of(index: Any) -> Any | None:
     return quantizer if isinstance(quantizer, faiss.IndexHNSW) else None
 
 
+def graph_effort(nprobe: int) -> int:
+    """Return the efSearch with which a graph of centroids finds the `nprobe` nearest lists.
+
+    A search of the graph ends when it has found `efSearch` nearer centroids, however many are asked for. With
+    faiss's own 16, it misses a third of the nearest 256 of 20,000 random centroids of 16 dimensions, with
+    this effort fewer than one in a hundred.
+    """
+    return max(64, 2 * nprobe)
+
+
 def lists_of(ivf: Any) -> Any:
     """Return the inverted lists of an IVF index as an object of their actual class."""
     return faiss.downcast_InvertedLists(ivf.invlists)
@@ -204,10 +214,15 @@ def has_lists_on_disk(index: Any) -> bool:
 
 
 def set_index_effort(index: Any, effort: int) -> None:
-    """Set nprobe (at most nlist) or efSearch of a faiss index; other kinds have no search effort."""
+    """Set nprobe (at most nlist) or efSearch of a faiss index; other kinds have no search effort.
+
+    A graph of centroids gets the effort that finds so many lists.
+    """
     ann = unwrap(index)
     if hasattr(ann, "nlist"):
         ann.nprobe = max(1, min(effort, ann.nlist))
+        if (graph := graph_of(index)) is not None:
+            graph.hnsw.efSearch = graph_effort(ann.nprobe)
     elif hasattr(ann, "hnsw"):
         ann.hnsw.efSearch = max(1, effort)
 

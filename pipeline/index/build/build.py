@@ -19,6 +19,7 @@ from pipeline.index.library import faiss, prints_to_stderr
 from pipeline.index.measure.truth import Batches, ExactTopK, Neighbours
 from pipeline.index.refine import add_to_refined, id_map_of, index_refine_of, remove_from_refined
 from pipeline.index.structure import (
+    graph_effort,
     graph_of,
     has_lists_on_disk,
     is_append_only,
@@ -140,7 +141,7 @@ def train_with_graph(index: Any, sample: np.ndarray, seed: int, *, on_gpu: bool)
             transform.train(sample)
         sample = transform.apply(sample)
     graph.add(train_centroids(sample, nlist_of(index), KMEANS_ROUNDS, seed, on_gpu=on_gpu))
-    graph.hnsw.efSearch = _GRAPH_EFFORT
+    graph.hnsw.efSearch = graph_effort(1)
     _train_codes(index, sample)
 
 
@@ -164,9 +165,6 @@ def _train_codes(index: Any, sample: np.ndarray) -> None:
 # faiss does 50 iterations. After 20 the quantization error falls by less than 1 %, and all 50 would take
 # most of the time of a build.
 _OPQ_ROUNDS = 20
-# efSearch in a graph of centroids, which takes 0.02 to 0.4 ms for 20,000 of 16 to 384 dimensions. With
-# faiss's 16, up to one search in ten misses the nearest list.
-_GRAPH_EFFORT = 64
 _MAX_PROBES = 32  # rows of a part that are searched for after a merge, to see that none is lost
 
 

@@ -32,9 +32,7 @@ from pipeline.store.rows.address import describe, ordinal_of, row_of
 
 _SCORE_ROUNDING = 1e-4  # scores of searches among few rows and among many differ by rounding
 _MIN_FOUND = 0.95  # proportion of a shard's probes that the merged index must find
-# nprobe of the search for probes; the second if too few are found. It is the effort in a graph of centroids,
-# too: with 16, one search in ten may miss the list of its own row.
-_PROBED_LISTS = (16, 256)
+_PROBED_LISTS = (16, 256)  # nprobe of the search for probes; the second if too few are found
 
 
 @dataclass(frozen=True, eq=False)
