@@ -45,7 +45,7 @@ class Settings(BaseModel):
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
-        """Return the description of each field, by the field's name: computed, or the docstring below it.
+        """Return each field's description by name: its `Field(description=...)`, else the string below it.
 
         Pydantic's `use_attribute_docstrings` would read the source files of all settings in every command;
         here they are read on demand.
@@ -138,8 +138,8 @@ def dump_for_digest(
 ) -> dict[str, Any]:
     """Return the settings that a digest covers, as JSON values.
 
-    A setting counts unless it is named, so that a new one cannot be forgotten; at its default it is left out,
-    so that earlier digests stay the same.
+    Every setting counts unless `leave_out` names it, so that a new one cannot be forgotten. Settings at their
+    defaults are left out, so that earlier digests stay the same.
 
     Args:
         leave_out: names of settings that do not count.

@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 def usable_cores(root: Path = Path("/")) -> int:
     """Return the number of cores that this process may use, at least 1.
 
-    These are the cores of its affinity. A CPU quota of its control groups, such as the limit of a container,
-    lowers their number, rounded down.
+    The process may use the cores of its affinity, but not more than the CPU quotas of its control groups
+    (such as a container's limit), rounded down.
 
     Args:
         root: folder that contains proc and sys.
@@ -46,7 +46,7 @@ def _quotas(root: Path) -> Iterator[float]:
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # inside a container, its own group is at the top, and the groups of this path may be missing
+        # inside a container, the container's group is the root, and the groups of this path may be missing
         group = PurePosixPath(path.lstrip("/"))
         for each in (group, *group.parents):
             yield from _quota(root / "sys/fs/cgroup" / controllers / each)

@@ -1,4 +1,4 @@
-"""Run work in a thread for which the process does not wait when it ends."""
+"""Run work in a thread that does not keep the process alive."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def in_daemon_thread(work: Callable[[], T], name: str) -> "Future[T]":
-    """Run `work` in a daemon thread of this name. The future has its result, or raises its error again."""
+    """Run `work` in a daemon thread named `name`. The future returns its result, or raises its error."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The device of the forward pass, and its properties that can change the bits of a vector.
+"""The device of the forward pass, and the properties of a device that can change the bits of a vector.
 
 torch is imported at first use.
 """
@@ -65,9 +65,9 @@ class Device:
         return None if self.kind == "cpu" else torch.cuda.get_device_capability(self.torch())
 
     def libraries(self) -> dict[str, str]:
-        """Return the versions of CUDA and cuBLAS, whose kernels decide the bits of a GPU; {} for a CPU.
+        """Return the versions of CUDA and cuBLAS, whose kernels decide the bits on a GPU; {} for a CPU.
 
-        NVIDIA_TF32_OVERRIDE is among them, because these libraries read it.
+        The value of NVIDIA_TF32_OVERRIDE is included, because these libraries read it.
         """
         import torch
 
@@ -80,7 +80,7 @@ class Device:
     def can_compile(self) -> bool:
         """Return whether torch can compile kernels for a GPU.
 
-        It needs Triton, which needs a C compiler, and a GPU of the generation Volta or later.
+        This takes Triton, a C compiler for Triton, and a GPU of the generation Volta or later.
         """
         compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
         capability = self.capability()
@@ -100,7 +100,7 @@ def resolve(name: str | Device, gpus: float = 0.0) -> Device:
         gpus: number of GPUs that the worker was given.
 
     Raises:
-        ConfigError: the name is none of these.
+        ConfigError: the name is not one of these.
     """
     if isinstance(name, Device):
         return name

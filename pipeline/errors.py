@@ -23,11 +23,11 @@ MemoryError, have causes outside the text"""
 
 
 _NO_MEMORY = ("cannot allocate memory", "can't allocate memory", "bad_alloc", "failed to map segment")
-"""words of the system and Arrow, of torch, of faiss, and of the loader of shared libraries"""
+"""words in errors of the system and Arrow, of torch, of faiss, and of the loader of shared libraries"""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that no memory is left, by its class or the words of libraries."""
+    """Return whether an error says, by its class or by the words of a library, that no memory is left."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     is_of_library = isinstance(error, ImportError | OSError | RuntimeError)

@@ -1,6 +1,6 @@
 """Exit codes of commands that end with an error, and remedies for a machine that lacks a resource.
 
-The job boundary ends a command with this code, and the metrics of nights count it.
+The job boundary ends a command with the code of its error, and the metrics of nights count these codes.
 """
 
 import errno
@@ -10,7 +10,7 @@ import resource
 from pipeline.errors import is_out_of_memory
 
 _NO_THREAD_MESSAGE = "can't start new thread"  # Python raises a plain RuntimeError with this message
-_INTERRUPTED = 130  # as of a shell: 128 and the number of SIGINT
+_INTERRUPTED = 130  # as in a shell: 128 + the number of SIGINT
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -1,7 +1,7 @@
 """Keep-alive signals, which a process sends while it neither finishes rows nor uses CPU time.
 
-The transfer of a file sends a signal for every chunk, in the process that transfers and in one that waits for
-it. Listeners decide by these signals whether a process hangs.
+The transfer of a file sends a signal for every chunk, both in the process that transfers the file and in a
+process that waits for the file. Listeners decide by these signals whether a process hangs.
 """
 
 import contextlib

@@ -43,7 +43,7 @@ def printable(text: str) -> str:
 
 
 def escaped(line: str) -> str:
-    """Replace the characters that `printable` replaces by \\u escapes, which mean the same in JSON."""
+    """Escape the characters that `printable` replaces. In JSON, their \\u escapes mean the same."""
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", line)
 
 
@@ -63,7 +63,7 @@ def announce(sentence: str, **fields: Any) -> None:
 def listening() -> Iterator[list[str]]:
     """Yield a list to which `announce` adds this process's sentences during the block instead of printing.
 
-    A worker sends them to the driver. Its own standard error is a log file, which Ray may show, too.
+    A worker sends the sentences to the driver. Its standard error is a log file, which Ray may show, too.
     """
     with _member(_listeners, []) as heard:
         yield heard
@@ -73,7 +73,7 @@ def listening() -> Iterator[list[str]]:
 def ends_by(end: Callable[[Exception], None]) -> Iterator[None]:
     """Register `end` as a fatal-error handler of the process during the block. Any thread may trigger it.
 
-    Handlers that were registered last are called first; the job boundary registers the one that ends it.
+    The last registered handler is called first. The job boundary registers the one that ends the process.
     """
     with _member(_enders, end):
         yield

@@ -9,7 +9,7 @@ from typing import TypeVar
 from pipeline.errors import TransientError
 
 T = TypeVar("T")
-_POLL_S = 0.1  # interval in which the thread checks whether the caller has stopped
+_POLL_S = 0.1  # interval at which the thread checks whether the caller has stopped
 
 
 @dataclass

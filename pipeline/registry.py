@@ -28,7 +28,7 @@ class Registry(Generic[T]):
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that registers a class or function under `name`.
 
-        It raises Defect if another one is registered under this name.
+        The decorator raises Defect if another class or function is registered under this name.
         """
 
         def add(entry: T) -> T:

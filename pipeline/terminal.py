@@ -8,7 +8,7 @@ from typing import Any
 
 
 class _LosesText(io.FileIO):
-    """A file whose writer need not know that the disk is full or that the reader is gone."""
+    """A file that ignores errors of writing, such as a full disk or a reader that is gone."""
 
     def write(self, data: Any, /) -> int:
         with contextlib.suppress(OSError):

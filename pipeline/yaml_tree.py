@@ -1,4 +1,4 @@
-"""Read YAML files and `key.path=value` arguments as a tree of values. Only this module knows PyYAML."""
+"""Read YAML files and `key.path=value` arguments as a tree of values. Only this module reads YAML."""
 
 import re
 from collections.abc import Iterator

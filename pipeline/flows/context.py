@@ -47,10 +47,10 @@ def map_kept_units(
     pool: Pool,
     bar: RunningStage,
 ) -> Iterator[tuple[int, Result]]:
-    """Do as `map_units` for a task that stores its results.
+    """Map a task that stores its results over units, as `map_units` does.
 
-    If the night is stopped, the last line of the stage says how many units are finished; the others start
-    again.
+    If the night is stopped, the last line of the stage says how many units are finished. The next run starts
+    the other units again.
     """
     finished = set[int]()
     try:

@@ -36,8 +36,7 @@ class EncoderCutter(Cutter):
 
 
 def corpus_of(job: Job, encoder: EncoderSettings | None = None) -> CorpusSettings:
-    """Return the job's corpus settings. With corpus.chunk, they include the cutter that fits the job's
-    encoder.
+    """Return the job's corpus settings; with corpus.chunk, add the cutter that fits the job's encoder.
 
     Args:
         encoder: settings of the job's encoder with a path that workers can read; None: the job's own.
@@ -62,7 +61,7 @@ def corpus_of(job: Job, encoder: EncoderSettings | None = None) -> CorpusSetting
 
 
 def describe_live(corpus: Corpus) -> str:
-    """Describe the number of live rows, and if they are chunks also the number of documents."""
+    """Describe the number of live rows; if rows are chunks, also describe the number of documents."""
     if not corpus.is_chunked:
         return counted(corpus.rows, "live row")
     return f"{counted(corpus.rows, 'live chunk')} of {counted(corpus.counts['good'], 'document')}"
@@ -89,7 +88,7 @@ def sample_files(
 
 
 def read_corpus(ingestion: Callable[[OnProgress], Corpus], stages: Stages) -> Corpus:
-    """Run an ingestion as stage "ingest"; it reports its progress to the given function."""
+    """Run `ingestion` as the stage "ingest". It reports its progress to the function that it is given."""
     with stages("ingest") as bar:
         corpus = ingestion(lambda rows, _: bar.reach(rows))
         bar.stage.note = (
@@ -102,7 +101,10 @@ def read_corpus(ingestion: Callable[[OnProgress], Corpus], stages: Stages) -> Co
 
 
 def describe_unread(corpus: Corpus) -> str:
-    """Describe what corpus.max_rows left out; "" for nothing. Some files have an unknown number of rows."""
+    """Describe the rows and files that corpus.max_rows left out; "" if none.
+
+    The rest of a file is counted as a file if the number of its rows is unknown.
+    """
     rows, files = corpus.counts.get("skipped", 0), corpus.counts.get(SKIPPED_FILES, 0)
     names = [f"{counted(rows, 'row')}"] * bool(rows) + [f"the rest of {counted(files, 'file')}"] * bool(files)
     return f"{' and '.join(names)} beyond corpus.max_rows not read" if names else ""

@@ -14,11 +14,11 @@ from pipeline.text.key_tables.buckets import read_key_bucket
 def live_rows_by_bucket(
     store: Store, manifests: Sequence[ReleaseManifest], columns: Sequence[str], first: int = 0
 ) -> Iterator[tuple[pa.Table, ...]]:
-    """Yield the rows of each release that have an address and whose ids are in one bucket.
+    """Yield, for each bucket of ids, the rows of each release that are in the bucket and have an address.
 
     Args:
         columns: columns of the key tables, `id` and `address` among them.
-        first: number of buckets to leave out.
+        first: number of buckets to skip at the beginning.
 
     Raises:
         DataError: a key table is missing or damaged.

@@ -1,6 +1,7 @@
 """Read live rows and their addresses from units of vectors.
 
-An address is made of a unit's ordinal, which all releases of a root share, and the row in its corpus unit.
+An address consists of a unit's ordinal, which all releases of a root share, and a row number in its corpus
+unit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -102,8 +103,8 @@ class LiveRows:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Sample (addresses, raw vectors) of `count` rows by hash of id, in proportion to the units' rows.
 
-        The rows come from the units' stored samples. A unit that gives more rows, or has no sample, is read
-        itself; the rows are the same.
+        The rows come from the units' stored samples. If a sample has too few rows, or there is none, the unit
+        itself is read; the rows are the same.
 
         Args:
             salt: part of the hash; different salts give independent samples.

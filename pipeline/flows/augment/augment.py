@@ -107,7 +107,7 @@ class VariantPlan:
         """Pass every unit of the corpus through the models of each augmenter.
 
         Args:
-            run: the run.
+            context: the context of the command.
             corpus: the corpus.
             parent: the corpus of the previous manifest; outputs for its texts are copied.
         """
@@ -151,7 +151,7 @@ class VariantPlan:
     def write_variants(self, context: FlowContext, corpus: Corpus) -> tuple[UnitRecord, ...]:
         """Write the units of variants, and return their records in the order of the corpus.
 
-        Corpus units without a live row get none.
+        A corpus unit without a live row gets no unit of variants.
         """
         store, workers = context.store, context.workers
         task = AssembleUnit(

@@ -27,7 +27,7 @@ from pipeline.store.rows.address import ordinal_of, row_of
 
 _FORMAT = 1  # version of the stored units
 _ROOT_FOLDER = "units/made"
-_NO_SOURCE = "no_source"  # reason for an output if the previous stage gave neither a text nor a reason
+_NO_SOURCE = "no_source"  # reason for a missing text if neither the stage nor the previous one gave a reason
 
 
 def stage_folders(model_stages: Sequence[ModelStage], seed: int) -> tuple[str, ...]:
@@ -45,12 +45,12 @@ def model_record_path(folder: str, sha256: str) -> str:
 
 
 def model_columns(number: int) -> tuple[str, str]:
-    """Return the names of the two columns, of texts and of reasons, of output `number` (from 0)."""
+    """Return the names of the columns of texts and of reasons for output `number`, counted from 0."""
     return f"text_{number + 1}", f"reason_{number + 1}"
 
 
 def read_outputs(store: Store, folder: str, unit: CorpusUnit) -> pa.Table:
-    """Read the models' outputs for a corpus unit, row for row. Defect if there are none."""
+    """Read the models' outputs for a corpus unit, row for row. Raises Defect if there are none."""
     path = model_record_path(folder, unit.sha256)
     record = UnitRecord.load(store, path)
     if record is None:
@@ -81,7 +81,7 @@ class UnitOutputs:
         return cls(np.full((rows, outputs), None, object), np.full((rows, outputs), None, object))
 
     def of_source(self, number: int, outputs: int) -> "UnitOutputs":
-        """Return views of the `outputs` columns that are made from source text `number` of each row."""
+        """Return views of the columns that are made from source text `number`, `outputs` columns for each."""
         columns = slice(number * outputs, (number + 1) * outputs)
         return UnitOutputs(self.texts[:, columns], self.reasons[:, columns])
 
@@ -106,7 +106,7 @@ class MakeUnit:
     first_stage: int
     """index of the first of these stages among all stages of the augmenter"""
     input_folder: str | None
-    """folder with the outputs of the preceding stage; None: the first stage reads the texts"""
+    """folder with the outputs of the preceding stage; None: the first stage reads the texts of the corpus"""
     settings: AugmentSettings
     earlier_units: Mapping[int, str] = field(default_factory=dict)
     """sha256 of earlier corpus units by ordinal; outputs for a text in one of them are copied"""
@@ -185,7 +185,7 @@ class MakeUnit:
         return sources, keys
 
     def _copy_earlier(self, unit: CorpusUnit, folder: str, outputs: UnitOutputs) -> np.ndarray:
-        """Copy the outputs for texts that were in an earlier unit; (n,) bool: rows that were copied."""
+        """Copy the outputs for texts that were in an earlier unit. Returns (n,) bool: the copied rows."""
         is_copied = np.zeros(unit.rows, bool)
         if unit.copies is None or not self.earlier_units:
             return is_copied
@@ -234,7 +234,7 @@ def _model_errors(
 def _by_row(
     results: Iterator[tuple[int, StageOutput]], rows: Sequence[int]
 ) -> Iterator[tuple[int, StageOutput]]:
-    """Replace the index of each result by the row that it belongs to."""
+    """Yield each result with its row instead of its index."""
     return ((rows[index], output) for index, output in results)
 
 

@@ -151,7 +151,7 @@ def _count_by_reason(counts: Mapping[str, int]) -> Counter[str]:
 def _extend_sample(
     sample: Mapping[bytes, T], keys: Sequence[bytes], item_at: Callable[[int], T], size: int
 ) -> dict[bytes, T]:
-    """Keep the items with the `size` smallest hashes of their keys; of equal keys the first item.
+    """Keep the items with the `size` smallest hashes of their keys, and only the first item of each key.
 
     Args:
         sample: the items sampled so far, by key.

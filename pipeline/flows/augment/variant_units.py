@@ -68,7 +68,7 @@ class AssembleUnit:
     dead: FileRef | None
     """file that lists the deleted rows of the corpus"""
     encoder: EncoderSettings | None
-    """encoder of the similarities; None if no similarity is bounded"""
+    """encoder that computes similarities; None if no similarity is bounded"""
     encode: EncodeSettings
 
     def start(self) -> Callable[[CorpusUnit], UnitRecord]:

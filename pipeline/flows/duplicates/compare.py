@@ -1,4 +1,4 @@
-"""Compare candidate pairs of near-duplicates by raw vectors, and group them."""
+"""Compare candidate pairs of near-duplicates by transformed vectors, and group them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class ComparedRows(NamedTuple):
     pairs: Pairs
     """addresses of the pairs whose cosine, apart from rounding, is at least the threshold"""
     cosines: np.ndarray
-    """(p,) float32, of the pairs"""
+    """(p,) float32, cosines of the pairs"""
     groups: DuplicateGroups
     """rows of each group, as indices into `addresses`"""
     to_first: np.ndarray

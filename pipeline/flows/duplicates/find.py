@@ -162,7 +162,7 @@ def _candidates(search: DuplicateSearch, parts: Parts, stages: Stages) -> Pairs:
 
 
 def _search_unit(search: DuplicateSearch, parts: Parts, unit: VectorUnit) -> UnitPairs:
-    """Search for the near-duplicates of a unit's rows, unless an earlier run has."""
+    """Search for the near-duplicates of a unit's rows, unless an earlier run has done so."""
     stem = f"{search.folder}/units/{unit.ordinal:08d}"
 
     def make() -> UnitPairs:

@@ -67,17 +67,17 @@ def count_tokens(context: FlowContext, corpus: Corpus) -> tuple[str, pa.Table]:
 
 @dataclass(frozen=True)
 class CountTokens:
-    """Count the tokens of the live rows of corpus units: (vocabulary,) int64 for each."""
+    """Count the tokens of the live rows of corpus units: (vocabulary,) int64 for each unit."""
 
     encoder: EncoderSettings
-    """has the tokenizer"""
+    """the encoder whose tokenizer is used"""
     store: Store
     """store of the units"""
     dead: FileRef | None = None
     """file of the dead rows"""
 
     def start(self) -> Callable[[CorpusUnit], np.ndarray]:
-        """Load the tokenizer."""
+        """Load the tokenizer, and return the function that counts the tokens of a unit."""
         return partial(self._count, open_folder(self.encoder).tokenizer())
 
     def _count(self, tokenizer: Tokenizer, unit: CorpusUnit) -> np.ndarray:

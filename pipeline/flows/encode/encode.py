@@ -35,9 +35,9 @@ class EncodeBlocks:
     """Encode a text column of a Ray Dataset, for `Dataset.map_batches`.
 
     Rows without text (null, or only white space) get a null vector. So do rows whose text is not valid UTF-8
-    or cannot be encoded, and rows whose vector would be zero or not finite: a line on standard error counts
-    these for each batch. Batches of a few thousand rows fill the encoder's buffers well;
-    batch_format="pyarrow" saves a conversion.
+    or cannot be encoded, and rows whose vector would be zero or not finite. A line on standard error for each
+    batch counts the rows that have a text and no vector. Batches of a few thousand rows fill the encoder's
+    buffers well; batch_format="pyarrow" saves a conversion.
 
     Args:
         encoder: settings of the encoder, or its path.
@@ -67,7 +67,7 @@ class EncodeBlocks:
         return f"EncodeBlocks({self._encoder!r}, text={self._text!r}, vector={self._vector!r})"
 
     def __call__(self, batch: Any) -> pa.Table:
-        """Return the batch, in any format of Ray, as a table with the vectors."""
+        """Return the batch, which may have any of Ray's formats, as a table with the vectors."""
         block = batch if isinstance(batch, pa.Table) else _table_of(batch)
         self._check_columns(block)
         column = plain_values(one_chunk(block[self._text]))
@@ -145,7 +145,7 @@ def encode(
     """Encode the units of the corpus that have no record yet, the largest first to keep all workers busy.
 
     Args:
-        previous: the previous release. A text that it has too gets its vector if space and type are equal.
+        previous: the previous release. Its vectors of equal texts are copied if space and type are the same.
 
     Returns:
         The units of vectors in the order of the corpus, and the workers' timings and counters.
@@ -201,7 +201,7 @@ def encode_units(
 
 
 def vector_units(job: Job, corpus: Corpus, vectors: StageRecord) -> tuple[VectorUnit, ...]:
-    """Return the units of vectors with the addresses of the rows of their corpus units."""
+    """Return the units of vectors, each with the addresses of its corpus unit's rows."""
     space_id = open_folder(job.encoder).space_id
     return tuple(
         VectorUnit.of(unit, record, record_path(space_id, unit, job.encode, job.corpus.id))
@@ -232,7 +232,7 @@ def _can_copy(previous: ReleaseManifest, job: Job, space_id: str) -> bool:
 
 
 def _report_tokens(units: Sequence[UnitRecord], previous: ReleaseManifest | None) -> None:
-    """Log the unknown and lost tokens, and warnings if they or the rejected texts are many."""
+    """Log the unknown and lost tokens; warn if there are many of them, or many rejected texts."""
     known = {unit.path for unit in previous.units} if previous is not None else set()
     counts = [unit.counts for unit in units]
     tokens = token_counts(counts, [unit.counts for unit in units if unit.path not in known])
@@ -261,7 +261,7 @@ def load_records(
     """Load the records of the units that are encoded already, by the sha256 of their corpus unit.
 
     A record is left out if one of its files is missing or has another size in the listing of its folder. If
-    only its sample is, the record is returned without a sample.
+    this is true of its sample only, the record is returned without a sample.
 
     Args:
         previous: the previous release. If it has a table of its units, the records are made from that table.

@@ -21,7 +21,7 @@ _WRITERS = 8  # files written at once, since each write over a network waits for
 def encoder_copy_path(folder: EncoderFolder) -> str:
     """Return the path of the encoder's copy, named by a digest of all its files.
 
-    Files on which no vector depends, such as prompts, count too.
+    The digest includes files on which no vector depends, such as prompts.
     """
     return f"encoders/{digest_of(dict(folder.files))[:24]}"
 

@@ -45,7 +45,7 @@ _FIELDS = ("vectors", "bad", *TokenCounts._fields)  # arrays in the file of a ch
 
 
 class Rejection(NamedTuple):
-    """Why a text has no vector: the reason of its quarantine, with details."""
+    """Why a text has no vector: the reason for its quarantine, with details."""
 
     reason: str
     detail: str
@@ -85,9 +85,9 @@ class IsolatedEncoder:
         yield from itertools.starmap(self._load_rows, itertools.pairwise(starts))
 
     def _encode_all(self, count: int, on_rows: Callable[[int], None]) -> None:
-        """Encode all texts into files of chunks, with a new child whenever one ends."""
+        """Encode all texts, each chunk into a file. Whenever a child ends, start the next one."""
         pending = deque((start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
-        deaths: Counter[int] = Counter()  # by row: child processes that died while they encoded it alone
+        deaths: Counter[int] = Counter()  # row -> child processes that died while they encoded this row alone
         while pending:
             end = self._run_child(list(pending), _max_rejected(count), on_rows)
             for row, error in _load_errors(self.scratch).items():
@@ -116,7 +116,8 @@ class IsolatedEncoder:
         The child ends by itself when the encoder has raised for more than `max_errors` texts.
 
         Returns:
-            How the child ended, as a rejection: it applies if the child had a single text.
+            How the child ended, as a rejection of the next unfinished text. It applies if the chunk of that
+            text has no other text.
         """
         job = {
             "encoder": self.encoder.model_dump(),
@@ -141,7 +142,7 @@ class IsolatedEncoder:
         found = f"exit code {process.returncode}: {lines[-1]}"
         if hung:
             found = f"no progress for {self.patience_s:g} s"
-        if not (self.scratch / _READY).exists():  # no text is at fault, since the child has begun none
+        if not (self.scratch / _READY).exists():  # no text is at fault: the child has not begun to encode
             raise ModelError(
                 self.encoder.path, "a process that can load the encoder", found[:400], "run manta preflight"
             )

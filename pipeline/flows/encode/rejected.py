@@ -1,4 +1,4 @@
-"""Warnings about rows without a vector because the encoder failed or gave an unusable one."""
+"""Warnings about rows for which the encoder failed or gave an unusable vector."""
 
 from collections.abc import Mapping
 

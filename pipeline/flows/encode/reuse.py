@@ -156,7 +156,7 @@ class ReusingEncoder:
             yield self._merge_known(encoded, batch) if len(batch.known) else encoded
 
     def _merge_known(self, encoded: "EncodedBatch", batch: _PendingBatch) -> "EncodedBatch":
-        """Return the vectors of all texts of a batch; `encoded` has those of the texts to encode."""
+        """Return the vectors of all texts of a batch; `encoded` has no vectors of the copied texts."""
         is_encoded = batch.is_encoded
         known_counts = self.encoder.count_tokens(batch.texts.filter(pa.array(~is_encoded)).to_pylist())
         counts = TokenCounts(

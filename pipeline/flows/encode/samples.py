@@ -1,4 +1,4 @@
-"""Store a sample of each large unit of vectors when it is encoded; for units of earlier versions, later."""
+"""Store a sample of each large unit of vectors when it is encoded, or later if an old version encoded it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -57,7 +57,7 @@ def encode_texts(context: FlowContext, texts: tuple[str, ...], *, query: bool = 
 
 
 def is_usable(vectors: np.ndarray) -> np.ndarray:
-    """Return which vectors (n, d) can be compared with others: those that are finite and not zero."""
+    """Return a mask of the vectors (n, d) that can be compared: True if finite and not zero."""
     return np.asarray(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1))
 
 
@@ -69,7 +69,7 @@ def sample_texts(
     They come from at most MAX_SAMPLED_UNITS units, evenly spaced by rows.
 
     Returns:
-        At most `sample.count` texts in the order of their keys, with the same result on any cluster.
+        At most `sample.count` texts in the order of their keys. The result is the same on any cluster.
     """
     if len(units) > MAX_SAMPLED_UNITS:
         ends = np.cumsum([unit.rows for unit in units])

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder
 
 
-MAX_ATTEMPTS = 3  # unfinished attempts of one run; the next one encodes in a child process
+MAX_ATTEMPTS = 3  # unfinished attempts of one run, after which the next attempt encodes in a child process
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ _READ_ROWS = 2_048  # so few that the first vectors are computed while other tex
 
 @dataclass(frozen=True)
 class EncodeUnit:
-    """Encode one corpus unit. A complete unit that has a record is returned as it is."""
+    """Encode one corpus unit. If it has a record whose files are complete, that record is returned."""
 
     store: Store
     """store of the units"""
@@ -179,7 +179,7 @@ class _UnitEncoding:
                     self._report_halving(before)
                     before = self.encoder.max_tokens
                     result = self._encode_in_process(file)
-            except pa.ArrowException:  # the corpus unit is damaged; some are MODEL_FAILURES, too
+            except pa.ArrowException:  # the corpus unit is damaged; some of these are MODEL_FAILURES, too
                 raise
             except MODEL_FAILURES as error:
                 self.stats.warnings += (
@@ -235,7 +235,7 @@ class _UnitEncoding:
 
         Args:
             columns: schema of the corpus unit.
-            names: its columns that the file repeats.
+            names: columns of the corpus unit that the file repeats.
         """
         task = self.task
         user_columns = [
@@ -292,7 +292,7 @@ class _UnitEncoding:
         """
         store, space_id, source = self.task.store, self.task.space_id, self.unit.sha256
         name, rows = f"{space_id[:16]}/{source[:24]}", result.moments.count
-        with ThreadPoolExecutor(2) as threads:  # other files are made while this one is uploaded
+        with ThreadPoolExecutor(2) as threads:  # the other files are made while the vectors are uploaded
             sampling = threads.submit(sample_unit, store, pq.ParquetFile(file), name)
             moments = threads.submit(
                 store_by_content, store, result.moments.to_bytes(), f"moments/{name}", ".safetensors", rows
@@ -321,7 +321,7 @@ def load_record(store: Store, path: str, space_id: str) -> UnitRecord | None:
     """Load the record at `path`; None if it is missing or truncated.
 
     Raises:
-        SpaceMismatch: its vectors are of another space.
+        SpaceMismatch: the record's vectors are of another space.
     """
     record = UnitRecord.load_intact(store, path)
     if record is not None and record.space_id != space_id:

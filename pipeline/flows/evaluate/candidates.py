@@ -66,7 +66,7 @@ class ResolvedCandidate:
     """the encoder with the prompt of queries; None: queries have the usual prompt"""
 
     def for_task(self, kind: str) -> "ResolvedCandidate":
-        """Return the encoder with the prompt for a kind of task; a transform belongs to the usual prompt."""
+        """Return the candidate with the prompt for a kind of task; with a transform, keep the usual prompt."""
         return self if self.transform or self.fit else self.by_task.get(kind, self)
 
     @property
@@ -85,12 +85,12 @@ class ResolvedCandidate:
 
     @property
     def prompted_spaces(self) -> list[str]:
-        """Ids of the spaces of texts with other prompts."""
+        """Ids of the spaces of the prompts that differ from the usual one."""
         return [each.space_id for each in self.prompted.values()]
 
     @property
     def id(self) -> tuple[str, str | None]:
-        """Ids of space and transform, or of the settings of its fits, which distinguish candidates."""
+        """Ids that distinguish candidates: of the space, and of the transform or the settings of its fits."""
         if self.fit is not None:
             return self.space_id, digest_of(self.fit.model_dump(mode="json"))
         return self.space_id, self.transform_id
@@ -123,8 +123,8 @@ def resolve_candidates(job: Job, store: Store) -> tuple[ResolvedCandidate, ...]:
     """Resolve the job's candidates, or the job's encoder if there are none. Copies transforms to `store`.
 
     Raises:
-        ConfigError: two candidates have one name.
-        DataError: a release or a transform is missing, or the texts of TF-IDF.
+        ConfigError: two candidates have the same name.
+        DataError: a release, a transform or the texts of TF-IDF are missing.
         ModelError: an encoder cannot be used.
         SpaceMismatch: a transform belongs to another space.
     """
@@ -211,7 +211,7 @@ def _resolve_encoder(settings: CandidateSettings, job: Job, store: Store) -> Res
 
 
 def _with_fit(raw: ResolvedCandidate, settings: CandidateSettings, job: Job) -> ResolvedCandidate:
-    """Add a transform that is fitted for each task; ConfigError if it needs more than the sentences."""
+    """Add a transform that is fitted for each task. Raises ConfigError if a fit needs more than sentences."""
     assert settings.fit is not None, "the caller has checked it"
     whiten = settings.fit.whiten or job.whiten
     check_transform(whiten, indexed=False)
@@ -237,7 +237,7 @@ def with_similarity(settings: EvaluateSettings, candidates: Sequence[ResolvedCan
     """Set the similarity, if it is null, to the one that the folders of all candidates name.
 
     Raises:
-        ConfigError: they name different ones.
+        ConfigError: the folders name different similarities.
     """
     if settings.similarity is not None:
         return settings
@@ -266,7 +266,7 @@ def check_sparse(
         candidates: the candidates.
         tasks: the tasks to score them on.
         similarity: similarity of two vectors; None: the candidates' own, cosine for sparse ones.
-        analyses: the vectors are to be analysed beyond tasks, as by --geometry.
+        analyses: whether the vectors are analysed in other ways, too, as by --geometry.
     """
     found = [f"the {task.kind} task {task.name}" for task in tasks if not task.accepts_sparse]
     if similarity not in (None, "cosine"):
@@ -299,7 +299,7 @@ def _resolve_tfidf(settings: CandidateSettings) -> ResolvedCandidate:
 
 
 def _resolve_release(settings: CandidateSettings, job: Job, store: Store) -> ResolvedCandidate:
-    """Resolve a release: the copy of the encoder that it holds, its encoder settings and its transform."""
+    """Resolve a release: its copy of the encoder, the encoder's settings, and its transform."""
     commits = job.release.commits_root if settings.root is None else None
     releases = Releases.open(settings.root or job.release.root, commits)
     root = releases.store

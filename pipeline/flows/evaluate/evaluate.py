@@ -39,11 +39,11 @@ from pipeline.store.files.base import Store
 from pipeline.store.files.open_store import open_store
 
 _MAX_PAIRS = 4  # shown for each task and candidate
-_MAX_COMPARISONS = 8  # shown of all tasks and candidates
+_MAX_COMPARISONS = 8  # shown for all tasks and candidates together
 # Kinds of tasks whose rows are pairs -> name of the human judgements in their evidence.
 _GOLD = {"sts": "gold", "pairs": "positive"}
 _LABELS = {0: "not the same", 1: "the same"}
-_MAX_CHARACTERS = 300  # shown of a sentence
+_MAX_CHARACTERS = 300  # of a sentence that are shown
 
 
 def disagreements(
@@ -145,7 +145,7 @@ class Evaluation:
 
 
 def compares_candidates(job: Job, *, analyses: bool = False) -> bool:
-    """Return whether there are tasks or analyses (of the command line) by which to compare candidates.
+    """Return whether there are tasks, or analyses requested on the command line, to compare candidates by.
 
     Raises:
         ConfigError: there are candidates, but neither tasks nor an analysis to evaluate them by.
@@ -170,7 +170,7 @@ def evaluate(
 
     Args:
         geometry: measure the geometry of the candidates' vectors, too.
-        mask_words: read the candidates that pool a mask token by words, too.
+        mask_words: also report the words that candidates predict at the mask token that they pool.
 
     Raises:
         ConfigError, DataError, ModelError, SpaceMismatch: as in `resolve_candidates` and `select_tasks`.
@@ -240,7 +240,7 @@ def _evaluation_id(
     """Return a digest of everything that the results depend on.
 
     Args:
-        reports: the report on vectors, or None without --geometry; then the other requested reports.
+        reports: the report on geometry, or None without --geometry; then the other requested reports.
     """
     identity = [
         [[*each.id, each.name, *each.prompted_spaces] for each in candidates],

@@ -74,7 +74,7 @@ class TaskFit:
         Args:
             store: store of the evaluations.
             vectors: raw vectors of the sentences.
-            task: the task that is fitted for.
+            task: the task for which the transform is fitted.
 
         Raises:
             DataError: the vectors do not allow the fit.
@@ -104,7 +104,7 @@ class PlannedFits:
     """The fits of an evaluation, and their sentences."""
 
     by_task: dict[tuple[tuple[str, str | None], str], TaskFit]
-    """the fit of a candidate, by its id, for a task, by its name"""
+    """fits by the id of the candidate and the name of the task"""
     texts: dict[str, list[str]]
     """sentences of these fits, by the space in which their vectors are needed"""
 
@@ -138,11 +138,11 @@ def _texts(fit: FitSettings, task: EvaluationTask) -> list[str]:
 def target_texts(task: EvaluationTask) -> list[str]:
     """Return the sentences of all columns and splits of a task, without scores and labels.
 
-    Splits are the values of the column `split`, and the files beside the task's file whose names differ by
-    -train, -dev, -trial or -test at the end (Li et al. 2020, BERT-flow; Su et al. 2021).
+    Splits are the values of the column `split`, and the files beside the task's file whose names differ only
+    in -train, -dev, -trial or -test at the end (Li et al. 2020, BERT-flow; Su et al. 2021).
 
     Raises:
-        DataError: a file beside the task's has other columns.
+        DataError: the file of another split has other columns.
     """
     columns = tuple((role, column) for role, column in task.file.columns if role in _TEXT_ROLES)
     texts: list[str] = []
@@ -178,7 +178,7 @@ def _fit(x: np.ndarray, settings: WhitenSettings, space_id: str, task: str) -> T
 def _train_flow(
     x: np.ndarray, settings: FlowSettings, name: str, before: Transform | None, space_id: str
 ) -> Transform:
-    """Train a flow on the rows of x (n, d), after the steps before it, in one thread; it is the last step."""
+    """Train a flow, the last step of a chain, on x (n, d) after the steps in `before`, in one thread."""
     import torch
 
     from pipeline.models.layers.numerics import use_threads
@@ -198,7 +198,7 @@ def _train_flow(
 
 
 def _batches(rows: np.ndarray, settings: FlowSettings) -> Iterator[np.ndarray]:
-    """Yield the rows of each step, in another random order in each epoch."""
+    """Yield the rows of each step, in a new random order in each epoch."""
     per_epoch = max(1, len(rows) // settings.batch_rows)
     batches: list[np.ndarray] = []
     for step in range(max(1, round(settings.epochs * per_epoch))):

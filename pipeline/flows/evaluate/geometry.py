@@ -78,7 +78,7 @@ def store_static_words(
 
 
 def storable_words(names: Sequence[str], is_whole: np.ndarray) -> dict[int, str]:
-    """Return the whole words among tokens (m,), by number: printable, and each spelling once.
+    """Return the printable whole words among m tokens by token number, each spelling once.
 
     Args:
         names: spellings of the tokens.
@@ -166,7 +166,7 @@ class MeasureEncoder(PlainTask[EncoderToMeasure, EncoderGeometry]):
             spaces[name] = sentence_space(function(vectors), self.texts, settings.neighbours, settings.seed)
             if self.pairs is not None and pair_vectors is not None:
                 spaces[name] = with_pairs(spaces[name], function(pair_vectors), self.pairs, settings.seed)
-        # A transform may map the zero vector to another one, so that only the raw vectors have this note.
+        # Only the raw vectors get this note: a transform may map the zero vector to another vector.
         if zeros := int((~vectors.any(axis=1)).sum()):
             reason = (
                 f"{zeros:,} of {len(vectors):,} sampled texts have the zero vector, such as those without "
@@ -178,7 +178,7 @@ class MeasureEncoder(PlainTask[EncoderToMeasure, EncoderGeometry]):
         return spaces
 
     def _levels(self, hidden_states: "HiddenStates") -> tuple[tuple[Level, ...], tuple[FileRef, ...]]:
-        """Measure each layer, on few enough sentences and words that their states fit in memory.
+        """Measure each layer, on so few sentences and words that their states fit in memory.
 
         Returns:
             The layers, and the static word vectors of each layer if they are requested.
@@ -267,10 +267,11 @@ def check_hidden_states(candidates: Sequence[ResolvedCandidate]) -> None:
 def measure_geometry(context: FlowContext, candidates: Sequence[ResolvedCandidate]) -> GeometryReport:
     """Measure the geometry of every candidate, with and without its transform.
 
-    Texts come from the corpus, or from the pairs if there is none. Results of an earlier run are reused.
+    Texts come from the corpus; if it is missing or has too few texts, from the pairs. Results of an earlier
+    run are reused.
 
     Raises:
-        DataError: there is neither a corpus nor a task with pairs.
+        DataError: there are neither enough texts in a corpus nor a task with pairs.
     """
     job, store, workers = context.job, context.store, context.workers
     settings, pairs = job.evaluate.geometry, human_scored_pairs(job)
@@ -355,7 +356,7 @@ def _sample_corpus(job: Job, workers: Workers) -> Sample:
 
 
 def _texts_of_pairs(texts: Sample, pairs: Sample, settings: GeometrySettings) -> Sample:
-    """Sample texts from the pairs when there is no corpus."""
+    """Sample texts from the pairs, because the corpus is missing or has too few texts."""
     if pairs.pairs is None:
         raise DataError(
             "evaluate --geometry",
@@ -421,7 +422,7 @@ def _named_spaces(
 
 
 def _raw_name(space_id: str, candidates: Sequence[ResolvedCandidate]) -> str:
-    """Return the name of an encoder's raw vectors, if possible that of a candidate without a transform."""
+    """Name an encoder's raw vectors, if possible after a candidate without a transform."""
     same_space = [each for each in candidates if each.space_id == space_id]
     return next(
         (each.name for each in same_space if each.transform_id is None),

@@ -1,4 +1,4 @@
-"""Read candidates by words: the predictions of masked language models at the mask of their template."""
+"""Describe candidates by words: those that masked language models predict at the mask of their template."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ _VERSION = 1  # version of the measurement; raise it to measure again
 
 @dataclass(frozen=True)
 class EncoderToRead:
-    """An encoder whose mask token is read by words."""
+    """An encoder whose predictions at the mask token are read as words."""
 
     encoder: EncoderSettings
     space_id: str
@@ -98,7 +98,7 @@ class ReadMaskWords(PlainTask[EncoderToRead, MaskWords]):
 
 
 def read_mask_words(context: FlowContext, candidates: Sequence[ResolvedCandidate]) -> MaskWordsReport:
-    """Read every candidate that pools a mask token by words. Results of an earlier run are reused.
+    """Read as words what each candidate that pools a mask token predicts there. Stored results are reused.
 
     Raises:
         ConfigError: no candidate pools the mask token of a template.

@@ -57,8 +57,8 @@ def aggregated_scores(measured: Sequence[MeasuredTask], names: Sequence[str]) ->
 
     Returns:
         Scores by task, candidate and aggregation; empty without a yearly set. The average is over all
-        measured sets that the published average has: also STS-B and SICK-R, single sets whose correlation is
-        always over all pairs.
+        measured sets of the published average. These include STS-B and SICK-R, whose single correlation is
+        over all pairs in either aggregation.
     """
     sets = {each.task.name: each for each in measured if each.task.name in STS and each.task.kind == "sts"}
     if not any(name in YEARLY_STS for name in sets):
@@ -302,7 +302,7 @@ def _average_rows(evaluation: Evaluation) -> Iterator[AverageRow]:
         averages({name: each.results[index].result.score() for name, each in measured.items()})
         for index in range(len(evaluation.candidates))
     ]
-    for same_average in zip(*averages_by_candidate, strict=True):  # one average, as each candidate has it
+    for same_average in zip(*averages_by_candidate, strict=True):  # one average, of every candidate
         first, names = same_average[0], same_average[0].members
         values = [each.value if math.isfinite(each.value) else None for each in same_average]
         members = [measured[name] for name in names]

@@ -12,15 +12,14 @@ from pipeline.stats.tensors import unpack
 from pipeline.store.files.base import Store
 
 _MAX_QUERIES = 4  # shown for each task and candidate
-_MAX_EXAMPLES = 16  # shown of all tasks and candidates
-_MAX_CHARACTERS = 200  # shown of a text
+_MAX_EXAMPLES = 16  # shown for all tasks and candidates together
+_MAX_CHARACTERS = 200  # of a text that are shown
 
 
 def retrieval_examples(
     measured: Sequence[MeasuredTask], names: Sequence[str], store: Store
 ) -> tuple[RetrievalExample, ...]:
-    """Compare what each candidate retrieves with what the first candidate retrieves. Returns the first few
-    examples.
+    """Compare the results of each candidate with the first candidate's. Returns the first few examples.
 
     Args:
         measured: tasks with each candidate's result, in the order of `names`.

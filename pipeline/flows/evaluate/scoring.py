@@ -45,7 +45,7 @@ class Result(Stored):
     facts: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
     evidence: FileRef | None = None
-    """arrays of the task's rows that the metric is resampled from; None if resampling is not meaningful"""
+    """arrays over the task's rows, to resample the metric from; None if resampling is not meaningful"""
 
     def score(self) -> Score:
         """Return the result as the task's Score, without the evidence."""

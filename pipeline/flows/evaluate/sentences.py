@@ -121,7 +121,7 @@ class SpaceVectors:
         return pa.array([bytes.fromhex(key) for key in ids], pa.binary(16))
 
     def _vectors_at(self, positions: np.ndarray) -> np.ndarray:
-        """Read the vectors at ascending positions in `keys`: (m, dim) float32, zero without a usable one."""
+        """Read the vectors at ascending positions in `keys`, (m, dim) float32. Unusable vectors are zero."""
         vectors = np.zeros((len(positions), self.dim), np.float32)
         for unit, start in zip(self.units, self._starts[:-1].tolist(), strict=True):
             in_unit = (positions >= start) & (positions < start + unit.rows)

@@ -1,4 +1,4 @@
-"""Search for the best template of an encoder: each is scored on a worker, and stored for later searches."""
+"""Search for the best template of an encoder. Workers score templates; later searches reuse the scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Measure the bias of token embeddings by frequency, sub-words and case, of input and output tables."""
+"""Measure how frequency, sub-words and case bias the token embeddings of input and output tables."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ from pipeline.text.tokens.tokens import Tokenizer, Tokens
 
 _VERSION = 1  # version of the measurement; raise it to measure again
 _SHOWN = 600  # tokens in a chart
-_SPELLINGS = ("subword", "case", "punctuation")  # filters that depend on the spelling of a token only
+_SPELLINGS = ("subword", "case", "punctuation")  # filters that depend only on the spelling of a token
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class _Measurement:
     encoder: EncoderSettings
     """settings of the encoder"""
     tokenizer: Tokenizer
-    """its tokenizer"""
+    """the encoder's tokenizer"""
     tokens: Tokens
     """the tokens of the pairs' distinct sentences"""
     counts: np.ndarray
@@ -143,7 +143,7 @@ class _Measurement:
         yield "all of these", frequent & unfiltered_tokens(self.tokenizer, _SPELLINGS, words=False)
 
     def _correlation(self, table: np.ndarray, kept: np.ndarray | None) -> float:
-        """Correlate cosines of averages with human scores. All tokens of a text count if none is kept."""
+        """Correlate cosines of averages with human scores. A text that would keep no token keeps all."""
         averages = []
         for ids in np.split(self.tokens.ids, self.tokens.offsets[1:-1]):
             chosen = ids if kept is None or not kept[ids].any() else ids[kept[ids]]
@@ -171,7 +171,7 @@ class _Measurement:
 
 
 def _read_tables(folder: EncoderFolder) -> tuple[dict[str, np.ndarray], str | None]:
-    """Read the tables of token embeddings by name, float32, and the reason if there is no output table.
+    """Read the tables (float32) of token embeddings by name, and the reason if no output table is among them.
 
     Raises:
         ModelError: the encoder is not a Transformer whose language model head is known.

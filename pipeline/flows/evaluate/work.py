@@ -177,7 +177,7 @@ def _variants(candidates: Sequence[ResolvedCandidate]) -> Iterator[ResolvedCandi
 def _prompted(
     candidate: ResolvedCandidate, task: EvaluationTask, texts: Sequence[str]
 ) -> Iterator[tuple[ResolvedCandidate, Sequence[str]]]:
-    """Yield the candidate with another prompt than its usual one, and a task's texts that get this prompt."""
+    """Yield the candidate with each special prompt that a task needs, and the texts that get this prompt."""
     if (other := candidate.for_task(task.kind)) is not candidate:
         yield other, texts
     if candidate.of_queries is not None and (queries := task.queries()):

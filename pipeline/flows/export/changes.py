@@ -1,4 +1,4 @@
-"""Rows that differ between a release and the releases from which a target may hold rows.
+"""Rows that differ between a release and the releases whose rows a target may hold.
 
 Upserts are found by address, since a row whose text or kept columns change gets another address. Deletes are
 found by id, in the key tables.
@@ -44,7 +44,7 @@ class RowChanges:
     is_partial: bool
     """whether the table may lack rows of the releases in `before`"""
     after: ReleaseManifest
-    """the release"""
+    """the release that the table shall equal"""
 
     @cached_property
     def units(self) -> list[UnitUpserts]:
@@ -98,7 +98,7 @@ class RowChanges:
         """Yield, for each bucket of the key tables, the ids of rows of `before` that `after` does not have.
 
         Args:
-            first: number of buckets to leave out.
+            first: number of buckets to skip at the beginning.
 
         Raises:
             DataError: a key table is missing or damaged.
@@ -121,7 +121,7 @@ class _Rows:
         self._units = {unit.ordinal: unit for unit in units_by_ordinal(manifest)}
 
     def hold(self, unit: VectorUnit) -> np.ndarray:
-        """Return a mask (n,) of the rows of a later unit: True for equal rows of this release."""
+        """Return a mask (n,) over the rows of a later release's unit: True for rows that this release has."""
         own = self._units.get(unit.ordinal)
         if own is None or own.sha256 != unit.sha256:
             return np.zeros(unit.rows, dtype=bool)

@@ -1,4 +1,4 @@
-"""Make a target equal to a release, by the changes since the release that it holds."""
+"""Make a target equal to a release by writing the changes since the release that the target holds."""
 
 import contextlib
 import os
@@ -159,7 +159,7 @@ def _refuse_folder_of_corpus(manifest: ReleaseManifest, target: Target) -> None:
 
 
 def _only_export(releases: Releases, target: Target) -> contextlib.AbstractContextManager[None]:
-    """Hold a lease below exports/ of the root. Raises TransientError if another export has one."""
+    """Hold the target's lease, below exports/ of the root. Raises TransientError if another export has it."""
     digest = digest_of({"kind": type(target).__name__, "uri": target.address, "name": target.name})
 
     def refusal(holder: str) -> TransientError:
@@ -204,8 +204,7 @@ class _Export:
             )
 
     def has_pruned(self, held: tuple[HeldRelease, ...]) -> bool:
-        """Return whether a release that the target holds was pruned. Announces it, because all rows are then
-        written.
+        """Return whether the target holds a pruned release; if so, announce that all rows are written.
 
         Raises:
             DataError: the root never had one of the releases.

@@ -99,7 +99,7 @@ def build_index(context: FlowContext, vectors: IndexInput) -> BuiltIndex:
 def _measured_plan(
     context: FlowContext, vectors: IndexInput, source: LiveRows, units: tuple[VectorUnit, ...], rows: int
 ) -> IndexPlan:
-    """Plan the index; if `auto` has to compress the vectors, after measuring kinds on a sample of them."""
+    """Plan the index. If `auto` has to compress the vectors, first measure kinds on a sample of them."""
     settings, dim, target = context.job.index, vectors.indexed_dim, context.job.gates.wanted_recall
     if not (kinds := variants_to_measure(rows, dim, settings, target)):
         return plan_index(rows, dim, settings)
@@ -114,7 +114,7 @@ def is_small_training(plan: IndexPlan) -> bool:
 
 
 def _training_pool(context: FlowContext, plan: IndexPlan) -> Pool:
-    """Return one CPU for a small training, else a machine.
+    """Return one CPU for a small training, else a whole machine.
 
     The last bits of a training depend on its number of threads.
     """
@@ -160,7 +160,7 @@ def live_units(
 ) -> tuple[tuple[VectorUnit, ...], int]:
     """Return the units that have live rows, by ordinal, and the number of these rows.
 
-    Ordered by ordinal, so that addresses ascend in the index and in the table of ids.
+    In this order, addresses ascend in the index and in the table of ids.
     """
     ordered = tuple(sorted(units, key=lambda unit: unit.ordinal))
     counts = tuple(unit.rows for unit in ordered)
@@ -172,8 +172,8 @@ def live_units(
 def shard_count(settings: IndexSettings, plan: IndexPlan, units: int, rows: int) -> int:
     """Return the number of shards to fill, at least one for each part and at most one for each unit.
 
-    It does not depend on the workers, so another cluster continues an index that was begun, and all workers
-    that a cluster adds meanwhile have work.
+    The number does not depend on the workers. So another cluster can continue an index that was begun, and
+    workers that a cluster adds meanwhile have work.
 
     Args:
         units: number of units with live rows.
@@ -233,7 +233,7 @@ def delete_shards(store: Store, parts: Sequence[FilledPart]) -> None:
 
 
 def divide_into_parts(units: Sequence[VectorUnit], parts: int, shards: int) -> tuple[tuple[Shard, ...], ...]:
-    """Divide units into parts, and each part into shards, numbered through all parts.
+    """Divide units into parts, and each part into shards. The numbers of shards continue from part to part.
 
     Args:
         parts: largest number of parts.

@@ -52,8 +52,8 @@ def extend_index(
     Work that an earlier run finished is not repeated.
 
     Args:
-        vectors: all of tonight's vectors, with all dead rows. Old units have their old ordinals, new units
-            ordinals from the previous release's next_ordinal on.
+        vectors: all of tonight's vectors, with all dead rows. Old units keep their ordinals; the ordinals of
+            new units begin at the previous release's next_ordinal.
         previous: the previous release; None on the first night.
         new_addresses: all rows are in new units.
 
@@ -101,7 +101,7 @@ class _Extender:
     previous: ReleaseManifest
 
     def extend(self) -> BuiltWithChoices:
-        """Extend the index. Rules are asked in the order of their cost.
+        """Extend the index. Rules are checked in the order of their cost.
 
         Raises:
             _Rebuild: a rule demands that the index is rebuilt.
@@ -141,9 +141,7 @@ class _Extender:
         return record.built, (extended, *checks, record.truth)
 
     def _incomplete_file(self) -> str | None:
-        """Describe a file of the previous release that is missing or has another size; None if all are
-        complete.
-        """
+        """Describe a file of the previous release that is missing or has another size; None if none is."""
         previous, index, store = self.previous, self.previous.index, self.context.store
         training_files = index.trained, index.queries, index.truth
         if None in training_files or "fingerprint" not in index.settings:
@@ -244,7 +242,7 @@ class _Extender:
             rows.
         """
         context, build, previous_index = self.context, extension.build, self.previous.index
-        # Shards differ with their number, so each number has a directory of its own.
+        # The content of shards depends on how many there are, so each count has a directory of its own.
         shards = shard_count(context.job.index, build.plan, len(units), rows) if units else 0
         build = replace(build, work=f"{build.work}/delta-{shards}")
         filled = fill_parts(context, FillShard(build, extension.trained), units, rows) if units else ()
@@ -258,8 +256,8 @@ class _Extender:
     def _measure(self, extension: Extension, extended: ExtendedParts) -> tuple[Measurement, Choice]:
         """Measure the index against the queries' exact neighbours.
 
-        Last night's neighbours are updated if possible. All rows are scanned if too few of them are live for
-        some query, or if the rows of too many queries are dead, in which case queries are sampled again.
+        Last night's neighbours are updated if possible. All rows are scanned if a query has too few live
+        neighbours left, or if too many queries are dead rows. In the latter case queries are sampled again.
         """
         workers, bound = self.context.workers, rebuild_rules.MAX_DEAD_QUERIES
         dead_queries = extension.survey.dead_queries

@@ -29,7 +29,7 @@ from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import load_or_make, put_by_content
 from pipeline.store.releases.manifest import IndexPart, ReleaseManifest
 
-# A part with this many files of ids gets one new file instead, without the ids of dead rows.
+# If a part has this many files of ids, they are merged into one, without the ids of dead rows.
 MAX_IDS_FILES = 32
 
 
@@ -77,7 +77,7 @@ class GrownPart(Stored):
 
     part: IndexPart | None = None
     added: FileRef | None = None
-    """the queries' exact neighbours among the added rows; None if the part takes none"""
+    """the queries' exact neighbours among the added rows; None if the part takes no new rows"""
     unusable: str = ""
 
     def is_complete(self, store: Store) -> bool:
@@ -169,10 +169,7 @@ class GrowPart(PlainTask[PartToGrow, GrownPart]):
             return GrownPart(part=part, added=added)
 
     def _ids_with(self, new: tuple[VectorUnit, ...], item: PartToGrow, scratch: Path) -> tuple[FileRef, ...]:
-        """Return the part's files of ids, with another one for new units.
-
-        If they are many, they are merged into one.
-        """
+        """Return the part's files of ids and a file for the new units. Many files are merged into one."""
         from pipeline.index.files.ids import iter_live_ids, write_ids
 
         ids = item.part.ids

@@ -39,7 +39,7 @@ class MergeShards(PlainTask[FilledPart, IndexPart]):
 
     build: Build
     on_disk: bool = False
-    """the inverted lists become a file of their own"""
+    """whether the inverted lists get a file of their own"""
     effort: int | None = None
     """search effort that the file stores; None: the effort in the trained index"""
 
@@ -69,7 +69,7 @@ class MergeShards(PlainTask[FilledPart, IndexPart]):
 
 @dataclass(frozen=True)
 class Finish(PlainTask[FilledPart, BuiltIndex]):
-    """Merge the shards of the only part, choose the search effort, measure, and store the index with it."""
+    """Merge the shards of the only part, choose the search effort, measure, and store index and effort."""
 
     build: Build
     trained: TrainedIndex
@@ -187,7 +187,7 @@ def joined_truth(store: Store, shards: Sequence[ShardRecord], queries: "Queries"
 
 
 def example_queries(index: "SearchedParts", queries: "Queries") -> tuple[ExampleQuery, ...]:
-    """Return a few of the queries with their nearest rows in the index, except the query's row."""
+    """Return a few of the queries, each with its nearest rows in the index except its own row."""
     chosen = queries[:: max(1, len(queries) // _EXAMPLES)][:_EXAMPLES]
     scores, found = index.search(chosen.vectors, min(_EXAMPLE_ANSWERS + 1, index.ntotal))
     examples = []

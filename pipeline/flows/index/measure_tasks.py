@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pipeline.index.measure.searched_parts import SearchedParts
     from pipeline.index.measure.truth import Neighbours, Queries
 
-# Values that one task compares with the queries, 256 MiB of float32, and most tasks: the neighbours of a
-# thousand queries that each of them stores take 1.5 MB.
+# Components of vectors that one task compares with the queries (256 MiB of float32), and largest number of
+# tasks. Each task stores the neighbours of a thousand queries, which take 1.5 MB.
 _SCAN_VALUES, _MAX_SCANS = 1 << 26, 512
 _NEIGHBOURS = 100  # exact neighbours that each query needs: the largest k of the reported recalls
 
@@ -63,7 +63,7 @@ class ScanTruth(PlainTask[tuple[VectorUnit, ...], ScannedRows]):
     queries: FileRef
     """file of the queries"""
     on_gpu: bool = False
-    """compare on the worker's GPUs"""
+    """whether to compare on the worker's GPUs"""
 
     def work(self, units: tuple[VectorUnit, ...]) -> ScannedRows:
         from pipeline.index.gpu import check_gpus
@@ -97,7 +97,7 @@ def scan_truth(
 ) -> tuple[ScannedRows, ...]:
     """Find the queries' exact neighbours among the live rows of units.
 
-    The work is divided by the rows alone, so all workers that a cluster adds meanwhile have work.
+    The number of groups depends only on the rows, so workers that a cluster adds meanwhile have work.
 
     Args:
         units: at least one unit, by ordinal.
@@ -126,12 +126,12 @@ class SampleQueries(PlainTask[tuple[VectorUnit, ...], FileRef]):
 class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
     """Measure recall, latency and balance of the extended index at the effort stored in it.
 
-    The item is files of exact neighbours that together cover all live rows. Without any, last night's
+    The item is files of exact neighbours that together cover all live rows. Without such files, last night's
     neighbours are updated (`carry_over`): dead rows are dropped, and neighbours among the new rows are
-    merged in. The result is exact down to the first rank at which one of the two lists ends. 128 neighbours
-    are stored where 100 are needed, so at 1 % of dead rows a night they suffice for weeks. If a query has
-    fewer than 100, the index is not measured, and the caller scans all rows. A query whose own row has died
-    is still used: with the same queries, recall can be compared from night to night.
+    merged in. The result is exact down to the first rank at which the old or the new list ends. 128
+    neighbours are stored where 100 are needed, so at 1 % of dead rows a night they suffice for weeks. If a
+    query has fewer than 100, the index is not measured, and the caller scans all rows. A query whose own row
+    has died is still used: with the same queries, recall can be compared from night to night.
     """
 
     extension: Extension
@@ -147,7 +147,7 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
         )
 
     def measure_on(self, context: FlowContext, pieces: tuple[FileRef, ...]) -> Measurement:
-        """Measure on one worker; or if there are several parts in this process, while workers search them."""
+        """Measure on one worker. Several parts are measured in this process, while workers search them."""
         if len(self.extended.parts) == 1:
             return context.workers.run(self, pieces, Pool(1))
         from pipeline.flows.index.parts_on_workers import PartFiles, PartsOnWorkers

@@ -152,7 +152,7 @@ class PartsOnWorkers(SearchedParts):
         trained: FileRef,
         asked: np.ndarray,
     ) -> None:
-        """Open no part yet: tasks open the parts when they are searched, or when their rows are counted.
+        """Keep the references to the parts. Tasks open the parts to search them or to count their rows.
 
         Args:
             trained: the index without rows, in which the search effort is set.
@@ -192,7 +192,7 @@ class PartsOnWorkers(SearchedParts):
         return found.scores, found.addresses
 
     def search_lists(self, vectors: np.ndarray, k: int, nprobe: int) -> tuple[np.ndarray, np.ndarray]:
-        """Search like `search`, with another effort."""
+        """Search as `search` does, with `nprobe` as the effort."""
         effort = get_effort(self)
         assert effort is not None
         set_effort(self, nprobe)

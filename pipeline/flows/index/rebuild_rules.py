@@ -27,8 +27,8 @@ NEAR_DEAD = "search effort"
 MAX_DELTA = 0.10
 # Limit of the tombstones as a proportion of the live rows. Every query scores them and discards them.
 MAX_TOMBSTONES = 0.05
-# Limit of the imbalance, relative to the imbalance after training. At equal nprobe, a query then scans more
-# rows, too.
+# Limit of the imbalance, relative to the imbalance after training. The higher the imbalance, the more rows a
+# query scans at the same nprobe.
 MAX_IMBALANCE_GROWTH = 1.25
 # Limit of the loss of recall@10 near dead rows. It is wide, since queries without close neighbours are hard
 # for any index.
@@ -36,9 +36,10 @@ MAX_RECALL_LOSS_NEAR_DEAD = 0.1
 # Limit of the loss of recall@10 since training: three standard errors of a measurement with 500 queries.
 MAX_RECALL_LOSS = 0.01
 # Limit of the growth or shrinkage of the rows since training. The number of lists should follow the square
-# root of the rows, and is then off by a factor of 1.4.
+# root of the rows; at this limit it is off by a factor of 1.4.
 MAX_GROWTH = 2.0
-# Least proportion of last night's rows that remain. If fewer do, removing rows is more work than adding them.
+# Least proportion of last night's rows that must remain. If fewer remain, removing the others is more work
+# than adding the remaining ones to a new index.
 MIN_KEPT = 0.5
 # Limit of the proportion of queries whose rows are dead. With more, queries do not represent the live rows.
 MAX_DEAD_QUERIES = 0.10
@@ -49,7 +50,7 @@ _IGNORED_SETTINGS = {"shards", "rewrite_gib", "memory_gib", "part_gib"}
 def nothing_to_extend(
     previous: ReleaseManifest | None, space_id: str, *, new_addresses: bool
 ) -> Choice | None:
-    """Build an index if no release has vectors of this space at tonight's addresses; else None."""
+    """Decide to build an index if no release has vectors of this space at tonight's addresses; else None."""
     if previous is None:
         return _rebuilt("built from scratch: the first of this root")
     if new_addresses:
@@ -62,9 +63,9 @@ def nothing_to_extend(
 def changed_settings(
     job: Job, previous: ReleaseManifest, transform: Transform | None, dim: int
 ) -> Choice | None:
-    """Rebuild if the job asks for another index than the previous release's; else None.
+    """Decide to rebuild if the job asks for another index than the previous release's; else None.
 
-    A setting that its version did not have yet has the default value.
+    A setting that the version of that release did not have yet counts as the default.
     """
     defaults, wanted = (each.model_dump(mode="json") for each in (IndexSettings(), job.index))
     old = defaults | previous.settings.get("index", {})
@@ -88,7 +89,7 @@ def changed_settings(
 
 
 def changed_units(units: Sequence[VectorUnit], previous: ReleaseManifest) -> Choice | None:
-    """Rebuild if an old unit was replaced, or a new one has an ordinal below next_ordinal; else None."""
+    """Decide to rebuild if an old unit was replaced, or a new one has an old ordinal; else None."""
     known = {unit.ordinal: unit.sha256 for unit in previous.units}
     replaced = sum(known.get(unit.ordinal, unit.sha256) != unit.sha256 for unit in units)
     late = sum(unit.ordinal not in known and unit.ordinal < previous.next_ordinal for unit in units)
@@ -100,7 +101,7 @@ def changed_units(units: Sequence[VectorUnit], previous: ReleaseManifest) -> Cho
 
 
 def changed_kind(plan: IndexPlan, index: IndexFiles) -> Choice | None:
-    """Rebuild if tonight's plan differs from the index in kind, code or storage of the lists; else None.
+    """Decide to rebuild if the plan differs from the index in kind, code or storage of the lists; else None.
 
     The number of lists is not compared.
     """
@@ -119,7 +120,7 @@ def changed_kind(plan: IndexPlan, index: IndexFiles) -> Choice | None:
 
 
 def turnover(kept: int, rows_before: int) -> Choice | None:
-    """Rebuild if less than half of last night's rows remain; else None."""
+    """Decide to rebuild if less than half of last night's rows remain; else None."""
     bound = MIN_KEPT * rows_before
     if kept >= bound and kept:
         return None
@@ -128,7 +129,7 @@ def turnover(kept: int, rows_before: int) -> Choice | None:
 
 
 def compaction(delta: int, tombstones: int, rows: int) -> Choice:
-    """Rebuild if the delta or the tombstones exceed their proportion of the live rows."""
+    """Decide to rebuild if the delta or the tombstones exceed their limits, else to keep the index."""
     delta_share, tombstone_share = delta / rows, tombstones / rows
     rebuilt = delta_share > MAX_DELTA or tombstone_share > MAX_TOMBSTONES
     sentence = (
@@ -146,7 +147,7 @@ def compaction(delta: int, tombstones: int, rows: int) -> Choice:
 
 
 def quantizer_fit(index: IndexFiles, rows: int, measured: IndexMetrics | None) -> Choice:
-    """Rebuild if the quantizer no longer fits the rows.
+    """Decide to rebuild if the quantizer no longer fits the rows, else to keep it.
 
     The number of rows, the imbalance of the lists, and recall@10 at the stored effort, also near dead rows,
     are compared with their values after the training. For an index without lists only recall is compared.
@@ -263,7 +264,7 @@ def near_dead_warnings(choices: Sequence[Choice]) -> list[str]:
 
 
 def unusable_files(reason: str | None) -> Choice | None:
-    """Rebuild if last night's files are damaged or do not match tonight's rows."""
+    """Decide to rebuild, for the reason that last night's files cannot be used; None without a reason."""
     if reason is None:
         return None
     return _rebuilt(f"built from scratch: last night's index cannot be extended: {reason}")

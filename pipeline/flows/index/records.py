@@ -40,13 +40,13 @@ class ShardRecord(Stored):
     index: FileRef
     """its file"""
     truth: FileRef
-    """exact neighbours of the queries among its rows, and the probes: a few of its rows that are searched for
-    after the merge
+    """exact neighbours of the queries among the shard's rows, and the probes: a few of these rows, which are
+    searched for after the merge
     """
     ids: FileRef
-    """table of the ids of its rows, by address"""
+    """table of the ids of the shard's rows, by address"""
     rows: int
-    """number of its rows"""
+    """number of the shard's rows"""
     space_id: str
 
 

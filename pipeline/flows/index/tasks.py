@@ -26,8 +26,8 @@ from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.write_once import load_or_make, put_by_content
 from pipeline.transforms.transform import Affine, Transform
 
-# Proportion of dead rows in a sample of queries: half of rules.MAX_DEAD_QUERIES, the limit above which
-# queries are sampled again.
+# Proportion of dead rows in a sample of queries: half of rebuild_rules.MAX_DEAD_QUERIES, the limit above
+# which queries are sampled again.
 _DEAD_QUERIES = 0.05
 
 
@@ -81,7 +81,7 @@ class CountLive(PlainTask[tuple[VectorUnit, ...], tuple[int, ...]]):
 
 @dataclass(frozen=True)
 class Train(PlainTask[tuple[VectorUnit, ...], TrainedIndex]):
-    """Sample queries and training rows over all units, and train the empty index; on a GPU, if it has one.
+    """Sample queries and training rows over all units, and train the empty index, on the worker's GPU if any.
 
     The first stored result is used by all nights that train the same index, although machines may round
     differently.
@@ -159,7 +159,7 @@ class FillShard(PlainTask[Shard, ShardRecord]):
     build: Build
     trained: TrainedIndex
     on_gpu: bool = False
-    """find the lists of rows, and the neighbours, on the worker's GPUs"""
+    """whether to find the lists of rows, and the neighbours, on the worker's GPUs"""
 
     def work(self, shard: Shard) -> ShardRecord:
         stem = f"{self.build.work}/shard-{shard.number:05d}"

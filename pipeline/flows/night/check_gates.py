@@ -69,7 +69,7 @@ def judge_candidate(
 
     Args:
         previous: the previous release; None for the first.
-        corpus: the gates of its corpus, which passed.
+        corpus: the candidate's corpus, with its gates, which passed.
         repairs: whether files of the previous release were made again.
 
     Returns:

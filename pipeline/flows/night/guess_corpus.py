@@ -131,9 +131,7 @@ def _cut_proportion(texts: Sequence[str]) -> float | None:
 
 
 def _doubt_ids(values: Values, id_column: str) -> str | None:
-    """Return a sentence if the ids seem to be row numbers, or if a column whose name suggests an id was not
-    chosen.
-    """
+    """Return a sentence if the ids seem to be row numbers, or if a column named like an id was not chosen."""
     column = values[id_column]
     first = column[0] if column else None
     if type(first) is int and first in (0, 1) and column == list(range(first, first + len(column))):
@@ -214,9 +212,7 @@ def _read_parquet(file: SourceFile) -> list[dict[str, Any]]:
 
 
 def _python_values(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a column; None for values that Python cannot represent: far times, text that is
-    not UTF-8.
-    """
+    """Return a column's values; None for those that Python cannot represent: far times, text not in UTF-8."""
     try:
         return list(column.to_pylist())
     except (ValueError, OverflowError, pa.ArrowException):
@@ -231,7 +227,7 @@ def _python_value(value: pa.Scalar) -> Any:
 
 
 def _read_json(file: SourceFile, rejected: Counter[str]) -> list[dict[str, Any]]:
-    """Return the objects of the first lines; count by reason those without one, which a night quarantines."""
+    """Return the objects of the first lines. Count lines without one, which nights quarantine, by reason."""
     block = next(read_blocks(file), None)
     if block is None:
         return []
@@ -247,9 +243,7 @@ def _read_json(file: SourceFile, rejected: Counter[str]) -> list[dict[str, Any]]
 
 
 def _guess_text(corpus: CorpusSettings, values: Values, id_column: str | None) -> str:
-    """Return the column with the longest texts in most rows; a name that suggests a text counts in its
-    favour.
-    """
+    """Return the column with the longest texts in most rows; a name that suggests a text weighs more."""
     weights = {
         name: _mean_length(column) * _text_weight(name) * sum(value is not None for value in column)
         for name, column in values.items()

@@ -81,7 +81,7 @@ class MLflowNight:
 
 @contextlib.contextmanager
 def mlflow_night(job: Job, store: Store, stages: Stages) -> Iterator[MLflowNight]:
-    """Log the night of the block to MLflow when it ends, if release.mlflow is set and it has a candidate.
+    """Log the night that runs in the block to MLflow, if release.mlflow is set and the night has a candidate.
 
     Raises:
         ConfigError: MLflow is not installed.

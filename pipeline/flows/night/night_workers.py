@@ -48,8 +48,8 @@ class NightWorkers:
     def for_ingest(self) -> TaskMap:
         """Return the function that runs the tasks of the ingestion.
 
-        If the encoder's space is new, a worker first loads the encoder and encodes a text: an encoder that
-        cannot be used shows before the corpus is read.
+        If the encoder's space is new, a worker first loads the encoder and encodes a text, so that an encoder
+        that cannot be used is noticed before the corpus is read.
 
         Raises:
             ModelError: the encoder cannot be loaded, or gives no usable vector of a plain sentence.

@@ -30,7 +30,7 @@ class PreviousRelease:
     corpus_problem: str | None = None
     """why the corpus cannot be read; None if it was read, or before the first night"""
     next_ordinal: int = 0
-    """first ordinal of a unit that no release has used"""
+    """lowest ordinal that no unit of any release has used"""
 
     def has_space(self, space_id: str) -> bool:
         """Return whether the current release has vectors of this space."""
@@ -85,7 +85,7 @@ def load_previous(releases: Releases) -> PreviousRelease:
 
 
 def find_damage(store: Store, previous: PreviousRelease, stages: Stages, *, by_content: bool) -> str | None:
-    """Describe missing files of the current release, and files of another size; None if there are none.
+    """Describe files of the current release that are missing or have the wrong size; None if there are none.
 
     Tonight's stages make such files again.
 
@@ -93,7 +93,7 @@ def find_damage(store: Store, previous: PreviousRelease, stages: Stages, *, by_c
         by_content: read every file and compare its sha256.
 
     Raises:
-        DataError: a file has the right size but another content, which later stages would not notice.
+        DataError: a file has the right size but the wrong content, which later stages would not notice.
     """
     if (release := previous.release) is None:
         return None
@@ -102,7 +102,7 @@ def find_damage(store: Store, previous: PreviousRelease, stages: Stages, *, by_c
 
 
 def _content_faults(store: Store, release: ReleaseManifest, stages: Stages) -> list[Fault]:
-    """Find faults by reading every file. Raises DataError for a file of the right size with other content."""
+    """Find faults by reading every file. Raises DataError if a file has the right size but wrong content."""
     with stages("verify", bytes_to_read(store, release), "bytes") as bar:
         faults = content_faults(store, release, bar.add)
     if changed := [fault for fault in faults if fault.is_content_changed]:
@@ -149,12 +149,13 @@ def has_same_files(job: Job, previous: PreviousRelease) -> bool:
 
 
 def changed_files(files: Iterable[SourceFile], corpus: Corpus | None) -> list[SourceFile]:
-    """Return the files that are new or changed since a corpus was read; all of them if it is None."""
+    """Return the files that are new or changed since a corpus was read; all files if `corpus` is None."""
     known = {(file.name, file.size, file.stamp) for file in corpus.files} if corpus is not None else set()
     return [file for file in files if (file.name, file.size, file.stamp) not in known]
 
 
-# Settings on which the published files do not depend, by section; all other settings of these sections count.
+# Settings, by section, that are not compared to find out whether the published files would be the same: the
+# files do not depend on them, or something else is compared. All other settings of these sections count.
 NOT_PUBLISHED: dict[str, frozenset[str]] = {
     "corpus": frozenset(CorpusSettings.model_fields) - {"id"},  # compared by the digest of the corpus
     "encoder": frozenset(  # compared by the space

@@ -55,11 +55,10 @@ class NightOutcome:
 def publish_or_refuse(
     context: FlowContext, releases: Releases, candidate: Candidate, comparison: ReleaseComparison
 ) -> NightOutcome:
-    """Publish the candidate if its gates passed, the root is not held and no other night has published
-    meanwhile.
+    """Publish the candidate, unless a gate failed, the root is held or another night has published meanwhile.
 
     Raises:
-        GatesRefused: with the folder in which the candidate is kept for inspection.
+        GatesRefused: a gate failed; the error names the folder in which the candidate is kept for inspection.
     """
     store, manifest, report = context.store, candidate.manifest, summarize(context, candidate, comparison)
     if not all(gate.passed for gate in manifest.gates.values()):
@@ -160,9 +159,7 @@ def unchanged_outcome(
 def _with_rejected(
     counts: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the counts of a release, updated by the rows and files that were rejected since its corpus was
-    read.
-    """
+    """Return a release's counts, updated by the rows and files rejected since its corpus was read."""
     others = (BAD_FILES, VALUES_DROPPED)
     names = [name for name in {**before, **now} if name.startswith("quarantined") or name in others]
     rows = {"total": now["rows"] - before.get("rows", now["rows"])}

@@ -61,8 +61,7 @@ class Difference:
     after: ReleaseManifest
     rows: RowDifferences
     drift: Drift | None
-    """drift of the vectors; None if the spaces differ, moments are missing, or there are no more rows than
-    dimensions"""
+    """drift of the vectors; None if it is unknown (see `measure_drift`)"""
     answers: tuple[ComparedAnswers, ...]
     settings: dict[str, tuple[Any, Any]]
     """(earlier, later) values of the settings that differ, by their full names"""

@@ -36,7 +36,7 @@ def ingest_corpus(
     stages: Stages,
     map_tasks: TaskMap = map_here,
 ) -> Corpus:
-    """Read tonight's corpus into units. Only changed files are read; rows of all others keep their units."""
+    """Read tonight's corpus into units. Only changed files are read; rows of other files keep their units."""
     parent, store = previous.parent_corpus(job), releases.store
     encoder = None
     if job.corpus.chunk.by is not None and map_tasks is not map_here and store.shared:
@@ -104,7 +104,7 @@ def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease
         list_corpus(
             job.corpus.model_copy(update={"fingerprint": "fast"})
         )  # raises if there is nothing to read
-    check_store(releases.commits.store, creates_once=True)  # without it else two nights could both publish
+    check_store(releases.commits.store, creates_once=True)  # without it two nights could both publish
     check_index_and_transform(job, previous.release)
     row_cutter(corpus_of(job))  # raises if the prompt leaves no room for chunks
     read_user_queries(job.gates)  # raises for an unreadable file
@@ -140,7 +140,7 @@ def check_index_and_transform(job: Job, previous: ReleaseManifest | None = None)
 
     Raises:
         ConfigError: faiss cannot make the index of this encoder's vectors, the transform cannot be part of
-            it, or GPUs are to fill it without faiss-gpu.
+            the index, or GPUs are set to fill it but faiss-gpu is not installed.
         DataError: whiten.dev cannot be used.
     """
     if job.whiten.mode != "off":
@@ -176,7 +176,7 @@ def extend_or_build(
 
 
 def check_row_count(index: BuiltIndex, live_rows: int) -> None:
-    """Raise DataError if the index has not exactly the live rows."""
+    """Raise DataError if the index does not have as many rows as are live."""
     if index.rows != live_rows:
         raise DataError(
             "index",

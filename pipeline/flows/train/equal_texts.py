@@ -1,4 +1,4 @@
-"""Find the equal texts among training pairs, whose positives cannot be negatives of each other's anchors.
+"""Find the equal texts among training pairs: a positive of an equal anchor cannot be an anchor's negative.
 
 The keys of all texts are split once by hash, and compared only within each partition. So neither a worker's
 memory nor the bytes read per pair grow with the number of pairs.

@@ -34,7 +34,7 @@ from pipeline.text.formats.reject_rows import rechunk
 from pipeline.text.normalize import NORMALIZER_VERSION, text_keys
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 
-_VERSION = 1  # increased by changes of the result; all pairs are then mined again
+_VERSION = 1  # raise it with every change of the result; all pairs are then mined again
 _ROLES = ("anchor", "positive")
 # Kept column of positives. A negative is the positive of another pair, and its text is read by its address.
 _KEPT_TEXT = pa.field("text", pa.large_string(), nullable=False)
@@ -68,15 +68,16 @@ def mine(context: FlowContext, sources: Sequence[SourceSettings]) -> tuple[Sourc
     decides which of the texts found become negatives. A text that is a positive of an equal anchor, or that
     equals the anchor, is never a negative. Texts are stored as the encoder gets them.
 
-    A pair becomes up to train.mine.negatives rows, in the order of the pairs; pairs without any are left out,
-    counted and logged. Results of an earlier run are reused; the number of workers does not change the
-    result. If the kind of index rounds vectors, the cosine of a negative is computed from its rounded vector.
+    A pair becomes up to train.mine.negatives rows, in the order of the pairs; pairs without a negative are
+    left out, counted and logged. Results of an earlier run are reused; the number of workers does not change
+    the result. If the kind of index rounds vectors, the cosine of a negative is computed from its rounded
+    vector.
 
     Memory: the driver holds the texts of one unit and the records of all units. A worker holds the keys of
     about 2^22 pairs, or 8 bytes for every repeated positive, or the memory-mapped index.
 
     Args:
-        run: store, workers and job.
+        context: store, workers and job.
         sources: sources of pairs.
 
     Returns:
@@ -138,8 +139,8 @@ def _identity(job: Job, pairs: TrainingRows, drops: bool) -> str:
     Args:
         job: the job.
         pairs: the pairs of a source.
-        drops: whether the hash contains that pairs without a text are left out. Earlier versions kept some of
-        these pairs unless the settings said otherwise.
+        drops: whether to add to the hash that pairs without a text are left out, because earlier versions
+            kept some of these pairs.
     """
     files = {group.file.uri: [group.file.uri, group.file.size, group.file.stamp] for group in pairs.groups}
     columns = [pairs.settings.columns.get(role, role) for role in _ROLES]
@@ -234,9 +235,7 @@ def _search(context: FlowContext, task: MineUnit, units: Sequence[PairUnits]) ->
 
 
 def _units(pairs: TrainingRows, unit_rows: int, store: Store) -> Iterator[tuple[CorpusUnit, CorpusUnit]]:
-    """Store the pairs in the order of the files; yield each unit of anchors with the unit of its
-    positives.
-    """
+    """Store the pairs in the order of the files; yield each unit of anchors with its unit of positives."""
     first = 0
     for table in rechunk(pairs.read(pairs.spans(), _ROLES), unit_rows):
         anchors, positives = (_unit(one_chunk(table[role]), role, first, store) for role in _ROLES)

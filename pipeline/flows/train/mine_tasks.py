@@ -1,6 +1,4 @@
-"""The task of hard negative mining, which workers unpickle: search the positives for each anchor's
-negatives.
-"""
+"""The task of hard negative mining, which workers unpickle: find each anchor's negatives among positives."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -169,7 +167,7 @@ class MineUnit:
         return picked, usable
 
     def _known_texts(self, unit: int, anchors: pa.Array) -> list[np.ndarray]:
-        """Return, for each key of a unit's anchor, the addresses of texts that cannot be its negatives."""
+        """Return, for each of a unit's anchor keys, the addresses of texts that cannot be its negatives."""
         known = read_from_all(self.source.store, self.known, KNOWN_SCHEMA, unit, unit + 1)
         codes = pc.index_in(one_chunk(known["anchor"]), value_set=anchors).to_numpy().astype(np.int64)
         addresses = known["address"].to_numpy()

@@ -212,7 +212,7 @@ def plan_of(settings: TrainSettings) -> Plan:
 
 
 def _open_source(settings: TrainSettings) -> tuple[TrainingRows, type[NeighbourOrder | ShuffledOrder]]:
-    """Open the rows of the only source of the settings; return them with their order.
+    """Open the rows of the only source of the settings; return them with the class of their order.
 
     Raises:
         DataError: as in `plan_of`.
@@ -325,7 +325,7 @@ def _check_dev(settings: TrainSettings) -> None:
 
 
 def _check_measure(settings: TrainSettings) -> None:
-    """Raise ConfigError if the first objective has no such score on dev."""
+    """Raise ConfigError if the first objective does not have the score train.dev.measure."""
 
     def measures(name: str) -> tuple[str, ...]:
         objective = OBJECTIVES[name]

@@ -1,6 +1,4 @@
-"""The work of one rank of a training, which Ray Train's workers unpickle; the first rank stores the
-results.
-"""
+"""The work of one rank of a training. Ray Train's workers unpickle it; the first rank stores the results."""
 
 import socket
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -282,9 +280,9 @@ class TrainRank:
     def _measure_same_rows(self, resumable: ResumableTraining, rank_slice: RankSlice) -> dict[str, float]:
         """Measure metrics on the batches that would follow the last step; empty if there is a dev set.
 
-        They are measured before the first step and after the last, so on the same rows. A training that ends
-        within its first epoch has not seen these rows. Texts are truncated as the trained encoder truncates
-        them, not by train.max_length.
+        The rows are the same before the first step and after the last. A training that ends within its first
+        epoch has not seen them. Texts are truncated as the trained encoder truncates them, not by
+        train.max_length.
         """
         if self.dev is not None:
             return {}
@@ -351,7 +349,7 @@ class TrainRank:
         return rank_batches(self.plan.order, tokenize, start=start, rank_slice=rank_slice, peers=peers)
 
     def _store_refused_batch(self, error: NonFinite | ModelError, step: int) -> DataError:
-        """Store the rows of the step on all ranks, and return an error that names their file.
+        """Store the rows that all ranks together have in the step, and return an error that names their file.
 
         Every rank that has the error stores the same file, because other ranks may not notice the error.
         """

@@ -1,6 +1,6 @@
 """Run the ranks of a training on Ray Train: start them together, and restart all if one is lost.
 
-Only here is Ray Train used.
+Only this module runs Ray Train.
 """
 
 import os

@@ -62,8 +62,8 @@ class RunRecord(Stored):
     counts: tuple[dict[str, int], ...]
     """counts of each source: rows in the files, and rows left out by reason"""
     lexical_overlap: tuple[dict[str, Metric], ...] = ()
-    """mean lexical overlap of the anchors of each source with the texts of a role (positive, negative,
-    negative2); nothing for a source without pairs"""
+    """for each source, mean lexical overlap of the anchors with the texts of each role (positive, negative,
+    negative2); empty for a source without pairs"""
     sources: tuple[str, ...] = ()
     """URI of each source; for a folder of manifests, the URI of the manifest that is read"""
     steps_per_epoch: int
@@ -84,7 +84,7 @@ class ResultRecord(Stored):
     steps: int
     """steps taken; fewer than planned if dev or the learning rate ended the training"""
     best_step: int | None = None
-    """step of the encoder's weights, if dev chose it"""
+    """step of the encoder's weights, if dev chose that step"""
     metrics: dict[str, float] = Field({}, alias="figures")
     """With a dev set: dev, the best score. Without one: same_rows, the number of rows that were measured
     before the first step and after the last, and start_loss, end_loss and so on for them. For a model that
@@ -142,7 +142,7 @@ class RunFolder:
         return ResultRecord.load_intact(self.store, RESULT)
 
     def encoder_length(self) -> int | None:
-        """Return the number of tokens of a text that the trained encoder reads; None if it is missing."""
+        """Return the number of tokens of a text that the trained encoder reads; None without an encoder."""
         # A model of two encoders has two such files, with the same length.
         for file in self.store.list(ENCODER, _LENGTH_FILE):
             length: int | None = json.loads(self.store.read(file.path)).get("max_seq_length")

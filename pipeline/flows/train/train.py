@@ -273,7 +273,7 @@ class TrainedSeeds:
 
     @property
     def best(self) -> int | None:
-        """Seed with the highest score on dev, the first of several; None without dev."""
+        """Seed with the highest score on dev, the first if several have it; None without dev."""
         scores = {seed: each.result.metrics.get(_DEV) for seed, each in self.trainings.items()}
         measured = {seed: score for seed, score in scores.items() if score is not None}
         return max(measured, key=measured.__getitem__) if measured else None

@@ -156,7 +156,7 @@ class Decision:
     numbers: dict[str, float | int | None] = field(default_factory=dict)
     """measurements that the decision depends on"""
     unit_moments: tuple[FileRef | None, ...] = ()
-    """by unit, the file of the moments without its dead rows; None if there is none"""
+    """by unit, the file of the moments of its live rows; None if no such file is stored"""
 
     @property
     def transform(self) -> Transform | None:
@@ -170,7 +170,7 @@ class Decision:
         )
 
     def choice(self) -> Choice:
-        """Return the decision as a release stores and a report shows it."""
+        """Return the decision in the form that releases store and reports show."""
         numbers = {**self.numbers, **(self.comparison.numbers() if self.comparison else {})}
         for curve in self.curves:
             numbers |= curve.numbers()
@@ -195,7 +195,7 @@ def decide_transform(
         DataError: too few rows for the fit and whiten.mode is `on`; with `auto` the vectors stay raw.
     """
     if previous is not None and previous.space_id != source.space_id:
-        previous = None  # another transform, because its space differs
+        previous = None  # a decision in another space does not apply
     with context.stages("whiten") as bar:
         moments, unit_moments = live_moments(context, source, units, previous)
         file = store_by_content(
@@ -227,8 +227,7 @@ def _same_decision(settings: WhitenSettings, previous: ReleaseManifest) -> White
 
 
 def _relevant_settings(settings: dict[str, object]) -> WhitenSettings | None:
-    """Return the settings that determine a decision, with all others set to constants; None if they are
-    invalid.
+    """Return the settings, with constants for those that determine no decision; None if they are invalid.
 
     Settings that an older version did not have get their defaults.
     """
@@ -308,7 +307,7 @@ class _Decider:
         try:
             old_moments = Moments.from_bytes(earlier.fitted_on.read(self.source.store))
             distance = drift(old_moments, moments).distance
-        except (FileNotFoundError, DataError):  # raises DataError for too few rows
+        except (FileNotFoundError, DataError):  # `drift` raises DataError for too few rows
             return None
         if moments.count > (1 + max_drift) * old_moments.count or distance > max_drift:
             return None

@@ -1,4 +1,4 @@
-"""Compute the moments of the live rows, and of a sample of them, by tasks of their own.
+"""Compute the moments of the live rows, and of a sample of them, by separate tasks.
 
 The moments of each unit's live rows are merged in a tree. Its shape depends only on the number of
 units, so the result has the same bits on any cluster. The moments of a unit's live rows are stored, so that
@@ -63,8 +63,8 @@ def live_moments(
     """Compute the moments of the live rows of `units`, with the same bits on any cluster.
 
     Args:
-        previous: the previous release. Vectors are read only from units whose dead rows differ from that
-        release.
+        previous: the previous release. Vectors are read only from units whose dead rows differ from those in
+            that release.
 
     Returns:
         The moments, and `MergedMoments.live` of all units.

@@ -44,7 +44,7 @@ class RowOrder:
     """Shuffled batches of the live rows of units, except rows at `left_out` addresses.
 
     The order depends only on units, seed and epoch. Pieces of consecutive rows are shuffled; eight pieces
-    form a window, whose rows are shuffled. To start at a later step, windows before it are not read.
+    form a window, whose rows are shuffled. If training starts at a later step, earlier windows are not read.
 
     Raises:
         DataError: on reading, if a file is not the one recorded.
@@ -118,7 +118,7 @@ _MIN_ROWS = 10  # fewer are a mistake of the user
 # Rows to hold out: a proportion within limits. More than the greatest number would only cost time.
 _HELD_OUT = 0.01
 _MIN_HELD_OUT, _MAX_HELD_OUT = 512, 8_192
-_CURVE_POINTS = 20  # most points of the training curve after the start
+_CURVE_POINTS = 20  # largest number of points of the training curve after the start
 
 
 @dataclass(frozen=True)
@@ -205,9 +205,8 @@ class _Trained(Stored):
 def train_flow(training: FlowTraining, workers: Workers, pool: Pool, bar: RunningStage) -> Flow:
     """Train the flow, from the last checkpoint on, or load it if it is finished. `bar` shows the rows.
 
-    One worker trains, with the resources that `pool` gives to one: a step is a few dozen products with
-    matrices of 32 columns and takes 3 ms at d = 384, about as long as workers would take to exchange
-    gradients.
+    A single worker of `pool` trains: a step is a few dozen products with matrices of 32 columns and takes
+    3 ms at d = 384, about as long as workers would take to exchange gradients.
 
     Raises:
         ConfigError: the dimension cannot be halved that often.

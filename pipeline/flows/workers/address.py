@@ -32,7 +32,7 @@ class ClusterAddress(NamedTuple):
 
     @classmethod
     def of(cls, settings: ClusterSettings) -> "ClusterAddress":
-        """Return the address by the settings and the environment.
+        """Return the address that the settings or the environment name.
 
         Ray itself would also look for a file of a running cluster, which may be stale or another user's.
         """

@@ -52,10 +52,10 @@ class Board:
 
         Args:
             call: the pool or task that the worker belongs to.
-            item: its current item, if any.
-            worker: the process.
-            busy: whether it used the CPU.
-            transferred: whether it transferred bytes.
+            item: the worker's current item, if any.
+            worker: the worker's process.
+            busy: whether the process used the CPU.
+            transferred: whether the process transferred bytes.
         """
         state = self._state_of(call)
         state.last_heartbeat = self._clock()

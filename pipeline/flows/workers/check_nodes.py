@@ -1,4 +1,4 @@
-"""Ask every node of a cluster, with a task on each, whether it can do the work before the work begins."""
+"""Before work begins, ask every node of a cluster, with a task on each, whether it can do the work."""
 
 import contextlib
 import dataclasses
@@ -58,9 +58,9 @@ class NodeAnswer(NamedTuple):
     name: str
     node: Node
     facts: NodeFacts | None
-    """None if it gave no answer"""
+    """None if the node gave no answer"""
     problem: str = ""
-    """why it gave none; empty if the time was over"""
+    """why the node gave no answer; empty if the time was over"""
 
 
 @functools.cache
@@ -87,11 +87,11 @@ class NodeCheck:
     stores: Mapping[str, Store]
     """stores that the work reads and writes, by the setting that names each"""
     probe: str
-    """path of a file that the driver has written to each of them"""
+    """path of a file that the driver has written to each store"""
     encoder: EncoderSettings | None = None
     """encoder with which to encode a buffer; None for a check in brief"""
     encode: EncodeSettings | None = None
-    """its settings"""
+    """settings of the encoding"""
 
     def facts(self) -> NodeFacts:
         """Return the findings of this process."""
@@ -127,7 +127,7 @@ class NodeCheck:
 
 
 def _answer(check: bytes) -> bytes:
-    """Answer the questions. Pickled, since a node without this project must be able to receive the task."""
+    """Answer the questions. Check and answer are pickled, so that a node without Manta can get the task."""
     return pickle.dumps(pickle.loads(check).facts())
 
 
@@ -139,7 +139,7 @@ def ask_nodes(
     Args:
         check: the questions.
         within_s: time in which nodes must answer.
-        gpus: GPUs that nodes which have some reserve to answer.
+        gpus: GPUs that the task reserves on a node that has GPUs.
         only: ids of the nodes to ask; None asks all.
     """
     import ray

@@ -60,7 +60,7 @@ def connect(
     """Connect to workers for the duration of the block: a Ray cluster, or `local` workers without Ray.
 
     Local workers of an enclosing block are reused, and so is an existing connection to Ray. A connection that
-    this call makes is closed after the block, and so is a Ray that it starts.
+    this call makes is closed after the block, and a Ray that it starts is shut down.
 
     Args:
         stores: stores that the workers read and write, by the setting that names each. Every node of a
@@ -232,7 +232,7 @@ def is_local(settings: ClusterSettings) -> bool:
 
 
 def silence_ray(verbose: bool) -> None:
-    """Turn off usage statistics and messages that Manta's own replace; unless `verbose`, all notices of Ray.
+    """Turn off usage statistics, messages that Manta's own replace and, unless `verbose`, all notices of Ray.
 
     Call it before `import ray`, which reads the environment.
     """

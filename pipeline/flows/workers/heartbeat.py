@@ -30,8 +30,8 @@ _ACKNOWLEDGE_S = 5.0  # timeout for the board to acknowledge the start of an ite
 def open_board() -> Any:
     """Return the handle to the board of this driver's connection; create the board if it is missing.
 
-    It runs on the driver's node, or that of the Ray client's server, since it has no use without the driver.
-    It lives as long as the first handle to it, which `connect` holds.
+    The board runs on the driver's node, or the node of the Ray client's server, since it has no use without
+    the driver. It lives as long as the first handle to it, which `connect` holds.
     """
     context = ray.get_runtime_context()
     return (

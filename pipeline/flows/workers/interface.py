@@ -75,7 +75,7 @@ class Workers(abc.ABC):
 
     @abc.abstractmethod
     def machine_pool(self, settings: ClusterSettings) -> Pool:
-        """Return a pool of one worker with all CPUs of a machine, for work that no other worker can share.
+        """Return a pool of one worker with all CPUs of a machine, for work that workers cannot share.
 
         The worker has a GPU if the job's workers have GPUs. It has only cluster.cpus_per_worker CPUs if
         other jobs use the cluster at the time.

@@ -89,7 +89,8 @@ class LocalWorkers(Workers):
         """Return a pool of one worker, the child. A job that asks for GPUs does not run here.
 
         Raises:
-            ConfigError: a local Ray would refuse the settings, so that a job does not depend on its size.
+            ConfigError: a local Ray would refuse the settings. They are refused here, too, so that whether a
+                job runs does not depend on its size.
         """
         machine = (Node(os.cpu_count() or 1),)
         demand = ResourceDemand(settings.cpus_per_worker, 0.0, settings.workers.min or 1)

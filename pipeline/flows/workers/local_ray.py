@@ -1,5 +1,6 @@
-"""Start Ray on this machine, watch its processes, and end them; apart from `cluster`, because it uses Ray's
-internals.
+"""Start Ray on this machine, watch its processes, and end them.
+
+This is apart from `cluster`, because it uses Ray's internals.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ _OBJECT_STORE_BYTES = 256 << 20  # enough, since only records and model settings
 _SHARED_MEMORY = Path("/dev/shm")  # where Ray stores objects if there is room for them; macOS has none
 _POLL_S = 0.5  # time between two checks of Ray's processes
 _EXIT_S = 5.0  # time within which Ray's workers have to exit by themselves
-_EXIT_POLL_S = 0.05  # time between two checks whether they have
+_EXIT_POLL_S = 0.05  # time between two checks whether the workers have exited
 
 
 def options() -> dict[str, Any]:
@@ -40,7 +41,7 @@ def make_token_folder_private() -> None:
 
 
 def check_shared_memory() -> None:
-    """Raise an error if Ray cannot write to /dev/shm: it would start for half a minute, and not say why."""
+    """Raise an error if Ray cannot write to /dev/shm: Ray would try for half a minute, and not say why."""
     if _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free >= _OBJECT_STORE_BYTES:
         with translate_disk_errors(str(_SHARED_MEMORY)):
             tempfile.TemporaryFile(dir=_SHARED_MEMORY).close()
@@ -72,7 +73,7 @@ def shut_down() -> None:
     """Disconnect from Ray. A Ray that this process started ends, with its workers.
 
     Now and then a worker never exits, because one of Ray's exit handlers waits for a lock that it holds
-    itself. It would keep its memory, so it is killed.
+    itself. Such a worker would keep its memory, so it is killed.
     """
     import ray
 

@@ -1,6 +1,6 @@
 """Notice that the head of a running cluster, or Ray on this node, has ended.
 
-Ray itself would end this process with exit code 1: at its next call, or a minute later without a sentence.
+Ray itself would end this process with exit code 1: at its next call, or a minute later without a message.
 This is apart from `cluster`, which connects, because it reads sockets and Ray's internals.
 """
 
@@ -24,7 +24,7 @@ _HEAD_S = 40.0  # time without a connection after which the head is lost; Ray en
 def abort_if_cluster_dies(cluster: ClusterAddress) -> Iterator[None]:
     """Abort this process with a message if the connected cluster's head, or the raylet of this node, ends.
 
-    A head that is started again within 40 seconds, as with a store for its state, is not missed.
+    A head that is started again within 40 seconds, as is possible with a store for its state, is not lost.
     """
     import ray
 

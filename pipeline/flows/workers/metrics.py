@@ -1,8 +1,8 @@
 """Report metrics to Prometheus through the metrics agent of every Ray node.
 
-Without a connection to Ray each call only calls `listeners`, which `metrics_file` sets. Ray sends a process's
-metrics to its node's agent every ten seconds and when the process disconnects. The node's metrics port serves
-a gauge as `ray_<name>` and a counter as `ray_<name>_total`.
+Without a connection to Ray each call only calls `listeners`, which `metrics_file` and `mlflow_run` add. Ray
+sends a process's metrics to its node's agent every ten seconds and when the process disconnects. The node's
+metrics port serves a gauge as `ray_<name>` and a counter as `ray_<name>_total`.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ def count_unit(task: str, outcome: Literal["done", "failed", "restarted"]) -> No
     Args:
         task: class name of the task.
         outcome: "failed" if the task raised a PipelineError; "restarted" if an earlier process died while it
-        ran the item.
+            ran the item.
     """
     UNITS.record(1, task=task, outcome=outcome)
 
@@ -111,7 +111,7 @@ def count_encoded(rows: int, tokens: int, seconds: Mapping[str, float]) -> None:
     """Count the rows and tokens of one encoded unit, and the worker's time. Called on the worker.
 
     Args:
-        seconds: by what the worker did (device), or waited for (tokenizer, store, model).
+        seconds: the worker's seconds by what it used (device) or waited for (tokenizer, store, model).
     """
     ROWS.record(rows)
     TOKENS.record(tokens)

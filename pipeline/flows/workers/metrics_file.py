@@ -61,13 +61,13 @@ def metrics_written_to(path: str | None) -> Iterator[None]:
     recorded, file = RecordedMetrics(), Path(os.path.expanduser(path))  # the name of a user may be unknown
 
     def write(error: BaseException | None) -> None:
-        if error is not None and not recorded.has(NIGHTS):  # it failed before it had workers
+        if error is not None and not recorded.has(NIGHTS):  # the night failed before it had workers
             metrics.count_failed_night(error)
         _replace(file, recorded.text())
 
     metrics.listeners.append(recorded.record)
     try:
-        with ends_by(write):  # such as a lost cluster, by which a thread ends the process
+        with ends_by(write):  # a thread may end the process, as for a lost cluster
             yield
     except BaseException as error:
         try:

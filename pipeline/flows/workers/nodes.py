@@ -30,7 +30,7 @@ class Node:
 
     @classmethod
     def of(cls, resources: Mapping[str, float]) -> "Node":
-        """Return the node that has these of Ray's resources."""
+        """Return the node that has these resources, which are under Ray's names."""
         return cls(
             float(resources.get("CPU", 0)),
             float(resources.get("GPU", 0)),
@@ -71,7 +71,7 @@ class ResourceDemand:
         return sum(node.fit(self) for node in nodes)
 
     def found(self, nodes: Collection[Node]) -> str:
-        """Return the number of nodes, and the demanded resources that they have."""
+        """Describe the nodes: how many there are, and what they have of the demanded kinds of resources."""
         if not nodes:
             return "no node"
         kinds = self._kinds(nodes)

@@ -86,8 +86,8 @@ class _ProcessStat(NamedTuple):
 
 def _read_stat(pid: int) -> _ProcessStat:
     """Read /proc/PID/stat (proc_pid_stat(5)). Raises OSError if the process has ended."""
-    # the fields after the second one, the program's name in parentheses, which may contain spaces and half a
-    # character of UTF-8
+    # The second field is the program's name in parentheses, which may contain spaces and half a character of
+    # UTF-8. The fields after it are read.
     stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     state, *numbers = stat.rpartition(")")[2].split()
     parent, user_ticks, system_ticks, start_ticks = (int(numbers[field - 4]) for field in (4, 14, 15, 22))

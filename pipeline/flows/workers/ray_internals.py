@@ -28,15 +28,15 @@ TRAIN_VARIABLES = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in the settings mean the same on every rank
 }
-# The same on a cluster that may have a dashboard, whose tab Train shows what an actor on the head records.
+# One more on a cluster that may have a dashboard: an actor on the head records what the tab Train shows.
 TRAIN_STATE = {"RAY_TRAIN_ENABLE_STATE_TRACKING": "1"}
 TRAIN_START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 # Options of a Ray that this process starts, the argument _system_config of ray.init.
 LOCAL_OPTIONS = {
     # with Ray's default of 1,000 ms every stage of a short night waits for new processes
     "idle_worker_killing_time_threshold_ms": 10_000,
-    # statistics for Ray's logs, and records for a dashboard, which there is not: every process would take CPU
-    # time for them
+    # statistics for Ray's logs, and records for a dashboard, which is not started: every process would take
+    # CPU time for them
     "event_stats": False,
     "task_events_report_interval_ms": 0,
 }
@@ -97,7 +97,7 @@ def is_worker() -> bool:
 
 
 def addable_resources() -> "list[Mapping[str, float]]":
-    """Return the resources of a node of each group that Ray's autoscaler (v2) can enlarge."""
+    """Return the resources of one node for each group of nodes that Ray's autoscaler (v2) can enlarge."""
     from ray._private.state import state
 
     config = state.get_cluster_config()
@@ -220,8 +220,8 @@ class Execution:
     def abandon(self) -> None:
         """End the execution and kill its actors, running and pending. Takes up to two seconds.
 
-        Without that, Ray Data drops its handles, and an actor keeps its CPUs until Python has collected the
-        last of them as garbage.
+        Otherwise Ray Data would only drop its handles, and an actor would keep its CPUs until Python has
+        collected its last handle as garbage.
         """
         self._abandoned = True
         if self._executor is not None:

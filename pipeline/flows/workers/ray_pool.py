@@ -1,5 +1,6 @@
-"""Run one task over many items on a pool of Ray Data actors, or over one item as a Ray task. Only here is Ray
-Data used.
+"""Run one task over many items on a pool of Ray Data actors, or over one item as a Ray task.
+
+Only this module runs Ray Data.
 
 Ray moves only records, never tensors: an item is the record of a unit. An actor reads the unit, writes its
 output and returns the new record. An item that takes much longer than its peers gets a second attempt.

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster: imported only to connect to one, because it imports Ray."""
+"""Workers on a Ray cluster. The module imports Ray, so it is imported only to connect to a cluster."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -44,8 +44,8 @@ class RayWorkers(Workers):
     def pool(self, settings: ClusterSettings, work: int) -> Pool:
         """Return a pool of cluster.workers.min to cluster.workers.max workers, at most one per unit of work.
 
-        Without workers.max, the pool has as many workers as fit. If the cluster cannot grow, it never has
-        more than that.
+        Without workers.max, the pool has as many workers as fit. If the cluster cannot grow, the pool never
+        has more workers than fit.
         """
         minimum, maximum = settings.workers.min, settings.workers.max
         demand = ResourceDemand(settings.cpus_per_worker, settings.gpus_per_worker, minimum or 1)

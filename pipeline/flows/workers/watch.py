@@ -67,7 +67,7 @@ class Watch:
         Raises:
             TransientError: for longer than cluster.patience_s no worker sent a heartbeat; one process
                 after another died at an item; or for longer than cluster.wait_s there was no node with room
-                for a worker, because it was lost or the autoscaler added none.
+                for a worker, because such a node was lost or the autoscaler added none.
         """
         if self._failure is not None:
             raise self._failure
@@ -114,10 +114,9 @@ class Watch:
         self._collect_kills()
 
     def _collect_kills(self) -> None:
-        """Restart cluster.patience_s when a node has killed a process, because the next process needs time to
-        start.
+        """Restart the time of cluster.patience_s if a process was killed, since the next must start first.
 
-        A process that was already dead does not restart it: Ray started its successor earlier.
+        A process that was already dead does not count: Ray started its successor earlier.
         """
         for answer, deadline in list(self._kills.items()):
             answered = ray.wait([answer], timeout=0)[0]

@@ -1,7 +1,7 @@
 """Open a candidate as a searcher does, from its files as they are stored, before it is published.
 
-New files are compared with their sha256, then used in a child process, which gets the candidate's manifest
-and nothing else of the night: by this process, or if they are large, by tasks on the workers. If a file
+New files are compared with their sha256, by this process or, if they are large, by tasks on the workers. Then
+a child process, which gets the candidate's manifest and nothing else of the night, uses the files. If a file
 crashes the child, the candidate is refused. Files of the previous release were opened before it was
 published, and are not read again.
 """
@@ -51,11 +51,11 @@ class Trial(NamedTuple):
     files: tuple[FileRef, ...]
     """files that no earlier release has"""
     part: int | None = None
-    """number of a part of the index to open and search; None: none"""
+    """number of the part of the index to open and search; None: no part"""
     encoder: bool = False
     """also encode texts with the stored copy of the encoder"""
     head_of: VectorUnit | None = None
-    """unit whose first rows are exported; None: none"""
+    """unit whose first rows are exported; None: no unit"""
     read: int = 0
     """bytes of the files that are used, new or not"""
 
@@ -97,7 +97,7 @@ def _use(store: Store, content: bytes, trial: Trial, reading: Reading) -> None:
     part = manifest.index_parts()[trial.part]
     reading(store.uri_of(file.path) for file in _opened(manifest, trial.part))
     chosen = None if manifest.index.parts == 1 else frozenset([trial.part])
-    # files on a disk were compared with their sha256 just now; remote ones are fetched
+    # local files were compared with their sha256 just now; remote files are fetched again, and compared
     options = OpenOptions(store, chosen, verify=store.shared, device="cpu")
     release = OpenRelease(Releases(store), ReleaseFiles(manifest, options), follows=False)
     try_release(release, [part], reading, encoder=trial.encoder)
@@ -152,8 +152,11 @@ def try_as_searcher(
 
 
 def check_written(store: Store, gate: Gate, files: Iterable[FileRef]) -> Gate:
-    """Return the gate of `try_as_searcher`; it fails if a file that was written since then differs from what
-    was written.
+    """Return `gate`, or a gate that fails if the content of a file written since then is wrong.
+
+    Args:
+        gate: the gate that `try_as_searcher` returned.
+        files: the files that were written since then.
     """
     faults = faults_of(store, files)
     return _gate(len(faults), _sentences(store, faults)) if faults else gate
@@ -176,9 +179,7 @@ def _sentences(store: Store, faults: Iterable[Fault]) -> tuple[str, ...]:
 
 
 def _plan(manifest: ReleaseManifest, files: Sequence[FileRef]) -> Iterator[Trial]:
-    """Divide the new files of a candidate into trials: one for each part of the index, others for groups of
-    the rest.
-    """
+    """Divide a candidate's new files into trials: one for each part of the index, some for other files."""
     paths = {file.path for file in files}
     parts = manifest.index_parts()
     own = [{file.path for file in (*part.files, *part.ids)} & paths for part in parts]

@@ -59,7 +59,7 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
             current.corpus_problem or "none",
             "restore it, roll back, or run a night",
         )
-    # Checked before Ray starts, where each damaged file would fail a task of its own.
+    # Checked before Ray starts, because in Ray each damaged file would fail a task of its own.
     check_sizes(releases.store, manifest)
     stores = {"release.root": releases.store}
     with (
@@ -84,7 +84,7 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
 
 
 def _parent(releases: Releases, manifest: ReleaseManifest) -> ReleaseManifest | None:
-    """Return the previous release of a release; None if there is none or if it was pruned."""
+    """Return the release before `manifest`; None if there is none or if it was pruned."""
     if manifest.parent is None or manifest.parent not in releases.numbers():
         return None
     return releases.get(manifest.parent)

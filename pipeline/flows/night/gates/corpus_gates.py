@@ -20,7 +20,6 @@ from pipeline.store.records.units import BAD_FILES, Corpus, CorpusUnit
 from pipeline.store.releases.change_examples import ChangedRows
 from pipeline.store.releases.manifest import Gate, ReleaseManifest
 
-"""Name of the count of a release's distinct texts."""
 COMPARED_BY = frozenset(
     f"gates.{name}"
     for name in ("space", "max_deleted", "max_empty_texts", "max_shorter_texts", "max_repeated_texts")
@@ -165,7 +164,7 @@ class _Texts:
     context: FlowContext
     release: ReleaseManifest
     before: Corpus | None
-    """its corpus; None if its files are gone, or another version wrote them"""
+    """corpus of the release; None if its files are gone, or another version wrote them"""
     now: Corpus
     causes: tuple[str, ...]
     """facts that may explain a difference"""
@@ -246,9 +245,9 @@ class _Texts:
 
 
 def _mean_bytes(store: Store, units: Sequence[CorpusUnit]) -> float:
-    """Return the mean bytes of the texts of units, from the footers of some.
+    """Return the mean bytes of the units' texts, from the footers of some units.
 
-    Units are chosen by a hash of their number, so that a new or missing unit changes only one of the chosen.
+    Units are chosen by a hash of their number, so that a new or missing unit changes only one of them.
     """
     live = [unit for unit in units if unit.rows > unit.dead]
     chosen = sorted(live, key=lambda unit: unit.ordinal * _HASH_FACTOR % 2**32)[:_MEASURED_UNITS]

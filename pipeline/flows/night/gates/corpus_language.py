@@ -1,4 +1,4 @@
-"""Check at the first night of an encoder whether it knows the language of the texts."""
+"""Check on the first night of an encoder whether it knows the language of the texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -42,9 +42,7 @@ def check_language(context: FlowContext, previous: ReleaseManifest | None, candi
 
 
 def language_warnings(choices: Sequence[Choice]) -> Iterator[str]:
-    """Warn if the default encoder does not know the language of the texts, or if this language was not
-    identified.
-    """
+    """Warn if the default encoder does not know the language of the texts, or if it was not checked."""
     for choice in choices:
         if choice.what == _LANGUAGE and choice.chosen == _UNCHECKED:
             yield f"the language of the texts was {choice.sentence}; {_knows_english()}"

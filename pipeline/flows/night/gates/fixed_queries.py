@@ -75,14 +75,14 @@ def fixed_queries(store: Store, candidate: Candidate, previous: Sequence[Answers
 
 
 def sampled_texts(store: Store, candidate: Candidate) -> list[str]:
-    """Return the texts of some dozens of the rows that were sampled to measure the index."""
+    """Return the texts of a few dozen of the rows that were sampled to measure the index."""
     addresses = unpack(candidate.built.queries.read(store), "addresses", "vectors")[0]["addresses"]
     sampled = addresses[:: max(1, len(addresses) // _SAMPLED)][:_SAMPLED].tolist()
     return [row.text for row in texts_at(store, candidate.manifest.units, sampled).values()]
 
 
 def is_short(query: str) -> bool:
-    """Return whether a text says too little to compare its results."""
+    """Return whether a text says too little for its results to be worth comparing."""
     return len(query) < _SHORT_QUERY
 
 

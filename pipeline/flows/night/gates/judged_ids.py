@@ -33,7 +33,7 @@ class FindRows(PlainTask[tuple[TableBucket, ...], pa.Table]):
 
     store: Store
     column: str
-    """"document", the id of the row, or of the row that a chunk was cut from, as a string; or "address"."""
+    """"address", or "document": the id, as a string, of the row or of the row that a chunk was cut from"""
     wanted: pa.Array
     """values of the column"""
 
@@ -50,8 +50,7 @@ class FindRows(PlainTask[tuple[TableBucket, ...], pa.Table]):
 
 
 def rows_of_documents(context: FlowContext, corpus: Corpus, documents: Sequence[str]) -> dict[int, str]:
-    """Return a map from the addresses of live rows to their documents; documents that are not in the corpus
-    do not occur.
+    """Map the addresses of live rows to their documents, for those of `documents` that are in the corpus.
 
     Args:
         documents: ids of rows; if rows are cut into chunks, ids of the rows before they are cut.
@@ -74,7 +73,7 @@ class DocumentsOfRows:
     def look_up(self, addresses: np.ndarray) -> None:
         """Look up the documents of live rows.
 
-        Pass many rows at once: a call reads the whole key table unless all are known.
+        Pass many rows at once: a call reads the whole key table, unless the documents of all rows are known.
         """
         unknown = np.unique(addresses)
         unknown = unknown[[address not in self._documents for address in unknown.tolist()]]
@@ -96,7 +95,7 @@ def _find(context: FlowContext, task: FindRows, buckets: Sequence[TableBucket]) 
     return found
 
 
-_MAX_READ_BYTES = 1 << 28  # largest files read for their ids before a night: some seconds
+_MAX_READ_BYTES = 1 << 28  # most bytes of files that are read for their ids before a night: some seconds
 
 
 def judged_ids(judged: JudgedQueries) -> list[str]:

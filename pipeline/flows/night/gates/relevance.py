@@ -204,7 +204,7 @@ def _score_pairs(
 def _score_queries(
     context: FlowContext, corpus: Corpus, manifest: ReleaseManifest, judged: JudgedQueries
 ) -> tuple[RelevanceScores, Omitted]:
-    """Compute nDCG@10 of every query with a relevant row in the corpus; other relevant ids are left out."""
+    """Compute nDCG@10 of every query with a relevant row in the corpus. Ids of missing rows are left out."""
     ids = judged_ids(judged)
     documents = rows_of_documents(context, corpus, ids)
     present = set(documents.values())

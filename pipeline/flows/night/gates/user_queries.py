@@ -1,7 +1,7 @@
 """Measure recall@10 for the texts of gates.queries: queries of users, which are not rows of the corpus.
 
-The gate of recall@10 uses rows of the corpus as queries. An index that compresses its vectors finds fewer of
-the neighbours of other queries.
+The gate of recall@10 uses rows of the corpus as queries. For other queries, an index that compresses its
+vectors finds fewer of the neighbours.
 """
 
 from dataclasses import dataclass

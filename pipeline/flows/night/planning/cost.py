@@ -1,6 +1,6 @@
 """Predict the cost of a first night on a cluster, stage by stage, from measured rates.
 
-Apart from its only user, `night_plan`, because it computes with numbers alone and reads no files.
+This module is apart from its only user, `night_plan`, because it computes with numbers and reads no files.
 
 A stage has work that its workers share, work that one process does while the others wait, and bytes that the
 nodes transfer. Their times are added, as if nothing overlapped.
@@ -155,8 +155,8 @@ class StageWork:
     def cost(self, stage: str, nodes: int) -> StageCost:
         """Return the cost on a number of nodes.
 
-        Idle workers take the next item, so the bound of Graham (1966) holds for their time. It is at least
-        the time of their GPUs, and the time in which the driver hands out the items one by one.
+        Idle workers take the next item, so their time is within the bound of Graham (1966). The stage takes
+        at least the time of its GPUs, and the time in which the driver hands out the items one by one.
         """
         shared_s = (self.cpu_s + self.gpu_s) * (1 / self.workers + self.largest * (1 - 1 / self.workers))
         moved_s = self.moved_bytes / (min(nodes, self.items) * NODE_BYTES_PER_S)
@@ -292,7 +292,7 @@ class _Predictor:
         )
 
     def _whiten(self) -> StageWork:
-        """Merge the moments of all units, sample the texts that decide, and encode both halves of them."""
+        """Merge the moments of all units; sample the texts to decide with, and encode both halves of them."""
         whiten, products = self.job.whiten, self.size.dim**2
         dev_texts = 0 if whiten.mode == "off" else 2 * whiten.dev_texts
         samples = dev_texts and whiten.dev is None
@@ -357,9 +357,7 @@ class _Predictor:
         return self.size.index.nlist >= LARGE_NLIST
 
     def _nearest_list_s(self) -> float:
-        """CPU seconds to find the nearest of many lists for one row, by searching the nearest groups of
-        lists.
-        """
+        """CPU seconds to find the nearest of many lists for one row, in the nearest groups of lists."""
         plan = self.size.index
         groups = math.isqrt(plan.nlist)
         compared = groups + GROUPS_PER_ROW * plan.nlist / groups

@@ -58,7 +58,7 @@ class NightPlan:
     rows: int
     """number of rows, as given, else of the corpus"""
     exact: bool
-    """True if the rows were given, or each file records its number; else they are estimated"""
+    """True if the rows were given, or each file records its number of rows; else they are estimated"""
     sampled: int
     """number of sampled texts"""
     tokens_per_row: float
@@ -111,7 +111,7 @@ class Assumptions(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """Sampled texts of a corpus, and the number of all rows; `exact` if each file records its number."""
+    """Sampled texts of a corpus, and the number of all rows, which is `exact` or estimated."""
 
     texts: list[str]
     rows: int
@@ -210,7 +210,7 @@ def _estimate_first_night(
 
 
 def _measuring_device(job: Job, assumed: Assumptions) -> Device:
-    """Return the device of the workers; the CPU if this machine lacks that device and its speed is given.
+    """Return the device of the workers; the CPU if this machine lacks it and the workers' speed is given.
 
     Raises:
         ConfigError: the workers use GPUs, their speed is not given, and this machine has no GPU.
@@ -286,7 +286,7 @@ def _estimate_tonight(
 ) -> NightPlan:
     """Add the files that changed since the current release, and the kind and recall of its index.
 
-    The rows of the files are estimated by their proportion of the bytes.
+    The rows of these files are estimated by the files' proportion of all bytes.
     """
     previous = load_previous(open_releases(job))
     if previous.release is None:

@@ -131,7 +131,7 @@ def _needed(count: int, estimate: SpaceEstimate) -> str:
     return f"about {size(count)} free ({estimate.sentence})"
 
 
-_NODES_S = 180.0  # time in which nodes must answer, of which each may copy the encoder
+_NODES_S = 180.0  # time in which nodes must answer; each may have to copy the encoder first
 _SAMPLED_FILES, _SAMPLED_BATCHES = 4, 4
 _SAMPLED_TEXTS = 256  # texts of one batch that are tokenized
 # For each check, the checks that must succeed before it is run.
@@ -162,7 +162,7 @@ class Check:
 
 
 def preflight(job: Job, stages: Stages, *, verbose: bool = False) -> list[Check]:
-    """Run all checks, except checks that need the success of one that failed."""
+    """Run all checks, except those that depend on a check that failed."""
     checks, failed = list[Check](), set[str]()
     with ExitStack() as connections:
         for name, check in _Checks(job, stages, verbose, connections).all():
@@ -288,7 +288,7 @@ class _Checks:
         return Check("corpus", found, warnings=(listed.warning,) if listed.warning else ())
 
     def tokens(self) -> Check:
-        """Check that the tokenizer knows the texts, and that the encoder's limit leaves enough of them."""
+        """Check that the tokenizer knows the texts, and that the encoder's limit cuts off few tokens."""
         tokenizer, counter = open_folder(self.job.encoder).tokenizer(), CoverageCounter()
         counter.add(pa.array(self.texts, pa.large_string()), tokenizer.counts(tokenizer(self.texts)))
         covered, gates, path = ScriptCoverage.of(counter.counts()), self.job.gates, self.job.encoder.path

@@ -140,7 +140,7 @@ class ReleaseComparison:
     answers: tuple[Answers, ...]
     """the candidate's answers to the fixed queries"""
     relevance: MeasuredRelevance | None = None
-    """its scores for the queries of gates.relevance; None if that is not set"""
+    """the candidate's scores for the queries of gates.relevance; None if that is not set"""
 
     @property
     def changes(self) -> tuple[ChangedAnswers, ...]:
