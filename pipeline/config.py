@@ -94,7 +94,7 @@ def _described_fields(module: str) -> dict[str, dict[str, str]]:
 
 S = TypeVar("S", bound=Settings)
 
-# If a value may have one of several types, pydantic appends to its key the type that did not fit.
+# If a value may have one of several types, the key in pydantic's error ends with the type that did not fit.
 _TRIED_TYPE = re.compile(r"(constrained-)?(int|float|str|bool)|literal\[.*\]")
 _QUOTED = re.compile(r"'([^']+)'")  # an allowed value in a message of pydantic
 # Beginnings and ends of pydantic's messages that do not fit between the words "expected" and "found".
@@ -207,7 +207,7 @@ def validated(kind: type[S], tree: Mapping[str, Any], source: str) -> S:
 
 @dataclass(frozen=True)
 class _Source:
-    """Source of each value of a tree: the command line if an override sets it, else `name`."""
+    """Sources of the values of a tree: the command line if an override sets a value, else `name`."""
 
     name: str
     overrides: tuple[str, ...] = ()
@@ -241,7 +241,7 @@ def refuse_credentials(uri: str, variables: str = "") -> None:
     Args:
         uri: the URI.
         variables: environment variables that hold the credentials; if empty, the variables of the URI's
-        scheme.
+            scheme.
     """
     before, separator, rest = uri.partition("://")
     scheme = before.rpartition("=")[2].lower()

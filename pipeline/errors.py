@@ -18,8 +18,8 @@ MODEL_FAILURES = (
     TypeError,
     ValueError,
 )
-"""classes of errors that a model raises for a text that it cannot process; others, such as OSError and
-MemoryError, have causes outside the text"""
+"""classes of errors that a model raises for a text that it cannot process; other errors, such as
+OSError and MemoryError, have causes outside the text"""
 
 
 _NO_MEMORY = ("cannot allocate memory", "can't allocate memory", "bad_alloc", "failed to map segment")

@@ -254,7 +254,7 @@ class RunningStage:
 
 
 def _rate(rate: float) -> str:
-    # Two digits after the point below one: training steps may take more than a second.
+    # A rate below one has two digits after the point: training steps may take more than a second.
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2f}" if rate < 1 else f"{rate:.1f}"
 
 

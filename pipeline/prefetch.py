@@ -36,7 +36,7 @@ def prefetch(values: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
     )
     try:
         thread.start()
-    except RuntimeError as error:  # a caller that encodes would take a RuntimeError for an error of a text
+    except RuntimeError as error:  # a caller that encodes would blame a text for a RuntimeError
         raise TransientError(
             "prefetching",
             "a thread that reads and tokenizes in advance",

@@ -60,7 +60,7 @@ class TerminalBar:
         self._progress.start()
 
     def show(self, done: int, total: int | None, counted: str, facts: str, left: str) -> None:
-        """Draw the bar at `done` of `total`, beside two texts, the time so far and the time left."""
+        """Draw the bar at `done` of `total`, with the texts `counted`, `facts` and `left` beside it."""
         self._progress.update(
             self._task, completed=done, total=total, counted=counted, facts=facts, left=left
         )

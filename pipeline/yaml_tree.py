@@ -11,7 +11,7 @@ from pipeline.errors import ConfigError
 
 _MOST_VALUES = 100_000  # with aliases spelled out; a job has a few hundred
 _MOST_BITS = 1_024  # bits of the largest integer; the largest float has as many
-# PyYAML's errors for a text that a tag does not fit, such as !!bool x, !!int "", or the date 2026-99-99
+# PyYAML's errors for a text that does not fit its tag, such as !!bool x, !!int "", or the date 2026-99-99
 _CONSTRUCTION_ERRORS = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
 
 

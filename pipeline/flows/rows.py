@@ -189,7 +189,7 @@ def is_live(unit: VectorUnit, dead: DeadRows) -> np.ndarray:
 
 
 def _count_live(unit: VectorUnit, dead: DeadRows) -> int:
-    """Count the unit's vectors that are live; dropped rows have none, dead or not."""
+    """Count the unit's vectors that are live; dropped rows have no vector, dead or not."""
     dead_rows = dead.rows_of(unit.ordinal)
     return unit.rows - int(np.count_nonzero(~np.isin(dead_rows, unit.dropped)))
 

@@ -33,7 +33,7 @@ from pipeline.text.sources.sources import list_files
 from pipeline.text.task_map import TaskRunner
 
 _FORMAT = 1  # version of the units of variants
-# Costs in units of the time to encode one text, estimated:
+# Estimated costs, in units of the time to encode one text:
 _MODEL_COST = 10  # one output of a model
 _EDITS_PER_VECTOR = 20  # this many edits of words cost as much as one vector
 
@@ -281,7 +281,7 @@ def _with_page(result: Augmentation, plan: VariantPlan, stages: Stages) -> Augme
 
 
 def _is_current(job: Job, store: Store, previous: Augmented, plan: VariantPlan) -> bool:
-    """Return whether the job would write the same manifest again, and all its units exist with their size."""
+    """Return whether the job would write the same manifest again, and whether its units are complete."""
     if previous.settings_digest != plan.digest:
         return False
     if previous.corpus_digest != corpus_digest(job.corpus, list_files(job.corpus)):

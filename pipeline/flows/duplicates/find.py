@@ -1,4 +1,4 @@
-"""Find groups of nearly equal rows of a release with its own index, and store them with a page."""
+"""Find groups of nearly equal rows of a release with the release's index, and store them with a page."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -58,7 +58,7 @@ def render_page(
 
 
 def _count_cosines(cosines: np.ndarray, threshold: float) -> tuple[tuple[float, float, int], ...]:
-    """Count pairs between cosines: (lowest, highest, count)."""
+    """Count the pairs in each range of cosines: (lowest, highest, count)."""
     edges = [threshold, *(edge for edge in _EDGES if edge > threshold)]
     counts, _ = np.histogram(cosines.astype(np.float64), [edges[0] - ROUNDING, *edges[1:]])
     return tuple(

@@ -55,8 +55,8 @@ class ResolvedCandidate:
     similarity: Similarity = "cosine"
     """similarity that the encoder's folder names"""
     tfidf: TfIdf | None = None
-    """the counts of TF-IDF, which makes sparse vectors instead of an encoder; `encoder.path` names their
-    corpus"""
+    """the counts of TF-IDF, if that and not an encoder makes the (sparse) vectors; `encoder.path` then names
+    the corpus of the counts"""
 
     prompt: str = ""
     """prompt before every text"""
@@ -66,14 +66,12 @@ class ResolvedCandidate:
     """the encoder with the prompt of queries; None: queries have the usual prompt"""
 
     def for_task(self, kind: str) -> "ResolvedCandidate":
-        """Return the candidate with the prompt for a kind of task; with a transform, keep the usual prompt."""
+        """Return the candidate with the prompt for a kind of task; with a transform, keep its usual one."""
         return self if self.transform or self.fit else self.by_task.get(kind, self)
 
     @property
     def prompted(self) -> dict[str, "ResolvedCandidate"]:
-        """The encoder with each prompt that differs from the usual one, keyed by the texts that get this
-        prompt.
-        """
+        """The encoder with each prompt other than the usual one, keyed by the texts that get this prompt."""
         queries = {} if self.of_queries is None else {"queries of retrieval": self.of_queries}
         by_task = {kind: self.for_task(kind) for kind in self.by_task}
         return queries | {f"texts of {kind}": each for kind, each in by_task.items() if each is not self}

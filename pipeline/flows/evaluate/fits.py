@@ -1,6 +1,4 @@
-"""Transforms that are fitted for each task of an evaluation: on the task's own sentences, or on a file of
-texts.
-"""
+"""Transforms that are fitted for each task of an evaluation, on the task's sentences or a file of texts."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -326,7 +326,7 @@ def human_scored_pairs(job: Job) -> Sample:
 def _from_0_to_5(gold: np.ndarray, options: StsOptions) -> np.ndarray:
     """Map scores to the scale of STS-B.
 
-    If the task does not set its scale, it is taken from the lowest and highest score.
+    If the task has another scale, its lowest score becomes 0, and its highest 5.
     """
     if options.low >= 0 and options.high == _MAXIMUM:  # the scale of STS-B, and of SICK, which begins at 1
         return gold

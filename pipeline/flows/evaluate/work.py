@@ -1,6 +1,4 @@
-"""The work of an evaluation: sentences to encode, and candidates to score, except what earlier runs have
-done.
-"""
+"""The work of an evaluation that no earlier run has done: sentences to encode, and candidates to score."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Extend last night's index, in place or by a delta and tombstones; rebuild it if a rule demands it.
 
-A module of its own beside `build`, because only nights extend.
+This is a module of its own beside `build`, because only nights extend an index.
 """
 
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ def extend_index(
         vectors: all of tonight's vectors, with all dead rows. Old units keep their ordinals; the ordinals of
             new units begin at the previous release's next_ordinal.
         previous: the previous release; None on the first night.
-        new_addresses: all rows are in new units.
+        new_addresses: whether all rows are in new units.
 
     Returns:
         The index over the live rows, and every decision about it with its numbers.

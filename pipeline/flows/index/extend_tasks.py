@@ -1,6 +1,4 @@
-"""Tasks that extend an index: change parts of last night's index, and merge the exact neighbours of new
-parts.
-"""
+"""Tasks that extend an index: change last night's parts, and merge the exact neighbours in new parts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +71,7 @@ def parts_to_grow(parts: Sequence[IndexPart], *, last_takes_new_rows: bool) -> l
 
 
 class GrownPart(Stored):
-    """A part without the rows that died and with new rows, or the reason why there is none."""
+    """A part without its dead rows and with new rows, or the reason why it could not be made."""
 
     part: IndexPart | None = None
     added: FileRef | None = None
@@ -186,7 +184,7 @@ class GrowPart(PlainTask[PartToGrow, GrownPart]):
 
 @dataclass(frozen=True)
 class JoinTruth(PlainTask[tuple[FilledPart, ...], FileRef]):
-    """Merge the queries' exact neighbours of the shards of several parts."""
+    """Merge the queries' exact neighbours in the shards of several parts."""
 
     extension: Extension
 

@@ -1,4 +1,4 @@
-"""Tasks after the shards of an index were filled: merge the shards of each part, and measure."""
+"""Tasks that follow the filling of an index's shards: merge the shards of each part, and measure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -254,7 +254,7 @@ def near_dead(measured: IndexMetrics, wanted: float) -> Choice | None:
 
 
 def near_dead_warnings(choices: Sequence[Choice]) -> list[str]:
-    """Warn if a release's choices record a recall near dead rows far below the target."""
+    """Return a warning if, by a release's choices, recall near dead rows is far below the target."""
     found = [(choice, choice.numbers) for choice in choices if choice.what == NEAR_DEAD]
     return [
         f"searches near deleted rows miss live rows: {choice.sentence}"

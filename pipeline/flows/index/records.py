@@ -38,7 +38,7 @@ class ShardRecord(Stored):
     """The index that one shard fills."""
 
     index: FileRef
-    """its file"""
+    """file of the index"""
     truth: FileRef
     """exact neighbours of the queries among the shard's rows, and the probes: a few of these rows, which are
     searched for after the merge

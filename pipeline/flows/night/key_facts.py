@@ -25,9 +25,9 @@ class KeyFacts(NamedTuple):
     """Facts about live rows."""
 
     repeated_ids: int
-    """rows whose id another row has"""
+    """number of rows that repeat the id of another row"""
     texts: np.ndarray
-    """`smallest_distinct` of the hashes of their texts"""
+    """`smallest_distinct` of the hashes of the rows' texts"""
 
     @classmethod
     def of_all(cls, parts: Iterable["KeyFacts"]) -> "KeyFacts":

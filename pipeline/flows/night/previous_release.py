@@ -1,6 +1,6 @@
 """The current release with its corpus, and the comparison of tonight's job with it.
 
-Imports neither torch nor Ray.
+This module imports neither torch nor Ray.
 """
 
 from collections.abc import Iterable, Sequence

@@ -133,7 +133,7 @@ def _nearest_ids(release: OpenRelease, vectors: np.ndarray) -> list[tuple[str, .
 def _compare_rows(
     store: Store, before: ReleaseManifest, after: ReleaseManifest, examples: int
 ) -> RowDifferences:
-    """Count the rows of each kind, and read the texts of the first `examples` of each."""
+    """Count the rows of each kind, and read the texts of the first `examples` rows of each kind."""
     counts = dict.fromkeys(("new", "changed", "kept", "deleted", "unchanged"), 0)
     picked: dict[str, list[dict[str, Any]]] = {kind: [] for kind in counts if kind != "unchanged"}
     for tables in live_rows_by_bucket(store, (before, after), _COLUMNS):

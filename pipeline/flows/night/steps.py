@@ -109,7 +109,7 @@ def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease
     row_cutter(corpus_of(job))  # raises if the prompt leaves no room for chunks
     read_user_queries(job.gates)  # raises for an unreadable file
     if job.gates.relevance.queries is not None:
-        read_judgements(job.gates.relevance.queries)  # as above
+        read_judgements(job.gates.relevance.queries)  # raises for an unreadable file, too
     if held := releases.commits.hold():
         then = "tonight's candidate is made and judged, but not published"
         announce(f"release {held.release} has been held since {held.committed_at}: {then}")

@@ -157,7 +157,7 @@ class FindEqual(PlainTask[int, _Equal]):
 
 @dataclass(frozen=True)
 class DivideKnown(PlainTask[int, FileRef]):
-    """Divide the known texts of one part of the anchors by the units that have these anchors."""
+    """Divide the known texts for one part of the anchors among the units that have these anchors."""
 
     division: _Division
     known: tuple[FileRef, ...]

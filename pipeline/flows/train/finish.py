@@ -1,6 +1,6 @@
 """Publish a trained model: write its encoder folder, the report and the record of the result.
 
-Done once, by the first rank.
+The first rank does this once.
 """
 
 from collections.abc import Mapping, Sequence

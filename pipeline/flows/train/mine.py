@@ -1,6 +1,6 @@
 """Mine hard negatives for training pairs: texts near an anchor that are not its positives.
 
-One stage of a training.
+This is one stage of a training.
 """
 
 from collections.abc import Iterator, Sequence

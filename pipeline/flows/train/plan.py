@@ -41,7 +41,7 @@ def measure_overlap(training_rows: TrainingRows, max_rows: int = _MAX_ROWS) -> d
     """Measure the mean lexical overlap of the anchors with their positives and with their negatives.
 
     Words are those of `words_of`: lowercased texts are split at white space, and then into words, numbers and
-    signs. Texts in scripts without spaces have to be segmented before. Pairs in which a text has no word are
+    signs. Texts in scripts without spaces have to be segmented first. Pairs in which a text has no word are
     left out.
 
     Args:

@@ -89,7 +89,7 @@ class ResumableTraining:
                 yield step, self._measure(self._dev) if self._dev is not None and is_measured else None
 
     def wants_checkpoint(self) -> bool:
-        """Return whether to save the current weights: if it is time, if they are the best, or the last."""
+        """Return whether to save the current weights: if it is time, or if they are the best or the last."""
         is_best = self._keeps_best and self._score_if_best() is not None
         # before `return`, because every rank must call `due`
         is_due = self._checkpoints.due(self.number) if self.number else False
@@ -258,7 +258,7 @@ class TrainRank:
     def _save_if_due(
         self, resumable: ResumableTraining, log: TrainingLog | None, stamps: Mapping[str, str]
     ) -> None:
-        """Save a checkpoint if it is wanted, after the metrics of all steps before it.
+        """Save a checkpoint if it is wanted, but first store the metrics of all steps so far.
 
         Raises:
             DataError: a training file no longer has its stamp. Steps since the last checkpoint are discarded.

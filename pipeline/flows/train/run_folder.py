@@ -27,8 +27,8 @@ CHECKPOINTS, ENCODER, REPORT = "checkpoints", "encoder", "report.html"
 _VERSION = "training-1"  # increased by every change of the code that changes bits of the result
 # Settings that do not change the result, and `data`, which is in the definition together with its files.
 _NOT_DEFINING = {"root", "name", "seeds", "data", "workers", "threads", "failures", "checkpoint", "watch"}
-# Settings newer than _VERSION. A definition leaves each of them out if the setting that it is mapped to has
-# its default.
+# Settings newer than _VERSION -> the setting that decides about each of them. If the latter has its default,
+# a definition leaves the newer setting out.
 _NEWER = {
     "dev.measure": "dev.measure",
     "test": "test.uri",

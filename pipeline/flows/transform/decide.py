@@ -213,7 +213,7 @@ def decide_transform(
 def check_dev(settings: WhitenSettings, previous: ReleaseManifest | None = None) -> None:
     """Raise DataError if whiten.dev will be needed and cannot be used.
 
-    It is not needed if the previous release has a fit with the same settings.
+    The file is not needed if the previous release has a fit with the same settings.
     """
     earlier = _same_decision(settings, previous) if previous else None
     if settings.dev and settings.mode != "off" and (earlier is None or earlier.fitted is None):

@@ -13,15 +13,15 @@ from pipeline.flows.workers.processes import WorkerProcess
 from pipeline.flows.workers.stall import StallTimer
 
 _SLOW_FACTOR = 2.0  # an item is slow after so many times the median duration of the finished items
-_MIN_SLOW_S = 10.0  # and not earlier
+_MIN_SLOW_S = 10.0  # an item is not slow earlier
 
 
 class _Item:
     """The board's entry for an item that a worker has begun.
 
     Attributes:
-        worker: the process that last began it or sent a heartbeat for it.
-        began: time of its start, by the clock of the board.
+        worker: the process that last began the item or sent a heartbeat for it.
+        began: time at which the item was begun, by the clock of the board.
         stall: seconds without progress.
         silence: seconds without a heartbeat.
     """

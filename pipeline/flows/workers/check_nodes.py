@@ -25,7 +25,7 @@ from pipeline.store.files.check_store import check_store
 from pipeline.store.files.disk import temporary_files
 
 BRIEF_S = 60.0  # time to answer before work begins; a process on an idle node starts in a few seconds
-_FULLEST = 0.95  # used proportion of its disk above which Ray starts no work on a node
+_FULLEST = 0.95  # proportion of a node's disk; if more is used, Ray starts no work on the node
 _TEXT = "A sentence of some words, with a number that differs: "
 _MISSING = "missing"
 _ROOT = Path(__file__).parents[2]  # the package `pipeline`

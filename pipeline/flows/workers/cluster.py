@@ -64,7 +64,7 @@ def connect(
 
     Args:
         stores: stores that the workers read and write, by the setting that names each. Every node of a
-            cluster that was not started here is asked whether it reaches them; None asks none.
+            cluster that was not started here is asked whether it reaches them; None: no node is asked.
 
     Raises:
         ConfigError: a node cannot do the work, see `check_nodes`.

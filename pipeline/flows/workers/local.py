@@ -37,7 +37,7 @@ _MEASURE_S = 1.0  # time between two measurements of CPU time, which is counted 
 # Indices in the array of shared integers through which the child reports on its current item.
 _REPORTS, _ROWS, _MORE_ROWS, _KEEP_ALIVES = range(4)
 
-# In the child: this array.
+# In the child: the array of shared integers.
 _counters: Any = None
 # In the child: the current task, pickled, and the function that its `start` returned.
 _current_task: tuple[bytes, Any] = (b"", None)
@@ -189,7 +189,7 @@ class _CurrentItem:
     name: str
     """description for messages"""
     finished_rows: int
-    """number of rows of the items before it"""
+    """number of rows of the items before the current one"""
     stall_limit_s: float
     """seconds without progress after which the child is killed"""
     bar: RunningStage | None

@@ -23,7 +23,7 @@ QUIET_VARIABLES = {
 }
 # Environment variables of Ray Train, read when a training starts.
 TRAIN_VARIABLES = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # Ray: 2; also the delay at the start and the end
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # Ray's default is 2; also the delay at the start and the end
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # saves an actor: a preempted node counts as lost
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in the settings mean the same on every rank

@@ -55,7 +55,7 @@ class StandBy:
         self._call, self._items, self._count = call, items, count
 
     def await_slow_item(self) -> int | None:
-        """Wait for an item that is slow. Returns None when all items are done, or some are not even begun."""
+        """Wait for a slow item. Returns None if all items are done, or if some are not begun in time."""
         deadline = time.monotonic() + _BEGIN_S
         while True:
             try:

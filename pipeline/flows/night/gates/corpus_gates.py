@@ -38,9 +38,9 @@ class JudgedCorpus:
     gates: dict[str, Gate]
     """by name; none on the first night, and only `space` after a release of fewer than ten rows"""
     repeated_ids: int
-    """live rows whose id another live row has"""
+    """number of live rows that repeat the id of another live row"""
     distinct_texts: int
-    """distinct texts of the live rows; an estimate if there are many"""
+    """number of distinct texts of the live rows; an estimate if there are many"""
 
     @property
     def refusals(self) -> tuple[str, ...]:

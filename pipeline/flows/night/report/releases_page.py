@@ -51,7 +51,7 @@ def write_summary(
 
 
 def load_summary(store: Store, number: int) -> Summary | None:
-    """Load the summary of release `number`; None if it is missing, or damaged, which is logged."""
+    """Load the summary of release `number`; None if it is missing or damaged. Damage is logged."""
     try:
         return Summary.load(store, summary_path(number))
     except DataError as error:

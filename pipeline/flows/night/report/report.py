@@ -71,7 +71,7 @@ def changed_rows(store: Store, candidate: Candidate, previous: ReleaseManifest |
 
 
 def _chosen_rows(store: Store, corpus_id: str) -> tuple[ChangedRow, ...]:
-    """Load the examples that ingestion chose; none if their file is missing, or damaged, which is logged."""
+    """Load the examples that ingestion chose; none if their file is missing or damaged. Damage is logged."""
     try:
         chosen = ChangedRows.load_intact(store, ChangedRows.path(corpus_id))
     except DataError as error:
@@ -81,13 +81,13 @@ def _chosen_rows(store: Store, corpus_id: str) -> tuple[ChangedRow, ...]:
 
 
 def quarantined_rows(store: Store, candidate: Candidate) -> tuple[QuarantinedRow, ...]:
-    """Return the first rows of each reason for quarantine, at most three, in the order of the files."""
+    """Return the first rows, at most three, for each reason for quarantine, in the order of the files."""
     unit_tables = (table for _, table in islice(unit_rows(store, candidate.manifest), _MAX_UNITS))
     return _first_of_each_reason(store, candidate.corpus, unit_tables)
 
 
 def rejected_rows(store: Store, corpus: Corpus) -> tuple[QuarantinedRow, ...]:
-    """Return `quarantined_rows` of a corpus that is not encoded."""
+    """Return the same as `quarantined_rows` for a corpus that is not encoded."""
     return _first_of_each_reason(store, corpus, ())
 
 
