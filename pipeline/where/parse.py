@@ -125,13 +125,13 @@ def _unknown(text: str, start: int) -> ConfigError:
 def comparison(field: pa.Field, operator: str, token: Token) -> Condition:
     """Return the comparison of a column with the value of a token.
 
-    An integer column is compared exactly with any number, such as 9.5 or 1e30.
+    A column of integers or decimals is compared exactly with any number, such as 9.5 or 1e30.
 
     Raises:
         ConfigError: the value does not fit the column's type.
     """
-    if pa.types.is_integer(field.type):
-        return _integer_comparison(field, operator, _number(field, token))
+    if pa.types.is_integer(field.type) or pa.types.is_decimal(field.type):
+        return _exact_comparison(field, operator, _number(field, token))
     if pa.types.is_boolean(field.type) and operator not in ("=", "!="):
         raise where_error(token, f"= or != before it, because {field.name} is boolean", operator)
     value = scalar_of(field, token)
@@ -142,28 +142,24 @@ def comparison(field: pa.Field, operator: str, token: Token) -> Condition:
 
 def membership(field: pa.Field, tokens: list[Token]) -> Condition:
     """Return the condition that a column's value is one of some values; see `comparison`."""
-    if pa.types.is_decimal(field.type):
-        exact = [
-            each for token in tokens if (each := _exact(scalar_of(field, token), field.type)) is not None
-        ]
-        return OneOf(field.name, pa.array(exact, field.type))
     if pa.types.is_floating(field.type):
         scalars = [scalar_of(field, token) for token in tokens]
         finite = [each for each in scalars if not math.isinf(each.as_py())]
         if any(each.as_py() == 0 for each in finite):  # a lookup distinguishes 0 and -0
             finite += [pa.scalar(zero, scalars[0].type) for zero in (0.0, -0.0)]
         return OneOf(field.name, pa.array(finite, scalars[0].type))
-    if not pa.types.is_integer(field.type):
+    if not (pa.types.is_integer(field.type) or pa.types.is_decimal(field.type)):
         scalars = [scalar_of(field, token) for token in tokens]
         return OneOf(field.name, pa.array(scalars, scalars[0].type))
     low, high = _bounds(field.type)
     numbers = [_number(field, token) for token in tokens]
     whole = [int(number) for number in numbers if number.denominator == 1 and low <= number <= high]
-    return OneOf(field.name, pa.array(whole, field.type))
+    kind = comparable_type(field.type)
+    return OneOf(field.name, pa.array([_exact(number, field.type) for number in whole], kind))
 
 
 def scalar_of(field: pa.Field, token: Token) -> pa.Scalar:
-    """Return the value of a token in the type of a column, which must not be an integer type.
+    """Return the value of a token in the type of a column, which must not be one of integers or decimals.
 
     Raises:
         ConfigError: the value does not fit the type.
@@ -178,8 +174,6 @@ def scalar_of(field: pa.Field, token: Token) -> pa.Scalar:
     if pa.types.is_floating(kind):
         number = float(_written(field, token, "number", "a number, like 9.99"))
         return pa.scalar(number, kind).cast(comparable_type(kind))
-    if pa.types.is_decimal(kind):
-        return _decimal(field, token)
     if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
         return _point_in_time(field, token)
     raise where_error(
@@ -200,20 +194,12 @@ def _beyond_all_numbers(field: pa.Field, operator: str, infinity: pa.Scalar) -> 
     return ColumnComparison(field.name, ">=" if is_positive else ">", infinity)
 
 
-def _exact(number: pa.Scalar, kind: pa.DataType) -> pa.Scalar | None:
-    """Return a decimal in the type of a column; None if no value of the type equals it."""
-    try:
-        return number.cast(kind)
-    except pa.ArrowInvalid:
-        return None
-
-
-def _decimal(field: pa.Field, token: Token) -> pa.Scalar:
-    number = decimal.Decimal(_written(field, token, "number", "a number, like 9.99"))
-    try:
-        return pa.scalar(number)
-    except (pa.ArrowException, ValueError):
-        raise _mismatch(field, token, "a number of at most 76 digits") from None
+def _exact(steps: int, kind: pa.DataType) -> pa.Scalar:
+    """Return the number of some steps: of 1 for integers, and of the last digit for decimals."""
+    if pa.types.is_integer(kind):
+        return pa.scalar(steps, kind)
+    digits = tuple(map(int, str(abs(steps))))
+    return pa.scalar(decimal.Decimal((steps < 0, digits, -kind.scale)), comparable_type(kind))
 
 
 def _written(field: pa.Field, token: Token, kind: str, expected: str) -> str:
@@ -259,18 +245,24 @@ def _cast_time(text: str, kind: pa.DataType) -> pa.Scalar:
 
 
 def _number(field: pa.Field, token: Token) -> Fraction:
-    """Return the exact number that a token has."""
-    number = decimal.Decimal(_written(field, token, "number", "a number"))
-    # The digits of 1e999999999 would fill the memory; beyond 64 bits all numbers compare alike.
-    if number and number.adjusted() > 20:
-        return Fraction(10**20 if number > 0 else -(10**20))
-    if number and number.adjusted() < -400:
-        return Fraction(1 if number > 0 else -1, 10**20)
-    return Fraction(number if number else 0)
+    """Return the exact number that a token has, in steps of the column's type; see `_exact`."""
+    scale, expected = (
+        (field.type.scale, "a number, like 9.99") if pa.types.is_decimal(field.type) else (0, "a number")
+    )
+    number, step = decimal.Decimal(_written(field, token, "number", expected)), Fraction(10) ** -scale
+    # The digits of 1e999999999 would fill the memory; beyond 400 digits all numbers compare alike.
+    if number and abs(number.adjusted()) > _MAX_DIGITS:
+        size = Fraction(10) ** (_MAX_DIGITS if number.adjusted() > 0 else -_MAX_DIGITS)
+        return (size if number > 0 else -size) / step
+    return Fraction(number if number else 0) / step
 
 
-def _integer_comparison(field: pa.Field, operator: str, number: Fraction) -> Condition:
-    """Compare an integer column with a number that may be outside its type, or between two integers."""
+def _exact_comparison(field: pa.Field, operator: str, number: Fraction) -> Condition:
+    """Compare a column with a number that may be outside its type, or between two of its values.
+
+    Args:
+        number: the number in steps of the type.
+    """
     low, high = _bounds(field.type)
     if number > high:
         return IsNotNull(field.name, operator in ("<", "<=", "!="))
@@ -280,16 +272,19 @@ def _integer_comparison(field: pa.Field, operator: str, number: Fraction) -> Con
         return IsNotNull(field.name, operator == "!=")
     if number.denominator != 1:  # x < 9.5 and x <= 9.5 are both x <= 9; x > 9.5 and x >= 9.5 are x > 9
         operator = "<=" if operator in ("<", "<=") else ">"
-    return ColumnComparison(field.name, operator, pa.scalar(math.floor(number), field.type))
+    return ColumnComparison(field.name, operator, _exact(math.floor(number), field.type))
 
 
 def _bounds(kind: pa.DataType) -> tuple[int, int]:
-    """Return the lowest and the highest integer of a type."""
+    """Return the lowest and the highest value of a type of integers or decimals, in steps of the type."""
+    if pa.types.is_decimal(kind):
+        return 1 - 10**kind.precision, 10**kind.precision - 1
     if pa.types.is_unsigned_integer(kind):
         return 0, 2**kind.bit_width - 1
     return -(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1
 
 
+_MAX_DIGITS = 400  # more than any type of Arrow has before or after the point
 # Levels of nested parentheses and `not`; each level takes some frames of Python's stack.
 _MAX_DEPTH = 100
 # Limits of the time that a row takes. A comparison takes up to a microsecond. A pattern with ten or more _

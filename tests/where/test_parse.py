@@ -1,14 +1,17 @@
 """Filters keep the rows that SQLite keeps, and invalid ones are refused at the position of the error."""
 
 import datetime
+import operator
 import sqlite3
-from decimal import Decimal
+from decimal import Decimal, localcontext
+from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from pipeline.errors import ConfigError
+from pipeline.where.evaluate import comparable_type
 from pipeline.where.parse import parse_where
 
 SCHEMA = pa.schema(
@@ -153,6 +156,10 @@ UTC = datetime.UTC
         ("cost < 3.999", [1]),
         ("cost in (3.50, 4)", [1, 9007199254740993]),
         ("cost in (1, 3.50, 4.005)", [1]),
+        ("cost < 1e30 and cost > -1e300", [1, 9007199254740993]),
+        ("cost = 3.5000000000000001", []),
+        (f"cost > 3.4{'9' * 90} and cost < 3.5{'0' * 90}1", [1]),
+        ("cost in (1e999999999, 350e-2)", [1]),
         ("big > 0e-500", [1, 9007199254740993]),
         ("single = -0e-500", []),
         ("at >= '2026-11-25'", [1]),
@@ -180,6 +187,42 @@ def test_values_are_compared_exactly_in_the_type_of_the_column(where, expected):
         {"id": 2**53 + 1, "big": 3, "half": np.float16(2), "single": 2.0, "cost": Decimal("4.00")},
     ]
     assert kept_by_filter(rows, where, UNUSUAL) == expected
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.decimal32(5, 2),
+        pa.decimal64(9, 0),
+        pa.decimal128(38, 37),
+        pa.decimal256(76, 70),
+    ],
+    ids=str,
+)
+def test_decimals_are_compared_exactly_with_any_number(kind):
+    rng = np.random.default_rng(0)
+    largest = 10**kind.precision - 1
+    steps = [0, 1, -1, 120, largest, -largest, *map(int, rng.integers(-9_999, 9_999, 20))]
+    values = [Decimal((each < 0, tuple(map(int, str(abs(each)))), -kind.scale)) for each in steps]
+    batch = pa.record_batch({"x": pa.array(values, comparable_type(kind)).cast(kind)})
+    with localcontext(prec=200):
+        numbers = [format(each, "f") for each in (*values[:8], values[6] + Decimal("1e-90"))]
+    numbers += ["1e30", "-1e300", "1e-399", "0.5", "1.2500000000000001", "2e80", "-1e-999999999"]
+    compare = {
+        "=": operator.eq,
+        "!=": operator.ne,
+        "<": operator.lt,
+        "<=": operator.le,
+        ">": operator.gt,
+        ">=": operator.ge,
+    }
+    for number in numbers:
+        exact = Fraction(Decimal(number.replace("e-999999999", "e-500")))
+        for sign, is_true in compare.items():
+            answers = parse_where(f"x {sign} {number}", batch.schema).evaluate(batch).to_pylist()
+            assert answers == [is_true(Fraction(each), exact) for each in values], (sign, number)
+        answers = parse_where(f"x in (7, {number})", batch.schema).evaluate(batch).to_pylist()
+        assert answers == [Fraction(each) in (7, exact) for each in values], number
 
 
 EDGES = pa.table(

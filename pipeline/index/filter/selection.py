@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import DataError
 from pipeline.index.files.ids import Ids
 from pipeline.index.files.parts import Parts
 from pipeline.index.files.unit_vectors import MAX_READ_BYTES, UnitVectors
@@ -202,11 +201,6 @@ class Filters:
         """Return the rows that a filter lets pass, without keeping them for the next search."""
         condition = parse_where(where, self._ids.schema)
         members = AddressSet(self._ids.next_ordinal)
-        try:
-            for addresses in self._ids.matching(condition, proceed):
-                members.add(addresses)
-        except pa.ArrowInvalid as error:  # a comparison of decimals needs more than 76 digits
-            raise ConfigError(
-                "where", "values with which the columns can be compared", str(error), "write fewer digits"
-            ) from None
+        for addresses in self._ids.matching(condition, proceed):
+            members.add(addresses)
         return select(self._parts, members, self._units)
