@@ -38,7 +38,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class OutputClosed(Exception):
-    """Raised when standard output is a pipe whose reader has closed it, such as `| head -1`."""
+    """Raised when standard output is a pipe that its reader, such as `head -1`, has closed."""
 
 
 class _Failure(NamedTuple):

@@ -72,7 +72,7 @@ class ValueAxis:
     label: Callable[[float], str] = compact
     """format of the values"""
     floor: float | None = None
-    """value that the axis includes without room below it; None if there is no such value"""
+    """value that the axis always shows, with no margin below it; None: no such value"""
 
 
 def curves_chart(

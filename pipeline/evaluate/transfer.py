@@ -61,8 +61,8 @@ class LabelledTexts:
 class TransferTask(EvaluationTask):
     """Classification of texts, or of pairs, by logistic regression.
 
-    Roles: text, label; or sentence1, sentence2, label, with the features |u - v| and u * v; optionally split
-    (cv, or train, dev, test). The value is accuracy: the mean over the outer folds of a nested
+    Roles: text, label; or sentence1, sentence2, label, with the features |u - v| and u * v; and optionally
+    `split` (cv, or train, dev, test). The value is accuracy: the mean over the outer folds of a nested
     cross-validation, or the accuracy on the test part. Features are not standardized.
     """
 

@@ -103,7 +103,7 @@ def read_corpus(ingestion: Callable[[OnProgress], Corpus], stages: Stages) -> Co
 def describe_unread(corpus: Corpus) -> str:
     """Describe the rows and files that corpus.max_rows left out; "" if none.
 
-    The rest of a file is counted as a file if the number of its rows is unknown.
+    The unread rest of a file counts as one file, not as rows, if its number of rows is unknown.
     """
     rows, files = corpus.counts.get("skipped", 0), corpus.counts.get(SKIPPED_FILES, 0)
     names = [f"{counted(rows, 'row')}"] * bool(rows) + [f"the rest of {counted(files, 'file')}"] * bool(files)

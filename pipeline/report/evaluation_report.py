@@ -104,7 +104,7 @@ class AverageRow:
 
 @dataclass(frozen=True)
 class RetrievedText:
-    """A target that a search returned, and whether it is relevant to the query."""
+    """A text that a search returned, and whether it is relevant to the query."""
 
     text: str
     is_relevant: bool

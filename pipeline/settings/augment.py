@@ -75,7 +75,7 @@ class DecodingSettings(Settings):
     max_ratio: Annotated[float, Field(gt=0)] = 2.0
     """a translation has at most max_ratio * (tokens of its source) + max_extra tokens"""
     max_extra: Annotated[int, Field(ge=0)] = 10
-    """number of tokens in the formula of max_ratio"""
+    """number of tokens that the limit of max_ratio adds"""
     min_ratio: Annotated[float, Field(ge=0)] = 0.0
     """a translation has at least min_ratio * (tokens of its source) tokens"""
 

@@ -134,7 +134,7 @@ def _opq_factory(shape: IndexShape) -> str:
 
 
 def _rabitq_bytes(shape: IndexShape) -> int:
-    """Return the bytes of a RaBitQ code (Gao and Long 2024): a bit for each component, and two numbers."""
+    """Return the size of a RaBitQ code in bytes (Gao and Long 2024): a bit per component, two numbers."""
     return (shape.dim + 7) // 8 + 8
 
 

@@ -127,7 +127,7 @@ def mean_over_ranks(values: Tensor) -> Tensor:
 
 
 def set_gradient_sync(module: nn.Module, enabled: bool) -> None:
-    """Set whether the next backward passes average the gradients of shards over the ranks.
+    """Set whether later backward passes average the gradients of sharded modules over the ranks.
 
     If not, the gradients accumulate on each rank until a backward pass averages them. Modules that are not
     sharded are not affected.

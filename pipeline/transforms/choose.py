@@ -156,7 +156,7 @@ def _dev_curve(
 
 
 def _best_of(setting: str, scores: dict[int, float], metric: str, count: int, unit: str) -> Curve:
-    """Return the curve of the scores by value, with its best value; raise DataError without scores."""
+    """Return the scores by the setting's values, and the best value; raise DataError without scores."""
     if not scores:
         raise DataError(
             f"whiten.{setting}",

@@ -115,7 +115,7 @@ class _Worker:
 
 
 def _begin_item(call: Call, number: int, task: bytes, second: bool = False) -> None:
-    """Record the start of an item on the board, and from now on its progress, once a second.
+    """Record the start of an item on the board, and then its progress once a second until it ends.
 
     Args:
         second: whether this is a second attempt beside a slow first one.

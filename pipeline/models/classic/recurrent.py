@@ -219,8 +219,8 @@ def permute_rows(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
 class SteppedModel(WordModel):
     """Recurrent encoder, in float32 regardless of `encode.dtype`, as rounding errors accumulate over steps.
 
-    Each product always has the same number of rows, including rows of finished texts and empty rows,
-    so that a text's bits do not depend on the other texts.
+    Matrix products always have the same number of rows, some of them for finished texts or empty, so that the
+    bits of a vector do not depend on other texts.
     """
 
     def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:

@@ -69,7 +69,7 @@ def resolve_averaging(
 
 
 def refuse_if(condition: object, where: str, expected: str, found: str, remedy: str) -> None:
-    """Raise ModelError with these four sentences if the condition is true."""
+    """Raise ModelError with the other arguments if the condition is true."""
     if condition:
         raise ModelError(where, expected, found, remedy)
 

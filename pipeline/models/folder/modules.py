@@ -132,7 +132,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _finite(digits: str) -> float:
-    """Read a number of JSON. Raises ValueError if it is too large, which Python would read as infinity."""
+    """Read a JSON number. Raises ValueError if it is too large, which Python would read as infinity."""
     if math.isfinite(number := float(digits)):
         return number
     raise ValueError(f"{digits[:60]} is not a finite number")

@@ -125,7 +125,7 @@ def has_varlen(
 
 @functools.cache
 def _varlen_arguments() -> frozenset[str]:
-    """Return the names of the arguments of torch's function; none if there is no such function."""
+    """Return the names of `varlen_attn`'s arguments; none if torch has no such function."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

@@ -139,7 +139,7 @@ _REFUSALS = {
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a retry may succeed: throttling, timeouts, lost connections, server errors.
+    """Return whether a retry may succeed, as after throttling, timeouts, lost connections, server errors.
 
     The first of the following that the error has decides: the answer of a store, a known class, an error
     number, known words in the message.

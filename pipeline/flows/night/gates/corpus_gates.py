@@ -44,7 +44,7 @@ class JudgedCorpus:
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Sentences of the gates that did not pass."""
+        """Messages of the gates that did not pass."""
         return tuple(gate.sentence for gate in self.gates.values() if not gate.passed)
 
 
