@@ -5,6 +5,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import ray
@@ -161,7 +162,13 @@ class Watch:
             left = sum(self._demand.fit([node]) > 0 for _, node in self._nodes.values())
             announce(f"node {address} is lost; its unfinished work is repeated on the {left} that are left")
         if joined := take_joined(self._nodes):
-            in_daemon_thread(lambda: warn_of_unusable(joined), "manta-joined")
+            asked = in_daemon_thread(lambda: warn_of_unusable(joined), "manta-joined")
+            asked.add_done_callback(_announce_error)
+
+
+def _announce_error(asked: Future[None]) -> None:
+    if error := asked.exception():
+        announce(f"warning: nodes that joined could not be asked: {type(error).__name__}: {error}")
 
 
 def _kill(worker: WorkerProcess) -> Any:

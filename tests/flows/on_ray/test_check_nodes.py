@@ -8,7 +8,7 @@ import pytest
 from pipeline.flows.workers import check_nodes as nodes
 from pipeline.flows.workers.check_nodes import NodeCheck, ask_nodes, software
 from pipeline.flows.workers.interface import Workers
-from pipeline.flows.workers.nodes import nodes_alive, take_joined
+from pipeline.flows.workers.nodes import ResourceDemand, nodes_alive, take_joined
 from pipeline.flows.workers.tasks import Pool
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.files.local import LocalStore
@@ -23,13 +23,16 @@ def test_a_node_reports_its_versions_disks_stores_and_speed(encoder: Path, tmp_p
     with nodes.probe_in(stores) as probe:
         lacking = {**stores, "train.root": LocalStore(str(tmp_path / "other"))}
         check = NodeCheck(lacking, probe, EncoderSettings(path=str(encoder)), EncodeSettings())
-        [answer] = ask_nodes(check, _PATIENCE_S)
+        [answer] = ask_nodes(check, _PATIENCE_S, demand=ResourceDemand(1.0, 0.0))
+        [small] = ask_nodes(check, _PATIENCE_S, demand=ResourceDemand(1.0, 8.0))
     assert answer.facts is not None, answer.problem
     assert answer.facts.software == software()
     assert answer.facts.unreachable.keys() == {"train.root"}
     assert any("ray" in folder for folder in answer.facts.disks)
     assert answer.facts.tokens_per_s is not None
     assert answer.facts.tokens_per_s > 0
+    assert small.facts is not None, "a node without room for a worker is asked without GPUs"
+    assert small.facts.tokens_per_s is None
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -41,6 +44,7 @@ def test_a_node_that_cannot_import_the_code_is_named(tmp_path: Path, monkeypatch
 
     [answer] = ask_nodes(only_of_the_driver.Absent({}, ""), _PATIENCE_S)
     assert answer.facts is None
+    assert answer.lasts
     assert answer.problem == "ModuleNotFoundError: No module named 'only_of_the_driver'"
     [problem] = nodes.find_problems([answer])
     assert f"node {answer.name}: {answer.problem}" in str(problem)

@@ -1,12 +1,16 @@
 """Answers of nodes become problems and warnings that name each node and what to do."""
 
+import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ray import exceptions
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, TransientError
 from pipeline.flows.workers import check_nodes as nodes
+from pipeline.flows.workers import watch
 from pipeline.flows.workers.check_nodes import Disk, NodeAnswer, NodeCheck, NodeFacts, software
 from pipeline.flows.workers.nodes import Node
 from pipeline.store.files.local import LocalStore
@@ -16,7 +20,7 @@ NODE = Node(4.0, 1.0, 8e9)
 
 
 def answer(name: str, facts: NodeFacts | None = GOOD, problem: str = "") -> NodeAnswer:
-    return NodeAnswer(name, NODE, facts, problem)
+    return NodeAnswer(name, NODE, facts, problem, lasts=bool(problem))
 
 
 def test_nodes_that_can_do_the_work_are_no_problem():
@@ -41,9 +45,9 @@ def test_nodes_that_can_do_the_work_are_no_problem():
             "constraints.txt",
         ),
         (
-            answer("b", replace(GOOD, unreachable={"release.root": "it is not there"})),
+            answer("b", replace(GOOD, unreachable={"release.root": nodes._NOT_SEEN})),
             "release.root",
-            "node b: it is not there",
+            "node b: a file that this command wrote is not there",
             "that all of them share",
         ),
     ],
@@ -76,3 +80,96 @@ def test_a_folder_that_is_not_shared_is_found_and_not_made(tmp_path: Path):
         assert not (tmp_path / "there").exists()
         assert check.unreachable(LocalStore(str(tmp_path / "root"))) == ""
     assert not list((tmp_path / "root").rglob("*-*")), "nothing is left"
+
+
+@pytest.mark.parametrize(
+    ("facts", "warning"),
+    [
+        (
+            replace(GOOD, software=software() | {"Manta": "0123"}),
+            "node b has Manta 0123, and this process Manta",
+        ),
+        (replace(GOOD, software=software() | {"pyarrow": "1.0"}), "node b has pyarrow 1.0, and this process"),
+        (replace(GOOD, unreachable={"release.root": "SlowDown"}), "node b cannot use release.root: SlowDown"),
+    ],
+)
+def test_a_node_that_can_work_otherwise_is_only_a_warning(facts: NodeFacts, warning: str):
+    assert nodes.find_problems([answer("b", facts)]) == []
+    [sentence] = nodes.find_warnings([answer("b", facts)], 60.0)
+    assert warning in sentence
+
+
+def test_an_installed_program_has_the_digest_of_its_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(nodes, "_ROOT", tmp_path)
+    (tmp_path / "manta").mkdir()
+    (tmp_path / "errors.py").write_text("1")
+    digests = []
+    for file in ("notes.txt", "manta/encode.py", "errors.py"):
+        (tmp_path / file).write_text("2")
+        digests.append(software.__wrapped__()["Manta"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+def _of_task(cause: Exception) -> exceptions.RayTaskError:
+    kind = type(cause).__name__
+    return exceptions.RayTaskError(
+        "task", f"Traceback:\n{kind}: {cause}", cause, "ray::task", 1, "10.0.0.1"
+    ).as_instanceof_cause()
+
+
+@pytest.mark.parametrize(
+    ("error", "lasts"),
+    [
+        (_of_task(ModuleNotFoundError("No module named 'pipeline'")), True),
+        (_of_task(RuntimeError("The remote function failed to import on the worker.")), True),
+        (_of_task(AttributeError("Can't get attribute 'NodeCheck'")), True),
+        (_of_task(ImportError("libtorch.so: failed to map segment from shared object")), False),
+        (_of_task(TransientError("s3://b", "an answer", "SlowDown", "run again")), False),
+        (exceptions.OutOfMemoryError("a worker was killed"), False),
+        (exceptions.WorkerCrashedError(), False),
+        (exceptions.NodeDiedError("the node died"), False),
+        (exceptions.RuntimeEnvSetupError("no space"), False),
+    ],
+)
+def test_only_a_program_that_cannot_be_loaded_ends_the_command(error: exceptions.RayError, lasts: bool):
+    assert nodes._is_lasting(error) == lasts
+    failed = NodeAnswer("b", NODE, None, nodes._reason(error), nodes._is_lasting(error))
+    [found] = map(str, nodes.find_problems([failed]) if lasts else nodes.find_warnings([failed], 60.0))
+    assert f"node b{': ' if lasts else ' could not be asked: '}{failed.problem}" in found
+    assert "Error" in failed.problem
+    assert "ray::" not in failed.problem
+
+
+def test_a_store_that_does_not_answer_is_named_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    answers = threading.Event()
+
+    class Silent(LocalStore):
+        def exists(self, path: str) -> bool:
+            return answers.wait(30)
+
+    monkeypatch.setattr(nodes, "_STORE_S", 0.05)
+    monkeypatch.setattr(nodes, "temp_folder", lambda: str(tmp_path))
+    facts = NodeCheck({"release.root": Silent(str(tmp_path))}, "probe").facts()
+    answers.set()
+    assert facts.unreachable == {"release.root": "no answer within 0.05 s"}
+
+
+def test_errors_of_deleting_the_probe_are_not_raised(tmp_path: Path):
+    class Undeletable(LocalStore):
+        def delete(self, path: str) -> None:
+            raise TransientError(path, "an answer", "none", "run again")
+
+    other = LocalStore(str(tmp_path / "other"))
+    stores = {"release.root": Undeletable(str(tmp_path / "root")), "train.root": other}
+    with pytest.raises(KeyError, match="own"), nodes.probe_in(stores) as probe:
+        raise KeyError("own")
+    assert not other.exists(probe)
+
+
+def test_an_error_of_asking_nodes_that_joined_is_a_warning(monkeypatch: pytest.MonkeyPatch):
+    announced = list[str]()
+    monkeypatch.setattr(watch, "announce", announced.append)
+    asked = Future[None]()
+    asked.add_done_callback(watch._announce_error)
+    asked.set_exception(OSError("lost"))
+    assert announced == ["warning: nodes that joined could not be asked: OSError: lost"]

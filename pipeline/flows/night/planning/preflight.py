@@ -25,6 +25,7 @@ from pipeline.flows.night.previous_release import changed_files, load_previous
 from pipeline.flows.night.steps import check_index_and_transform, check_root
 from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.nodes import describe_resources
+from pipeline.flows.workers.tasks import Pool
 from pipeline.index.build.index_shape import plan_index
 from pipeline.index.build.sample import LEAST_SAMPLED_ROWS, SAMPLE_SIZES
 from pipeline.log import Stages, counted, packages, size
@@ -356,7 +357,7 @@ class _Checks:
         return f"{describe_resources(workers.cpus, workers.gpus)}: {counted(size, 'encode worker')}"
 
     def nodes(self, workers: Workers) -> Check:
-        """Ask every node whether it can do the work, and let it encode a buffer."""
+        """Ask every node whether it can do the work, and let those with room for a worker encode a buffer."""
         from pipeline.flows.workers import check_nodes
 
         job = self.job
@@ -366,7 +367,8 @@ class _Checks:
         encoder = encoder_for_workers(job.encoder, stores["release.root"], workers)
         with self.stages("nodes"), check_nodes.probe_in(stores) as probe:
             check = check_nodes.NodeCheck(stores, probe, encoder, workers.encode_settings(job.encode))
-            answers = check_nodes.ask_nodes(check, _NODES_S, gpus=job.cluster.gpus_per_worker)
+            demand = Pool.of_one(job.cluster).demand
+            answers = check_nodes.ask_nodes(check, _NODES_S, demand=demand)
         return Check(
             "nodes",
             counted(len(answers), "node"),
