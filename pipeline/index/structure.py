@@ -173,6 +173,13 @@ def transforms_of(index: Any) -> list[Any]:
     return [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
 
 
+def to_space_of(index: Any, vectors: np.ndarray) -> np.ndarray:
+    """Return raw vectors (n, d) as the index compares them: after all of its transforms."""
+    for transform in transforms_of(index):
+        vectors = transform.apply(np.ascontiguousarray(vectors, dtype=np.float32))
+    return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
 def ivf_of(index: Any) -> Any | None:
     """Return the IVF index inside `index`, as a view; None for other kinds."""
     ann = unwrap(index)

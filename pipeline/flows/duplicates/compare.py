@@ -9,8 +9,8 @@ import numpy as np
 from pipeline.config import digest_of
 from pipeline.index.files.parts import Parts
 from pipeline.index.files.unit_vectors import UnitVectors
-from pipeline.index.filter.selection import to_space_of
 from pipeline.index.search.near_duplicates import DuplicateGroups, Pairs, cosines_of, group_pairs
+from pipeline.index.structure import to_space_of
 from pipeline.store.files.base import Store
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.rows.address import ordinal_of

@@ -24,7 +24,7 @@ from pipeline.index.structure import (
     ivf_of,
     lists_of,
     nlist_of,
-    transforms_of,
+    to_space_of,
     unwrap,
 )
 from pipeline.store.files.base import sha256_of
@@ -286,7 +286,7 @@ def _found(index: Any, alone: Any, shard: FilledShard, nprobe: int) -> float:
     nprobe = min(nprobe, nlist_of(index))
     expected, best = score(alone, shard, nprobe), score(index, shard, nprobe)
     if is_exact(index) and not is_append_only(index):
-        vectors = _transformed(index, shard.probe_vectors)
+        vectors = to_space_of(index, shard.probe_vectors)
         expected = np.maximum(expected, np.einsum("pd,pd->p", vectors, vectors))
     return float((best >= expected - _SCORE_ROUNDING).mean())
 
@@ -305,14 +305,7 @@ def _best_scores_among_probes(index: Any, shard: FilledShard, nprobe: int) -> np
     assert id_map is not None
     selector = faiss.IDSelectorBatch(shard.probe_addresses)
     refined = index.search(vectors, len(vectors), params=ivf_parameters(index, nprobe, selector))[0]
-    vectors = _transformed(index, vectors)
+    vectors = to_space_of(index, vectors)
     rows = faiss.IDSelectorTranslated(id_map.id_map, selector)
     in_lists = unwrap(index).search(vectors, 1, params=faiss.SearchParametersIVF(nprobe=nprobe, sel=rows))[0]
     return np.concatenate([refined[:, 0], in_lists[:, 0]])
-
-
-def _transformed(index: Any, vectors: np.ndarray) -> np.ndarray:
-    """Return vectors (n, d) after the transforms in front of the index."""
-    for transform in transforms_of(index):
-        vectors = transform.apply(vectors)
-    return vectors

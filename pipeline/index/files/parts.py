@@ -16,7 +16,7 @@ from pipeline.index.build.merge import count_duplicates
 from pipeline.index.library import map_in_threads
 from pipeline.index.measure.searched_parts import SearchedParts, best_of, query_ms
 from pipeline.index.measure.truth import NO_NEIGHBOUR
-from pipeline.index.search_parameters import hnsw_parameters, ivf_parameters
+from pipeline.index.search_parameters import hnsw_parameters, search_lists
 from pipeline.index.structure import (
     addresses_of,
     fingerprint,
@@ -132,12 +132,13 @@ class Parts(SearchedParts):
         """
         count = k + min(len(self._tombstones), max(_MIN_SPARE, k // 8))
         while True:
-            parameters = None
+            asked = max(1, min(count, part.ntotal))
             if nprobe is not None:
-                parameters = ivf_parameters(part, nprobe)
-            elif len(self._tombstones):
-                parameters = hnsw_parameters(part, _EF_PER_ANSWER * count)
-            scores, addresses = part.search(vectors, max(1, min(count, part.ntotal)), params=parameters)
+                scores, addresses = search_lists(part, vectors, asked, nprobe)
+            else:
+                has_dead = bool(len(self._tombstones))
+                parameters = hnsw_parameters(part, _EF_PER_ANSWER * count) if has_dead else None
+                scores, addresses = part.search(vectors, asked, params=parameters)
             is_missing = addresses == NO_NEIGHBOUR
             is_live = ~is_missing & ~self._is_dead(addresses)
             # If a query has a missing answer, all rows of its lists have been scored.

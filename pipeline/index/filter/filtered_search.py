@@ -15,15 +15,13 @@ import numpy as np
 
 from pipeline.index.files.parts import Parts
 from pipeline.index.filter.address_set import AddressSet
-from pipeline.index.filter.selection import ExactRows, SelectedRows, locate, to_space_of
+from pipeline.index.filter.selection import ExactRows, SelectedRows, locate
 from pipeline.index.library import faiss, map_in_threads
 from pipeline.index.measure.searched_parts import best_of
 from pipeline.index.measure.truth import NO_NEIGHBOUR
 from pipeline.index.refine import id_map_of
-from pipeline.index.search_parameters import hnsw_parameters, ivf_parameters
-from pipeline.index.structure import unwrap
-
-Found = tuple[np.ndarray, np.ndarray]  # scores and addresses (q, k)
+from pipeline.index.search_parameters import Found, hnsw_parameters, nearest_lists, query_blocks, search_lists
+from pipeline.index.structure import to_space_of, unwrap
 
 # A graph is searched for this multiple of the number of answers among which k selected rows are expected.
 _SPARE = 1.5
@@ -65,9 +63,8 @@ def _search_lists(parts: Parts, selection: SelectedRows, vectors: np.ndarray, k:
     for nprobe, rows in _efforts(parts, selection, vectors, k):
 
         def search_part(part: Any, nprobe: int = nprobe, rows: np.ndarray = rows) -> Found:
-            parameters = ivf_parameters(part, nprobe, selection.members.selector())
-            found: Found = part.search(vectors[rows], max(1, min(k, part.ntotal)), params=parameters)
-            return found
+            count, selector = max(1, min(k, part.ntotal)), selection.members.selector()
+            return search_lists(part, vectors[rows], count, nprobe, selector)
 
         scores[rows], addresses[rows] = best_of(map_in_threads(search_part, parts.indexes), k)
     return scores, addresses
@@ -83,18 +80,35 @@ def _efforts(
     """
     ivf = unwrap(parts.base)
     queries = to_space_of(parts.base, vectors)
-    # the quantizer pads with -1, which is the index of the list without rows that is appended here
-    sizes, selected = (np.append(rows, 0) for rows in (selection.list_sizes, selection.list_rows))
     pending, nprobe = np.arange(len(vectors)), int(ivf.nprobe)
-    _, lists = ivf.quantizer.search(queries, nprobe)
-    wanted = np.clip(sizes[lists].sum(axis=1), k, selection.rows)
-    while len(pending):
-        is_done = (selected[lists].sum(axis=1) >= wanted[pending]) | (nprobe >= ivf.nlist)
+    rows = np.stack([selection.list_rows, selection.list_sizes])
+    selected, scored = _rows_of_nearest_lists(ivf, rows, queries, nprobe)
+    wanted = np.clip(scored, k, selection.rows)
+    while nprobe < ivf.nlist and len(pending):
+        is_done = selected >= wanted[pending]
         if is_done.any():
             yield nprobe, pending[is_done]
         pending, nprobe = pending[~is_done], min(2 * nprobe, ivf.nlist)
-        if len(pending):
-            _, lists = ivf.quantizer.search(queries[pending], nprobe)
+        if nprobe < ivf.nlist:
+            selected = _rows_of_nearest_lists(ivf, rows[:1], queries[pending], nprobe)[0]
+    if len(pending):
+        yield nprobe, pending
+
+
+def _rows_of_nearest_lists(ivf: Any, rows: np.ndarray, queries: np.ndarray, nprobe: int) -> np.ndarray:
+    """Return the number of rows (n, q) in the `nprobe` nearest lists of each query.
+
+    Args:
+        rows: (n, nlist), number of rows in each list, by n ways of counting.
+    """
+    # the quantizer pads with -1, which is the index of the list without rows that is appended here
+    rows = np.append(rows, np.zeros((len(rows), 1), dtype=rows.dtype), axis=1)
+    found = np.zeros((len(rows), len(queries)), dtype=rows.dtype)
+    for block in query_blocks(len(queries), nprobe):
+        _, lists = nearest_lists(ivf, queries[block], nprobe)
+        for number, counted in enumerate(rows):
+            found[number, block] = counted[lists].sum(axis=1)
+    return found
 
 
 def _search_without_lists(

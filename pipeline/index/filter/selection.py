@@ -15,7 +15,7 @@ from pipeline.index.files.unit_vectors import MAX_READ_BYTES, UnitVectors
 from pipeline.index.filter.address_set import AddressSet
 from pipeline.index.library import faiss
 from pipeline.index.refine import id_map_of
-from pipeline.index.structure import is_exact, ivf_of, nlist_of, transforms_of, unwrap
+from pipeline.index.structure import is_exact, ivf_of, nlist_of, to_space_of, unwrap
 from pipeline.log import announce
 from pipeline.where.parse import parse_where
 
@@ -159,13 +159,6 @@ def _raw_vectors(addresses: np.ndarray, units: UnitVectors) -> np.ndarray | None
     except DataError as error:
         announce(f"answers are scored by the compressed vectors of the index: {error}")
         return None
-
-
-def to_space_of(index: Any, vectors: np.ndarray) -> np.ndarray:
-    """Return raw vectors (n, d) as the index compares them: after all of its transforms."""
-    for transform in transforms_of(index):
-        vectors = transform.apply(np.ascontiguousarray(vectors, dtype=np.float32))
-    return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
 class Filters:

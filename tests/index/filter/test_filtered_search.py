@@ -1,5 +1,6 @@
 """A filtered search finds the nearest passing rows, however many pass and wherever they are."""
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,17 +9,22 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError
+from pipeline.index.build.build import fill, train
+from pipeline.index.build.index_shape import plan_index
 from pipeline.index.files.parts import Parts
 from pipeline.index.files.unit_vectors import UnitVectors
 from pipeline.index.filter import address_set, filtered_search, selection
 from pipeline.index.filter.address_set import AddressSet
 from pipeline.index.filter.filtered_search import search_selected
 from pipeline.index.filter.selection import SelectedRows, select
+from pipeline.index.measure.searched_parts import best_of
 from pipeline.index.measure.truth import NO_NEIGHBOUR
-from pipeline.index.structure import ivf_of, unwrap
+from pipeline.index.search_parameters import ivf_parameters, nearest_lists, search_lists
+from pipeline.index.structure import addresses_of, ivf_of, unwrap
+from pipeline.settings import IndexSettings
 from pipeline.settings.gates import GateSettings
 from pipeline.store.files.open_store import open_store
-from tests.index.clustered import cosines, some_map
+from tests.index.clustered import Vectors, cosines, some_map
 from tests.index.files.test_parts import FIRST, POOL, QUERIES, base_of, filled
 
 DELTA = np.arange(FIRST, FIRST + 500)
@@ -141,6 +147,81 @@ def test_rows_far_from_the_query_are_found(kind, no_units, tmp_path, search_inde
     assert recall_of(addresses, live) >= 0.9
     without_filter = parts.search(QUERIES, 10)[1]
     assert recall_of(without_filter, LIVE) < recall_of(addresses, live) + 0.1, "the effort itself is low"
+
+
+GRAPH_KINDS = ["Flat", "RaBitQ,Refine(SQ8)"]
+
+
+@functools.cache
+def many_lists(codes: str) -> tuple[Parts, Vectors]:
+    """Make an index of 2,000 lists, found by a graph, in two parts, and random rows in it."""
+    raw = np.random.default_rng(0).normal(size=(6_000, 16)).astype(np.float32)
+    rows = Vectors(np.arange(6_000), raw / np.linalg.norm(raw, axis=1, keepdims=True))
+    index = train(plan_index(6_000, 16, IndexSettings(kind=f"IVF2000_HNSW16,{codes}")), None, rows.raw)
+    indexes = [faiss.deserialize_index(faiss.serialize_index(index)) for _ in range(2)]
+    for part, each in zip((slice(0, 4_000), slice(4_000, None)), indexes, strict=True):
+        fill(each, [(rows.addresses[part], rows.raw[part])])
+    return Parts(indexes), rows
+
+
+@pytest.mark.parametrize("codes", GRAPH_KINDS)
+def test_far_rows_are_found_through_a_graph_of_centroids(codes, no_units, search_index):
+    """Among few rows far from all queries, the answers equal those of a search that visits every list."""
+    parts, rows = many_lists(codes)
+    parts = Parts(parts.indexes, effort=64)
+    queries = rows.raw[:10] + 0.5 * rows.raw[0]
+    nearness = (rows.raw @ queries.T).max(axis=1)
+    far = np.flatnonzero(nearness < np.quantile(nearness, 0.02))
+    members = AddressSet(10)
+    members.add(far)
+    filter_ = select(parts, members, no_units)
+    _, addresses = search_selected(parts, filter_, queries, 10)
+    assert np.isin(addresses, far).all()
+    selector, nlist = members.selector(), unwrap(parts.base).nlist
+    every = best_of([search_lists(part, queries, 10, nlist, selector) for part in parts.indexes], 10)[1]
+    np.testing.assert_array_equal(addresses, every)
+    if codes == "Flat":
+        nearest = far[np.argsort(-queries @ rows.raw[far].T, axis=1)[:, :10]]
+        np.testing.assert_array_equal(every, nearest)
+
+
+def test_k_answers_come_through_a_graph_of_centroids(no_units, search_index):
+    """The lists in which selected rows are counted are those that are visited."""
+    parts, rows = many_lists("Flat")
+    parts = Parts(parts.indexes, effort=2)
+    queries = rows.raw[:100] + 0.5 * rows.raw[0]
+    nearness = (rows.raw @ queries[:10].T).max(axis=1)
+    members = AddressSet(10)
+    members.add(np.flatnonzero(nearness < np.quantile(nearness, 0.1)))
+    _, addresses = search_selected(parts, select(parts, members, no_units), queries, 10)
+    assert (addresses != NO_NEIGHBOUR).all()
+
+
+@pytest.mark.parametrize("nprobe", [8, 64, 1_999])
+def test_rows_are_counted_in_the_lists_that_are_visited(nprobe):
+    parts, rows = many_lists("Flat")
+    _, lists = nearest_lists(parts.base, rows.raw[:20], nprobe)
+    list_of_row = np.empty(6_000, dtype=np.int64)
+    sizes = Parts([parts.base]).list_sizes().astype(np.int64)
+    list_of_row[np.concatenate(list(addresses_of(parts.base)))] = np.repeat(np.arange(2_000), sizes)
+    for query, numbers in zip(rows.raw[:20], lists, strict=True):
+        visited = search_lists(parts.base, query[None], 4_000, nprobe)[1]
+        expected = np.flatnonzero(np.isin(list_of_row[:4_000], numbers))
+        np.testing.assert_array_equal(np.sort(visited[visited >= 0]), expected)
+
+
+@pytest.mark.parametrize("codes", GRAPH_KINDS)
+def test_lists_found_by_comparing_all_centroids_give_the_answers_of_faiss(codes):
+    """With as many lists as there are, the graph finds all of them, if its effort is high enough."""
+    parts, rows = many_lists(codes)
+    part = parts.base
+    scores, addresses = search_lists(part, rows.raw[:40], 4_000 if codes == "Flat" else 20, 2_000)
+    expected = part.search(rows.raw[:40], addresses.shape[1], params=ivf_parameters(part, 2_000))
+    np.testing.assert_array_equal(scores, expected[0])
+    np.testing.assert_array_equal(addresses, expected[1])
+    assert search_lists(part, rows.raw[:0], 5, 2_000)[1].shape == (0, 5)
+    if codes == "Flat":
+        assert (np.sort(addresses, axis=1) == np.arange(4_000)).all(), "every list is visited"
 
 
 def test_no_row_and_no_query_give_no_answers(no_units, tmp_path):
