@@ -21,6 +21,7 @@ from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.releases.prune import OWN_FOLDERS
 from pipeline.store.releases.release import Releases
 from pipeline.store.rows.arrays import one_chunk
+from pipeline.targets.parquet import ParquetTarget
 from pipeline.targets.target import EMPTY, UNKNOWN, HeldRelease, Position, Target
 from pipeline.text.key_tables.partitions import partition_of
 from pipeline.text.normalize import blake2b_digests
@@ -147,9 +148,14 @@ def _refuse_own_folder(releases: Releases, target: Target) -> None:
 
 
 def _refuse_folder_of_corpus(manifest: ReleaseManifest, target: Target) -> None:
-    """Raise ConfigError for a target among the files of the corpus: the next night would read its files."""
-    uri, folder = manifest.settings.get("corpus", {}).get("uri"), f"{target.address}/{target.name}"
-    if uri and ("://" in folder or folder.startswith("/")) and is_in_corpus(uri, folder):
+    """Raise ConfigError for Parquet files among those of the corpus: the next night would read them.
+
+    A relative URI of the corpus cannot be checked: the folder that it is relative to is not stored.
+    """
+    uri = manifest.settings.get("corpus", {}).get("uri")
+    if not (uri and isinstance(target, ParquetTarget) and ("://" in uri or uri.startswith(("/", "~")))):
+        return
+    if is_in_corpus(uri, f"{target.address}/{target.name}"):
         raise ConfigError(
             target.where,
             f"a folder that is not below corpus.uri ({uri}), whose files are all read",

@@ -17,6 +17,7 @@ from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.tasks import Pool
+from pipeline.index.search.open_in_child import end_idle_child
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import with_absolute_paths
@@ -68,6 +69,7 @@ class NightWorkers:
         if self.local is not None and not self._is_small(corpus):
             self.local.close()
             self.local = None
+            end_idle_child()  # its libraries would stay in memory until the end of the night
         workers = self._connect(self.stages)
         self.connections.enter_context(metrics.count_failures())
         return FlowContext(self.job, self.store, workers, self.stages)
@@ -115,6 +117,6 @@ def night_workers(
     ):
         if local is not None and release is not None:
             local.warm(EncodeTexts(with_absolute_paths(job.encoder), local.encode_settings(job.encode)))
-        if may_suffice:
+        if local is not None:
             prepare_trials(encoder=release is None)
         yield NightWorkers(job, store, previous, stages, verbose, local, connections)

@@ -97,6 +97,12 @@ def prepare_child(modules: Sequence[str] = ()) -> None:
         _idle.append(_Child(modules))
 
 
+def end_idle_child() -> None:
+    """End the child that waits for work, if there is one."""
+    if _idle:
+        _idle.pop().end()
+
+
 def run_in_child(
     work: Callable[[Reading], None], files: Iterable[str], limits: ChildLimits, remedy: str
 ) -> None:

@@ -11,6 +11,7 @@ import functools
 import io
 import logging
 import os
+import re
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -28,6 +29,10 @@ from pipeline.store.files.retry import retrying
 _CONNECT_S = 5
 _WRITER_KEY = "manta-writer"  # the value identifies the call that wrote the object
 _READ_AHEAD = 8 << 20  # bytes
+# account of a connection string of Azure
+_ACCOUNT = re.compile(
+    r"(?:^|;)(?:AccountName=|BlobEndpoint=https?://(?=[^/;]+\.blob\.))([^;.]+)", re.IGNORECASE
+)
 
 
 class CloudStore(ObjectStore):
@@ -147,13 +152,22 @@ class AzureStore(CloudStore):
         super().__init__(uri, any_keys)
         container, at, rest = self._prefix.partition("@")
         host, _, prefix = rest.partition("/")
-        self._account = host.partition(".")[0] or None
+        self._account: str | None = None
         if at and "/" not in container:
+            self._account = host.partition(".")[0] or None
             self._prefix = f"{container}/{prefix}".rstrip("/")
 
     def _connect(self) -> Any:
         names = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME")
         connection, account = map(os.environ.get, names)
+        named = _ACCOUNT.search(connection or "")
+        if self._account and named and named[1].lower() != self._account.lower():
+            raise ConfigError(
+                self.uri,
+                f"{names[0]} of the account {self._account}",
+                f"one of the account {named[1]}",
+                "correct the URI, or the environment variable",
+            )
         return _azure(os.getpid(), connection, self._account or account, time_limit_s())
 
     def _mark(self, writer_id: str) -> dict[str, Any]:

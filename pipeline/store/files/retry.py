@@ -142,7 +142,7 @@ def is_transient(error: BaseException) -> bool:
     """Return whether a retry may succeed, as after throttling, timeouts, lost connections, server errors.
 
     The first of the following that the error has decides: the answer of a store, a known class, an error
-    number, known words in the message.
+    number, the words of a refusal in the message, other known words in it.
     """
     if isinstance(error, _NEVER_TRANSIENT):
         return False
@@ -154,7 +154,7 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _TRANSIENT_ERRNOS
     has_words_only = type(error) is OSError or type(error).__module__.startswith("pyarrow")
-    return has_words_only and bool(_TRANSIENT_PHRASES.search(str(error)))
+    return has_words_only and not refusal(error, "") and bool(_TRANSIENT_PHRASES.search(str(error)))
 
 
 def answer_of(error: BaseException) -> tuple[str, int]:
@@ -243,7 +243,7 @@ def positive_number(variable: str, default: float) -> float:
     return value
 
 
-def refusal(error: Exception, where: str) -> ConfigError | None:
+def refusal(error: BaseException, where: str) -> ConfigError | None:
     """Return the error for a refusal that the user can resolve; None for any other error."""
     code, status = answer_of(error)
     code = code or (f"{type(error).__name__} {status}" if status else type(error).__name__)

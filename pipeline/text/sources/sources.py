@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
 from urllib.parse import unquote
@@ -43,6 +44,7 @@ _SUFFIXES: dict[Format, tuple[str, ...]] = {
 LARGE_BYTES = 256 << 20  # larger files are read by ranges, smaller ones as a whole
 _COMMIT = re.compile(r"\d{8}\.json")  # name of a file in the folder commits of a release root
 _SHOWN = 3  # names of files that are left out
+_WRITTEN = ("0/0.json", "0/0.parquet", "0/0/0.parquet")  # like files of releases and of exports
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _PIECE_BYTES = 8 << 20  # bytes of a file that are hashed at once
 # Limits of the small objects that are read in advance, several at once: a request alone takes as long as the
@@ -275,15 +277,35 @@ def is_unchanged(files: list[SourceFile], corpus: CorpusSettings) -> bool:
 
 
 def is_in_corpus(uri: str, folder: str) -> bool:
-    """Return whether files in a folder would be read as files of the corpus at `uri`."""
+    """Return whether releases or exports in a folder would be read as files of the corpus at `uri`."""
     corpus, other = (local_path(each) or each.rstrip("/") for each in (uri, folder))
     pairs = [(corpus, other)]
     if corpus.startswith("/") and other.startswith("/"):
         pairs.append((os.path.realpath(corpus), os.path.realpath(other)))
     return any(
-        inner == outer or (inner.startswith(f"{outer}/") and not _is_hidden(inner.removeprefix(f"{outer}/")))
+        inner == outer
+        or (inner.startswith(f"{outer}/") and not _is_hidden(inner.removeprefix(f"{outer}/")))
+        or (glob.has_magic(outer) and _glob_reads(outer, inner))
         for outer, inner in pairs
     )
+
+
+def _glob_reads(pattern: str, folder: str) -> bool:
+    """Return whether a glob matches files of releases or exports in a folder."""
+    fixed = re.split(r"[^/]*[*?[]", pattern, maxsplit=1)[0]
+    below = f"{folder}/".removeprefix(fixed)
+    if not f"{folder}/".startswith(fixed) or _is_hidden(below):
+        return False
+    parts = pattern.removeprefix(fixed).split("/")
+    return any(_matches(parts, f"{below}{name}".split("/")) for name in _WRITTEN)
+
+
+def _matches(pattern: list[str], names: list[str]) -> bool:
+    if not pattern or not names:
+        return not pattern and not names
+    if pattern[0] == "**":
+        return _matches(pattern[1:], names) or _matches(pattern, names[1:]) or len(pattern) == 1
+    return fnmatchcase(names[0], pattern[0]) and _matches(pattern[1:], names[1:])
 
 
 def _is_hidden(name: str) -> bool:

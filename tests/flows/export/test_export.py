@@ -18,13 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError, DataError, SpaceMismatch, TransientError
-from pipeline.flows.export.export import export
+from pipeline.flows.export.export import _refuse_folder_of_corpus, export
 from pipeline.log import Stages
 from pipeline.store.files.base import Entry
 from pipeline.store.files.local import LocalStore
 from pipeline.store.files.open_store import open_store
 from pipeline.store.releases.prune import prune
 from pipeline.store.releases.release import Releases
+from pipeline.targets.lancedb import LanceTarget
 from pipeline.targets.parquet import ParquetTarget
 from pipeline.targets.target import TARGETS, Position
 from tests.conftest import ROOT, CommandResult
@@ -99,6 +100,22 @@ def test_no_export_is_written_among_the_files_of_the_corpus(root, tmp_path):
         with pytest.raises(ConfigError, match=r"docs: expected a folder that is not below corpus\.uri"):
             run_export(root, 1, ParquetTarget(folder, "docs"))
     assert not list(Path(corpus).rglob("docs"))
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind", "is_refused"),
+    [("{}/**", ParquetTarget, True), ("{}", LanceTarget, False), (".", ParquetTarget, False)],
+)
+def test_only_parquet_files_that_the_corpus_surely_reads_are_refused(
+    root, tmp_path, monkeypatch, uri, kind, is_refused
+):
+    """A relative URI is relative to a folder that the release does not name."""
+    monkeypatch.chdir(tmp_path)
+    manifest = Releases(open_store(root)).get(1)
+    corpus = {**manifest.settings["corpus"], "uri": uri.format(tmp_path)}
+    manifest = manifest.model_copy(update={"settings": {**manifest.settings, "corpus": corpus}})
+    with pytest.raises(ConfigError, match="not below") if is_refused else contextlib.nullcontext():
+        _refuse_folder_of_corpus(manifest, kind(str(tmp_path), "docs"))
 
 
 def exported_to_memory(root: Path, number: int | None) -> dict:

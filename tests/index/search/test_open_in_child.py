@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.errors import ConfigError, DataError, ModelError, PipelineError, TransientError
 from pipeline.index.search import open_in_child
-from pipeline.index.search.open_in_child import ChildLimits, prepare_child, run_in_child
+from pipeline.index.search.open_in_child import ChildLimits, end_idle_child, prepare_child, run_in_child
 from pipeline.index.search.use_as_searcher import Reading
 from pipeline.store.files.open_store import open_store
 from pipeline.store.releases.manifest import ReleaseManifest
@@ -148,4 +148,8 @@ def test_one_prepared_child_does_all_work_until_it_fails(tmp_path: Path):
     second = process()
     assert second != first
     os.kill(second, 9)  # while it waits
-    assert process() not in (first, second)
+    third = process()
+    assert third not in (first, second)
+    end_idle_child()
+    end_idle_child()  # there is none
+    assert third not in {child.pid for child in multiprocessing.active_children()}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError
+from pipeline.store.files import clouds
 from pipeline.store.files.open_store import open_store
 from tests.faults import Faults, FaultyProxy
 from tests.server import SERVERS, Server, environment
@@ -180,3 +181,41 @@ def test_without_credentials_the_variables_of_azure_are_named(monkeypatch: pytes
         monkeypatch.delenv(name)
     with pytest.raises(ConfigError, match=r"credentials in the environment.*AZURE_STORAGE_CONNECTION_STRING"):
         open_store("az://container/x").read("a")
+
+
+@pytest.mark.parametrize(
+    ("uri", "account", "bucket"),
+    [
+        ("az://c/me@example.com/x", None, "c/me@example.com/x"),
+        ("az://c/x", None, "c/x"),
+        ("abfs://c@one.dfs.core.windows.net/x", "one", "c/x"),
+    ],
+)
+def test_only_the_host_of_a_uri_names_an_account(
+    uri: str, account: str | None, bucket: str, monkeypatch: pytest.MonkeyPatch
+):
+    calls = []
+    monkeypatch.setattr(clouds, "_azure", lambda _, __, name, ___: calls.append(name) or FileSystem())
+    monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING", raising=False)
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    assert open_store(uri).read("a") == f"{bucket}/a".encode()
+    assert calls == [account]
+
+
+class FileSystem:
+    def cat_file(self, path: str, *_: object, **__: object) -> bytes:
+        return path.encode()
+
+
+@pytest.mark.parametrize(
+    "form", ["EndpointSuffix=x;AccountName={}", "BlobEndpoint=https://{}.blob.x.net/;SharedAccessSignature=s"]
+)
+def test_a_connection_string_of_another_account_is_refused(form: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(clouds, "_azure", lambda *_: FileSystem())
+    store = open_store("abfs://c@one.dfs.core.windows.net/x")
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", form.format("two"))
+    with pytest.raises(ConfigError, match="of the account one, found one of the account two;"):
+        store.read("a")
+    assert open_store("az://c/x").read("a") == b"c/x/a"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", form.format("one"))
+    assert store.read("a") == b"c/x/a"

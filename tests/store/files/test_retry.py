@@ -107,6 +107,7 @@ def test_temporary_errors_are_transient(error: Exception):
         s3_answer("InvalidRequest", 400),
         translated(OSError(5, "timeout is no parameter of this call"), s3_answer("InvalidArgument", 400)),
         azure_answer(403, "AuthorizationFailure"),
+        OSError("Forbidden: bucket/timeouts/a.parquet\nno access"),  # gcsfs raises it for the status 403
         gcsfs.retry.HttpError({"code": 401, "message": "a timeout in the words of a refusal"}),
         aiohttp_answer(404),
         hub_answer(401),

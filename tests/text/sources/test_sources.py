@@ -15,7 +15,14 @@ from pipeline.settings import CorpusSettings
 from pipeline.store.files.open_store import open_store
 from pipeline.store.files.s3 import S3Store, client
 from pipeline.text.formats.reader import read_batches
-from pipeline.text.sources.sources import is_unchanged, list_corpus, list_files, open_file, open_ranges
+from pipeline.text.sources.sources import (
+    is_in_corpus,
+    is_unchanged,
+    list_corpus,
+    list_files,
+    open_file,
+    open_ranges,
+)
 
 
 def write_files(root, *names):
@@ -372,3 +379,26 @@ def test_objects_of_other_systems_are_read_by_their_own_names():
 
     fsspec.register_implementation("anykeys", Objects, clobber=True)
     check_keys("anykeys://bucket/docs")
+
+
+@pytest.mark.parametrize(
+    ("uri", "folder", "is_read"),
+    [
+        ("/data/**/*.parquet", "/data/root", True),
+        ("/data/**", "/data", True),
+        ("/data/*/*/*.parquet", "/data/root", True),
+        ("/data/ro*/**/*.json", "/data/root/exports", True),
+        ("s3://bucket/data/**/*.parquet", "s3://bucket/data/root/", True),
+        ("/data/*.parquet", "/data/root", False),
+        ("/data/*.parquet", "/data", False),
+        ("/data/**/part-*.parquet", "/data/root", False),
+        ("/data/**/raw/*.parquet", "/data/root", False),
+        ("/data/**/*.parquet", "/data/_root", False),
+        ("/data/**/*.parquet", "/database", False),
+        ("/data/corpus/**", "/data", False),
+    ],
+)
+def test_releases_in_a_folder_are_in_the_corpus_if_its_glob_matches_them(
+    uri: str, folder: str, is_read: bool
+):
+    assert is_in_corpus(uri, folder) == is_read
