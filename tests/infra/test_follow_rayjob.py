@@ -69,8 +69,9 @@ class Answer(BaseHTTPRequestHandler):
         if self._refused():
             return
         name = self.path.removeprefix(f"{CLUSTERS}/")
-        self._say(200 if name in self.server.clusters else 404, {})
-        self.server.clusters.discard(name)
+        code = 200 if name in self.server.clusters else 404
+        self.server.clusters.discard(name)  # before the answer, after which the test looks
+        self._say(code, {})
 
     def _refused(self) -> bool:
         if self.headers["Authorization"] != "Bearer sesame":
