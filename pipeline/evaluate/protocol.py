@@ -101,7 +101,7 @@ class TransferProtocol:
     ) -> dict[int, list[float]]:
         """Measure the test accuracies after training on few rows: one per seed, by number of training rows.
 
-        The number of rows doubles from `first` while it is below that of the training part. Each seed, from
+        The number of rows doubles from `first` while it is below the number of training rows. Each seed, from
         0 on, draws its own rows. The strength of the penalty is chosen on dev, or by folds of the drawn rows.
         Without a test part, the first outer fold is the test part, and the other folds are the training part.
         """

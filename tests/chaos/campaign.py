@@ -307,7 +307,7 @@ class Campaign:
                         **server.through(proxy.url),
                         "MANTA_STORE_TIMEOUT_S": _ANSWER_S,
                     }
-                    with environment(server.variables):  # of the comparison at the end of a night
+                    with environment(server.variables):  # where the comparison finds the server
                         yield
                     self.report.tally.faults.update(proxy.met)
         finally:

@@ -267,7 +267,7 @@ def test_the_schedule_forbids_concurrent_nights_and_has_minimal_permissions():
     job = cron["spec"]["jobTemplate"]["spec"]
     tries = 1 + night["backoffLimit"]
     assert job["activeDeadlineSeconds"] > tries * night["activeDeadlineSeconds"], (
-        "its pod waits for the night's end, and KubeRay's deadline begins anew with each try"
+        "its pod waits for the night's end, and KubeRay's deadline begins again with each try"
     )
     [account] = of_kind("ServiceAccount").values()
     [role] = of_kind("Role").values()

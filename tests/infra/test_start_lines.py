@@ -43,7 +43,7 @@ def accepted(line: list[str], programs: Path) -> dict[str, Any]:
         return dict(context.params)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray Serve, which Ray's command imports
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's command imports Ray Serve, which warns
 def test_ray_accepts_the_start_line_of_every_group_with_the_resources_of_its_pod(tmp_path: Path):
     program = tmp_path / "ray"
     program.write_text(_RAY.format(python=sys.executable))

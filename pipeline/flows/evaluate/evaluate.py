@@ -43,7 +43,7 @@ _MAX_COMPARISONS = 8  # shown for all tasks and candidates together
 # Kinds of tasks whose rows are pairs -> name of the human judgements in their evidence.
 _GOLD = {"sts": "gold", "pairs": "positive"}
 _LABELS = {0: "not the same", 1: "the same"}
-_MAX_CHARACTERS = 300  # of a sentence that are shown
+_MAX_CHARACTERS = 300  # characters of a sentence that are shown
 
 
 def disagreements(

@@ -13,7 +13,7 @@ from pipeline.store.files.base import Store
 
 _MAX_QUERIES = 4  # shown for each task and candidate
 _MAX_EXAMPLES = 16  # shown for all tasks and candidates together
-_MAX_CHARACTERS = 200  # of a text that are shown
+_MAX_CHARACTERS = 200  # characters of a text that are shown
 
 
 def retrieval_examples(

@@ -1,9 +1,9 @@
 """A store below a prefix of a container of Azure Blob Storage, or of a bucket of Google Cloud Storage.
 
-The driver of each is an fsspec file system that an extra installs. Objects are created by the driver's
-conditional writes. A mark in each object shows which call wrote it, in case the response was lost. A driver
-also repeats failed requests by itself; a call and its repetitions end after MANTA_STORE_TIMEOUT_S plus the
-time that a slow transfer takes.
+The driver of each is an fsspec file system that an extra installs, and that is imported only for such a root:
+so these stores have a module of their own. Objects are created by the driver's conditional writes. A mark in
+each object shows which call wrote it, in case the response was lost. A driver also repeats failed requests by
+itself; a call and its repetitions end after MANTA_STORE_TIMEOUT_S plus the time that a slow transfer takes.
 """
 
 import contextlib
