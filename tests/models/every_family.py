@@ -170,6 +170,7 @@ def vectors_alone(folder: Path, texts: list[str]) -> np.ndarray:
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     name = transformers.AutoConfig.from_pretrained(folder).model_type
     vectors, loaded = [], class_of(name).from_pretrained(folder).eval()
+    loaded.config.return_dict = True  # with tuples OPT fails; the form of the output changes no vector
     for number, text in enumerate(texts, start=1):
         model = copy.deepcopy(loaded) if number < len(texts) else loaded
         encoder = model.get_encoder() if model.config.is_encoder_decoder else model

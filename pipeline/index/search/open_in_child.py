@@ -175,7 +175,7 @@ def _try_apart(
     is_kept = False
     try:
         with contextlib.suppress(ConnectionError):  # the connection ends with the child
-            child.connection.send((work, limits.memory))
+            child.connection.send((work, limits.memory, dict(os.environ)))
         _await_end(child, files, limits.seconds, remedy)
         is_kept = limits.memory is None
     finally:
@@ -260,7 +260,9 @@ def _serve(connection: Connection, modules: Sequence[str]) -> None:
             importlib.import_module(module)
     with contextlib.suppress(EOFError):
         while True:
-            work, memory = connection.recv()
+            work, memory, environment = connection.recv()
+            os.environ.clear()  # the parent's may have changed since this process began
+            os.environ.update(environment)
             if memory is not None:
                 limit_memory(memory)
             _work(connection, work, memory is not None)

@@ -130,6 +130,17 @@ def kill_itself(reading: Reading) -> None:
     os.kill(os.getpid(), 9)
 
 
+def write_variable(path: Path, reading: Reading) -> None:
+    path.write_text(os.environ["MANTA_CHANGED"])
+
+
+def test_a_waiting_child_works_in_the_environment_of_its_parent(tmp_path, monkeypatch):
+    prepare_child()
+    monkeypatch.setenv("MANTA_CHANGED", "after the child began")
+    run_in_child(partial(write_variable, tmp_path / "value"), [], ChildLimits(60.0), "")
+    assert (tmp_path / "value").read_text() == "after the child began"
+
+
 def test_one_prepared_child_does_all_work_until_it_fails(tmp_path: Path):
     def process() -> int:
         run_in_child(partial(write_process, tmp_path / "pid"), [], ChildLimits(60.0), "")
