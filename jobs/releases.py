@@ -126,7 +126,10 @@ def _releases_command(work: Callable[..., Answer]) -> Command:
 
 @_releases_command
 def list_releases(run: ReleasesRun) -> Answer:
-    """List every commit with its release; the current one is marked."""
+    """List every commit with its release; the current one is marked.
+
+    Exit code 3 if a commit is missing, or if the newest is damaged and may be a hold.
+    """
     from jobs.releases_output import commit_list
 
     return commit_list(run.open(), run.root)

@@ -46,8 +46,9 @@ def commit_list(opened: "Releases", root: str) -> Answer:
     text = text if lines else f"{root}: no release yet; `manta nightly` publishes the first"
     for release, faults in missing.items():
         text += "".join(f"\n\nrelease {release} is damaged: {fault}" for fault in faults)
+    damage = opened.commits.sequence_error(opened.commits.numbers())
     try:
-        held, damage = opened.commits.hold(), None
+        held = opened.commits.hold()
     except DataError as error:
         held, damage = None, error
     if held:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.store.files.open_store import open_store
+from pipeline.store.releases.commits import commit_path
 from pipeline.store.releases.release import Releases
 from tests.conftest import CommandResult
 from tests.store.releases.test_release import publish
@@ -51,6 +52,16 @@ def test_a_deleted_manifest_or_report_is_named(
         assert verified.code == 3, verified.err
         assert not facts["whole"]
         assert gone in [fault["path"] for fault in facts["faults"]]
+
+
+def test_a_missing_commit_is_listed(root: str, manta: Callable[..., CommandResult]):
+    publish(open_store(root), "three")
+    open_store(root).delete(commit_path(2))
+    listed = manta("releases", "list", root, "--json")
+    facts = json.loads(listed.out)
+    assert listed.code == 3, listed.err
+    assert "expected commit 2 after commit 1, found commit 3" in facts["damage"]
+    assert facts["current"] == 3, "readers continue with the last release"
 
 
 def test_a_pruned_release_is_not_damaged(root: str, manta: Callable[..., CommandResult]):
