@@ -110,7 +110,7 @@ class CloudStore(ObjectStore):
             )
         local.unlink()
 
-    def read_range(self, path: str, start: int, stop: int) -> pa.Buffer:
+    def _range(self, path: str, start: int, stop: int) -> pa.Buffer:
         key, limit = self._key(path), time_limit_s(stop - start)
         return pa.py_buffer(
             retrying(lambda: self._fs.cat_file(key, start, stop, timeout=limit), self.uri_of(path))

@@ -185,7 +185,7 @@ class S3Store(ObjectStore):
     def read(self, path: str) -> bytes:
         return self._get(path)
 
-    def read_range(self, path: str, start: int, stop: int) -> pa.Buffer:
+    def _range(self, path: str, start: int, stop: int) -> pa.Buffer:
         return pa.py_buffer(self._get(path, Range=f"bytes={start}-{stop - 1}"))
 
     def write(self, path: str, data: bytes) -> None:

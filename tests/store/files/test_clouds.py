@@ -189,6 +189,8 @@ def test_without_credentials_the_variables_of_azure_are_named(monkeypatch: pytes
         ("az://c/me@example.com/x", None, "c/me@example.com/x"),
         ("az://c/x", None, "c/x"),
         ("abfs://c@one.dfs.core.windows.net/x", "one", "c/x"),
+        ("abfss://c@one.dfs.core.windows.net/x", "one", "c/x"),
+        ("abfss://c@one.dfs.core.windows.net", "one", "c"),
     ],
 )
 def test_only_the_host_of_a_uri_names_an_account(

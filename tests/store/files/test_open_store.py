@@ -66,6 +66,13 @@ def test_written_bytes_are_read_back(store: Store):
         store.read("a/missing")
 
 
+def test_an_empty_range_has_no_bytes(store: Store):
+    store.write("file", b"abcdef")
+    ranges = [(0, 0), (3, 3), (6, 6), (0, 1), (2, 6)]
+    read = [store.read_range("file", start, stop).to_pybytes() for start, stop in ranges]
+    assert read == [b"", b"", b"", b"a", b"cdef"]
+
+
 def test_pages_of_a_listing_have_every_file_once(store: Store, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pipeline.store.files.local._PAGE", 2)
     for name in ("a/1", "a/2", "a/3", "a/b/4", "ab/5"):
