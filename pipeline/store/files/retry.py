@@ -106,7 +106,13 @@ _GOOGLE_CREDENTIALS = "check GOOGLE_APPLICATION_CREDENTIALS and the permissions"
 # Error code, or class of an error -> (expected, remedy) for errors that only the user can resolve.
 _REFUSALS = {
     "AccessDenied": ("access", _CREDENTIALS),
+    # Answers to HEAD have no body: their status is the code.
     "403": ("access", _CREDENTIALS),
+    "301": ("the region of the bucket", "set AWS_DEFAULT_REGION"),
+    "400": (
+        "a request that the store accepts",
+        "renew credentials that have expired, or set AWS_DEFAULT_REGION to the region of the bucket",
+    ),
     "AllAccessDisabled": ("access", _CREDENTIALS),
     "InvalidAccessKeyId": ("valid credentials in the environment", _CREDENTIALS),
     "SignatureDoesNotMatch": ("valid credentials in the environment", _CREDENTIALS),

@@ -26,7 +26,7 @@ def storage_errors(where: str, leave_out: str = LEAVE_OUT) -> Iterator[None]:
 
     Raises:
         TransientError: trying again may help (exit code 75).
-        ConfigError: credentials are missing, or a client says that the store refuses them (2).
+        ConfigError: credentials are missing, or a client says that the store refuses them or the region (2).
         DataError: any other error (3).
     """
     try:
@@ -46,7 +46,7 @@ def storage_errors(where: str, leave_out: str = LEAVE_OUT) -> Iterator[None]:
                 found,
                 f"check those that come from {credentials_of(where)}",
             ) from error
-        if not isinstance(error, OSError) and (refused := refusal(error, where)):
+        if refused := refusal(error, where):
             raise refused from error
         if isinstance(error, FileNotFoundError):
             raise DataError(

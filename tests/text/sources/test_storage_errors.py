@@ -7,6 +7,7 @@ import botocore.exceptions
 import gcsfs.retry
 import google.auth.exceptions
 import pytest
+from s3fs.errors import translate_boto_error
 
 from pipeline.errors import PipelineError
 from pipeline.text.sources.storage_errors import storage_errors
@@ -20,9 +21,25 @@ def azure_error(kind: type[Any], status: int, code: str) -> Exception:
     return error  # type: ignore[no-any-return]
 
 
+def s3_error(code: str, status: int) -> OSError:
+    """Return the error that s3fs makes of an answer."""
+    response: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    cause = botocore.exceptions.ClientError(response, "GetObject")
+    error = translate_boto_error(cause)
+    error.__cause__ = cause
+    return error  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
+        (s3_error("AccessDenied", 403), 2),
+        (s3_error("ExpiredToken", 400), 2),
+        (s3_error("AuthorizationHeaderMalformed", 400), 2),
+        (s3_error("301", 301), 2),  # to HEAD
+        (s3_error("400", 400), 2),
+        (s3_error("SlowDown", 503), 75),
+        (PermissionError(13, "a file of this machine"), 3),
         (azure_error(azure.core.exceptions.ClientAuthenticationError, 403, "AuthenticationFailed"), 2),
         (azure_error(azure.core.exceptions.HttpResponseError, 404, "ContainerNotFound"), 2),
         (azure_error(azure.core.exceptions.HttpResponseError, 409, "BlobArchived"), 3),
