@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.augment import nearest
-from pipeline.augment.nearest import NearestWords
-from pipeline.augment.synonyms import SynonymSettings
+from pipeline.augment import synonyms
+from pipeline.augment.synonyms import NearestWords, SynonymSettings
 from pipeline.errors import ModelError
 from tests.models.folder.wordfiles import FORMS, write_words
 
@@ -70,7 +69,7 @@ def test_unknown_words_and_words_that_are_not_case_folded_have_no_neighbours():
 
 
 def test_result_does_not_depend_on_the_order_of_lookups(monkeypatch):
-    monkeypatch.setattr(nearest, "_ROWS_AT_ONCE", 64)
+    monkeypatch.setattr(synonyms, "_ROWS_AT_ONCE", 64)
     words = [word.casefold() for word in WORDS]
     one, other = (NearestWords(list(WORDS), table(), 5, 0.3) for _ in range(2))
     answers = {word: one(word) for word in words}

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.augment.thesaurus import read_thesaurus
+from pipeline.augment.synonyms import read_thesaurus
 from pipeline.errors import DataError
 
 ROWS = [

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.augment.thesaurus import read_thesaurus
+from pipeline.augment.synonyms import read_thesaurus
 from pipeline.errors import DataError
 from pipeline.evaluate.judgements import read_judgements
 from pipeline.evaluate.source import TaskRoles, open_file
