@@ -33,6 +33,7 @@ _ANSWERS = {
     "internal": (500, "InternalError", "We encountered an internal error. Please try again."),
     "limited": (429, "TooManyRequests", "Too many requests."),
     "denied": (403, "AccessDenied", "Access Denied"),
+    "redirected": (301, "PermanentRedirect", "The bucket must be addressed by the specified endpoint."),
     "unknown": (
         403,
         "InvalidAccessKeyId",
@@ -59,6 +60,7 @@ class Faults:
         cut: the body of a GET ends halfway.
         lost: the store executes a PUT, POST or DELETE, and the connection is reset instead of the answer.
         denied: answered with 403 AccessDenied.
+        redirected: answered with 301, without the region of the bucket.
         unknown: answered with 403 for an unknown access key.
         delay_s: seconds of delay.
         drops_conditions: If-None-Match never reaches the store.
@@ -73,6 +75,7 @@ class Faults:
     cut: float = 0.0
     lost: float = 0.0
     denied: float = 0.0
+    redirected: float = 0.0
     unknown: float = 0.0
     delay_s: float = 5.0
     drops_conditions: bool = False
@@ -92,6 +95,7 @@ class Faults:
             "cut",
             "lost",
             "denied",
+            "redirected",
             "unknown",
         ):
             proportion = getattr(self, kind)

@@ -209,6 +209,13 @@ def test_a_refusal_of_the_store_is_reported_at_once(
         assert caught.value.exit_code == 2
 
 
+def test_an_endpoint_that_redirects_every_call_is_named(store: Store, faulty: FaultyProxy):
+    faulty.faults = Faults(redirected=1.0)
+    for operation in (lambda: store.read("x"), lambda: store.create("x", b""), lambda: store.list()):
+        with pytest.raises(ConfigError, match="a redirect for every call; set AWS_ENDPOINT_URL"):
+            operation()
+
+
 def test_a_missing_bucket_is_named(faulty: FaultyProxy):
     nowhere = open_store("s3://no-such-bucket-here/prefix")
     for operation in (

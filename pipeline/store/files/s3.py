@@ -114,7 +114,12 @@ async def call_api(file_system: Any, arguments: dict[str, Any]) -> dict[str, Any
 
 
 async def _respond(file_system: Any, verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the response of botocore's client. Raises the errors of s3fs (FileNotFoundError and so on)."""
+    """Return the response of botocore's client.
+
+    Raises:
+        OSError: the errors of s3fs (FileNotFoundError and so on).
+        ConfigError: the endpoint redirects every call.
+    """
     from s3fs.errors import translate_boto_error
 
     await file_system.set_session()
@@ -123,6 +128,13 @@ async def _respond(file_system: Any, verb: str, parameters: dict[str, Any]) -> d
         return dict(await getattr(s3, verb)(**parameters))
     except s3.exceptions.ClientError as error:
         raise translate_boto_error(error) from error
+    except RecursionError:  # after a redirect, botocore asks for the bucket's region, and is redirected again
+        raise ConfigError(
+            f"s3://{parameters['Bucket']}",
+            "an endpoint of S3",
+            "a redirect for every call",
+            "set AWS_ENDPOINT_URL to the address that it redirects to, or AWS_DEFAULT_REGION to the region",
+        ) from None
 
 
 async def read_object(file_system: Any, arguments: dict[str, Any]) -> bytes:
