@@ -1,6 +1,5 @@
 """Bodies of the requests and responses of the service."""
 
-import json
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -29,7 +28,7 @@ _Vectors = Annotated[list[_Vector], Field(fail_fast=True, min_length=1, max_leng
 class SearchRequest(BaseModel):
     """Body of a search: texts, or vectors of the release's encoder."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     queries: _Queries | None = Field(None, description="texts")
     vectors: _Vectors | None = Field(
@@ -52,14 +51,12 @@ class SearchRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, body: Any) -> Any:
-        """Refuse the first unknown key, of which `extra` alone would name all, and a k of true or false."""
+        """Refuse the first unknown key, of which `extra` alone would name all."""
         keys = body if isinstance(body, dict) else ()
         unknown = next((key for key in keys if key not in cls.model_fields), None)
         if unknown is not None:
             name = unknown[:_MAX_SHOWN_KEY]
             raise ValueError(f"{name}: unknown; {did_you_mean(name, cls.model_fields, 'remove it')}")
-        if isinstance(body, dict) and isinstance(body.get("k"), bool):  # pydantic would take true for 1
-            raise ValueError(f"k: expected a whole number, found {json.dumps(body['k'])}")
         return body
 
     @model_validator(mode="after")

@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import FastAPI, HTTPException, Path, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse
 
 from pipeline.charts.frame import shorten
 from pipeline.charts.plane import PlanePoint, group_numbers, plane_chart
-from pipeline.errors import PipelineError, QueryError
+from pipeline.errors import PipelineError, QueryError, did_you_mean
 from pipeline.index.files.texts import MissingTexts
 from pipeline.index.search.search import OpenRelease
 from pipeline.report.explore import ExplorePage, MapPage, Question, render, render_map, render_map_wait
@@ -37,6 +37,25 @@ _POLICY = {
 }
 
 
+def _check_parameters(request: Request) -> None:
+    """Raise QueryError if the URL has a parameter that the route does not have, or one parameter twice."""
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    seen: set[str] = set()
+    for name, _ in request.query_params.multi_items():
+        if name in seen or name not in known:
+            shown = repr(name[:_MAX_TITLE])
+            raise QueryError(
+                f"GET {request.url.path}",
+                f"each of the parameters {', '.join(known)} at most once",
+                f"{shown} again" if name in seen else shown,
+                "remove one" if name in seen else did_you_mean(name, known, "remove it"),
+            )
+        seen.add(name)
+
+
+_CHECKED = (Depends(_check_parameters),)
+
+
 def add_page(app: FastAPI, release: OpenRelease, batches: Batches, follower: Follower) -> None:
     """Add the routes to an application."""
     _add_search_page(app, release, batches, follower)
@@ -45,7 +64,7 @@ def add_page(app: FastAPI, release: OpenRelease, batches: Batches, follower: Fol
 
 
 def _add_search_page(app: FastAPI, release: OpenRelease, batches: Batches, follower: Follower) -> None:
-    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False, dependencies=_CHECKED)
     async def search_page(
         request: Request,
         q: _Text = "",
@@ -57,6 +76,8 @@ def _add_search_page(app: FastAPI, release: OpenRelease, batches: Batches, follo
         question, began_s = Question(q.strip(), near, where.strip(), k, group), time.perf_counter()
         opened, answers, problem, status = release.snapshot(), None, "", 200
         try:
+            if question.q and question.near:
+                raise QueryError("GET /", "a text (q) or the id of a row (near)", "both", "remove one")
             if question.q or question.near:
                 found = await _find(question, opened, batches, request.is_disconnected)
                 answers, opened = found.answers[0], _same(opened, found, release)
@@ -116,7 +137,7 @@ def _page(release: OpenRelease, question: Question, follower: Follower) -> dict[
 def _add_map(app: FastAPI, release: OpenRelease) -> None:
     sample_map = SampleMap()
 
-    @app.get("/map", response_class=HTMLResponse, include_in_schema=False)
+    @app.get("/map", response_class=HTMLResponse, include_in_schema=False, dependencies=_CHECKED)
     async def map_page(colour: str = "") -> HTMLResponse:
         opened = release.snapshot()
         placed = await sample_map.of(opened, _MAP_WAIT_S)

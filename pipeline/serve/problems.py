@@ -16,6 +16,15 @@ CLIENT_GONE = 499
 """status of requests whose client has gone, as nginx counts them"""
 
 _MAX_SHOWN = 80  # characters of a header
+_JSON_TYPES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number with a fraction",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
 
 
 def add_problems(app: FastAPI) -> None:
@@ -58,10 +67,13 @@ async def _explain_invalid(request: Request, error: Exception) -> JSONResponse:
 
 
 def _sentence(fault: dict[str, Any]) -> str:
-    """Return where a fault is, and its reason; for a body that is not JSON, the parser's reason, too."""
+    """Return where a fault is, its reason, and the type that was found instead of another; for a body that is
+    not JSON, the parser's reason, too."""
     reason = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "json_invalid":
         reason = f"{reason}: {fault['ctx']['error']}"
+    elif fault["type"].endswith("_type"):
+        reason = f"{reason}, found {_JSON_TYPES.get(type(fault['input']), 'another type')}"
     return f"{'.'.join(map(str, fault['loc']))}: {reason}"
 
 

@@ -1,6 +1,7 @@
 """The page shows answers, neighbours and a map of a release, and runs nothing of a corpus."""
 
 import html
+import json
 import re
 import shutil
 import subprocess
@@ -130,6 +131,7 @@ def test_the_vector_of_a_row_is_that_of_its_text(root: str, monkeypatch: pytest.
         ("near=row-3", "a row with id"),
         ("q=a&where=lenght+%3C+3", "did you mean"),
         ("q=a&group=true", "whole"),
+        ("q=a&near=row-250", "q) or the id of a row"),
     ],
 )
 def test_a_question_without_an_answer_is_explained_on_the_page(client: Client, query: str, words: str):
@@ -137,6 +139,21 @@ def test_a_question_without_an_answer_is_explained_on_the_page(client: Client, q
     status, page = client.get(f"/?{query}")
     assert status == 400
     assert words in page.split('class="problem"')[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/?q=a&wher=x", "found 'wher'; did you mean 'where'?"),
+        ("/?q=a&n=5", "found 'n'; remove it"),
+        ("/?q=a&k=5&k=6", "found 'k' again; remove one"),
+        ("/map?color=lang", "did you mean 'colour'?"),
+    ],
+)
+def test_parameters_that_a_page_does_not_have_are_refused(client: Client, path: str, words: str):
+    status, problem = client.get(path)
+    assert status == 400
+    assert words in json.loads(problem)["message"]
 
 
 def test_nothing_from_a_corpus_or_an_address_is_run(client: Client):
