@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.evaluate.source import float64_of, number_type
 from pipeline.evaluate.sts import check_scores
 from pipeline.store.files.disk import describe_missing
 from pipeline.store.files.open_store import store_of
@@ -203,9 +203,9 @@ def _ids(table: pa.Table, file: str) -> list[str]:
 
 def _numbers(table: pa.Table, name: str, file: str) -> np.ndarray:
     column = table[name]
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+    if (kind := number_type(column.type)) is None:
         raise DataError(f"{file}: {name}", "numbers", str(column.type), _REMEDY)
-    numbers = np.asarray(pc.cast(column, pa.float64()).to_numpy(), np.float64)
+    numbers = float64_of(column.cast(kind))
     _check_complete(name, (~np.isfinite(numbers)).tolist(), file)
     return numbers
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.errors import ConfigError
 from pipeline.evaluate.similarity import prepare_vectors, row_similarities, similarity_matrix
-from pipeline.evaluate.source import BLANK
+from pipeline.evaluate.source import or_blank
 from pipeline.evaluate.task import Similarity
 
 MtebBatch = Mapping[str, Any]
@@ -44,8 +44,8 @@ class MtebModel:
         self._similarity = cast(Similarity, getattr(encoder, "similarity", "cosine"))
 
     def encode(self, inputs: Iterable[MtebBatch], *, prompt_type: str | None = None, **_: Any) -> np.ndarray:
-        """Encode the column `text` of all batches: (n, d) float32; a missing text is read as a blank."""
-        texts = [BLANK if text is None else text for batch in inputs for text in batch["text"]]
+        """Encode the column `text` of all batches: (n, d) float32; a missing or blank text is one blank."""
+        texts = [or_blank(text) for batch in inputs for text in batch["text"]]
         vectors = self._encoder.encode(texts, query=getattr(prompt_type, "value", prompt_type) == "query")
         return vectors if self._transform is None else np.asarray(self._transform(vectors), np.float32)
 

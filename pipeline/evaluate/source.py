@@ -20,6 +20,8 @@ from pipeline.store.rows.arrays import is_text, plain_type
 from pipeline.text.normalize import strings_of
 
 BLANK = " "  # replaces a missing or blank text; leaving the row out would change the task
+TEXT_ROLES = ("sentence1", "sentence2", "anchor", "positive", "negative", "query", "text", "a", "b", "c", "d")
+"""Roles of texts, in all kinds of tasks."""
 
 
 class RowOptions(Settings):
@@ -27,6 +29,22 @@ class RowOptions(Settings):
 
     split: str | None = None
     """use only rows with this value in the column `split`; null: all rows"""
+
+
+def or_blank(text: str | None) -> str:
+    """Return the text, or `BLANK` for a text that is missing or has only white space."""
+    return text if text and not text.isspace() else BLANK
+
+
+def number_type(encoded: pa.DataType) -> pa.DataType | None:
+    """Return the type of numbers without encodings; None if the values are not numbers."""
+    kind, types = plain_type(encoded), pa.types
+    return kind if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) else None
+
+
+def float64_of(column: pa.ChunkedArray) -> np.ndarray:
+    """Return numbers as (n,) float64, nan for missing ones; integers above 2^53 are rounded."""
+    return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(), np.float64)
 
 
 @dataclass(frozen=True)
@@ -46,7 +64,7 @@ class TaskRows:
         return role in self.table.column_names
 
     def texts(self, role: str) -> list[str]:
-        """Return a column as strings; DataError if it has another type."""
+        """Return a column as strings, missing and blank ones as `BLANK`. DataError if it has another type."""
         column = self.table[role]
         if not is_text(column.type) and not pa.types.is_null(plain_type(column.type)):
             raise DataError(
@@ -55,20 +73,17 @@ class TaskRows:
                 str(column.type),
                 "set another column in `columns`",
             )
-        return [BLANK if text is None else text for text in strings_of(column, f"{self.where}: {role}")]
+        return list(map(or_blank, strings_of(column, f"{self.where}: {role}")))
 
     def missing(self, *roles: str) -> int:
-        """Count the missing values of the columns."""
-        return sum(self.table[role].null_count for role in roles)
+        """Count the texts of the columns that are missing or blank."""
+        return sum(self.texts(role).count(BLANK) for role in roles)
 
     def numbers(self, role: str) -> np.ndarray:
         """Return a column as (n,) float64, nan for missing values; DataError if it has another type."""
-        column = self.table[role]
-        if not (
-            pa.types.is_integer(column.type)
-            or pa.types.is_floating(column.type)
-            or pa.types.is_boolean(column.type)
-            or pa.types.is_null(column.type)
+        column, types = self.table[role], pa.types
+        if (kind := number_type(column.type)) is None and not (
+            types.is_boolean(kind := plain_type(column.type)) or types.is_null(kind)
         ):
             raise DataError(
                 self.where,
@@ -76,7 +91,7 @@ class TaskRows:
                 str(column.type),
                 "set another column in `columns`",
             )
-        return np.asarray(pc.cast(column, pa.float64()).to_numpy(), np.float64)
+        return float64_of(column.cast(kind))
 
     def labels(self, role: str) -> np.ndarray:
         """Return a column as (n,) float64 of 0 and 1, nan for missing values; DataError for other values."""

@@ -54,6 +54,21 @@ def test_pairs_keep_their_scores_from_every_format(tmp_path: Path, ending: str):
 
 
 @pytest.mark.parametrize(
+    "scores",
+    [
+        pa.array([2**60 + 1, 2, 3]),
+        pa.array([1.5, 2, 3]).cast(pa.decimal128(5, 2)),
+        pa.array([1.5, 2, 3]).dictionary_encode(),
+    ],
+    ids=lambda scores: str(scores.type),
+)
+def test_scores_of_every_type_are_numbers(tmp_path: Path, scores: pa.Array):
+    judged = read_judgements(write(tmp_path, "parquet", {**PAIRS, "score": scores}))
+    assert isinstance(judged, JudgedPairs)
+    assert judged.gold.tolist() == [float(score) for score in scores.to_pylist()]
+
+
+@pytest.mark.parametrize(
     "ids",
     [
         pa.array([7, 8], pa.int64()),

@@ -32,6 +32,15 @@ def test_the_answer_names_files_rows_and_what_was_left_out(
     assert f"train  {folder / 'train.parquet'}: {answer['rows']['train']} rows" in shown
 
 
+def test_rows_are_not_written_among_the_files_that_are_read(manta: Manta, tmp_path: Path):
+    """The next command would read them, too."""
+    write_data(tmp_path, grouped(6))
+    given = ("pairs", "pairs.kind=groups", f"pairs.data={tmp_path}", f"pairs.root={tmp_path}/pairs")
+    code, _, said = manta(*given)
+    assert (code, "expected a folder that is not below pairs.data" in said) == (2, True)
+    assert not (tmp_path / "pairs").exists()
+
+
 def test_a_root_of_releases_that_is_not_used_is_named(
     manta: Manta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -7,7 +7,7 @@ from pipeline.augment import NamedAugmenter, build_augmenters
 from pipeline.augment.keep import check_keep
 from pipeline.errors import ConfigError
 from pipeline.flows.augment.variant_units import columns_of
-from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.folder import announce_warnings, open_folder
 from pipeline.settings import Job
 
 
@@ -51,7 +51,7 @@ def check_augmenters(job: Job) -> tuple[NamedAugmenter, ...]:
     for each in augmenters:
         each.augmenter.check()
     if needs_encoder(augmenters):
-        open_folder(job.encoder)
+        announce_warnings(open_folder(job.encoder))
     return augmenters
 
 

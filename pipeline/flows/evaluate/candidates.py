@@ -21,11 +21,12 @@ from pipeline.settings.evaluate import TARGET
 from pipeline.settings.training import SourceSettings
 from pipeline.store.files.base import Store
 from pipeline.store.files.disk import describe_missing
-from pipeline.store.files.open_store import store_of
+from pipeline.store.files.open_store import open_store, store_of
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.releases.release import Releases, no_release
 from pipeline.store.releases.verify import check_files
 from pipeline.text.rows.training_rows import open_training_rows
+from pipeline.text.sources.sources import check_is_outside
 from pipeline.transforms.chain import check_transform, name_of
 from pipeline.transforms.transform import Transform, load_transform
 
@@ -115,6 +116,19 @@ class ResolvedCandidate:
             "k": self.k,
             "fit": self.fit and self.fit.model_dump(mode="json", exclude_defaults=True),
         }
+
+
+def evaluations_store(job: Job) -> tuple[Store, str]:
+    """Return the store of the evaluations, and the name of the setting that decides where it is.
+
+    Raises:
+        ConfigError: it would be among the files of the corpus, all of which a night reads.
+    """
+    setting, root = "evaluate.root", job.evaluate.root
+    if root is None:
+        setting, root = "release.root", job.release.root
+    check_is_outside(root, setting, job.corpus.uri, "corpus.uri")
+    return open_store(f"{open_store(root).uri}/evaluations"), setting
 
 
 def resolve_candidates(job: Job, store: Store) -> tuple[ResolvedCandidate, ...]:

@@ -17,6 +17,7 @@ from pipeline.flows.context import FlowContext
 from pipeline.flows.evaluate.candidates import (
     ResolvedCandidate,
     check_sparse,
+    evaluations_store,
     resolve_candidates,
     with_similarity,
 )
@@ -36,7 +37,6 @@ from pipeline.stats.encoder_geometry import GeometryReport
 from pipeline.stats.tensors import unpack
 from pipeline.stats.token_bias import NamedTokenBias
 from pipeline.store.files.base import Store
-from pipeline.store.files.open_store import open_store
 
 _MAX_PAIRS = 4  # shown for each task and candidate
 _MAX_COMPARISONS = 8  # shown for all tasks and candidates together
@@ -175,7 +175,7 @@ def evaluate(
     Raises:
         ConfigError, DataError, ModelError, SpaceMismatch: as in `resolve_candidates` and `select_tasks`.
     """
-    store = open_store(f"{open_store(job.evaluate.root or job.release.root).uri}/evaluations")
+    store, root = evaluations_store(job)
     candidates = resolve_candidates(job, store)
     selected = select_tasks(with_similarity(job.evaluate, candidates))
     if selected.missing:
@@ -183,7 +183,6 @@ def evaluate(
     _check_candidates(job, candidates, selected, geometry=geometry, mask_words=mask_words)
     work = EvaluationWork.read(job, store, stages, selected.tasks, candidates)
     sampled = (geometry + mask_words) * job.evaluate.geometry.sentences * len(work.vectors)
-    root = "evaluate.root" if job.evaluate.root else "release.root"
     with (
         local_workers(work.is_small(sampled), job.cluster.patience_s) as local,
         connect(job.cluster, stages, verbose=verbose, local=local, stores={root: store}) as workers,

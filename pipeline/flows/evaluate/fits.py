@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.config import digest_of
 from pipeline.errors import DataError
 from pipeline.evaluate import EvaluationTask
-from pipeline.evaluate.source import TaskFile
+from pipeline.evaluate.source import TEXT_ROLES, TaskFile
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.sentences import Sentences, SpaceVectors
 from pipeline.settings import FitSettings, FlowSettings, WhitenSettings
@@ -26,19 +26,6 @@ from pipeline.transforms.chain import fit_transform, name_of
 from pipeline.transforms.transform import Transform, load_transform
 
 _VERSION = 1  # version of records and computation; raise it to fit again
-_TEXT_ROLES = (
-    "sentence1",
-    "sentence2",
-    "anchor",
-    "positive",
-    "negative",
-    "query",
-    "text",
-    "a",
-    "b",
-    "c",
-    "d",
-)
 _SPLITS = ("train", "dev", "trial", "test")
 _WITH_SPLIT = re.compile(rf"(?P<base>.+)-({'|'.join(_SPLITS)})")
 _HELD_OUT = 0.05  # proportion of the sentences on which a flow is measured and not trained
@@ -142,7 +129,7 @@ def target_texts(task: EvaluationTask) -> list[str]:
     Raises:
         DataError: the file of another split has other columns.
     """
-    columns = tuple((role, column) for role, column in task.file.columns if role in _TEXT_ROLES)
+    columns = tuple((role, column) for role, column in task.file.columns if role in TEXT_ROLES)
     texts: list[str] = []
     for file in (task.file, *_other_splits(task.file)):
         rows = replace(file, columns=columns, split=None).rows()

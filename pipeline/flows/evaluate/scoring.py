@@ -13,6 +13,7 @@ from pipeline.config import digest_of
 from pipeline.evaluate import EvaluationTask, Score
 from pipeline.evaluate.retrieval import RetrievalTask
 from pipeline.evaluate.similarity import is_sparse
+from pipeline.evaluate.source import TEXT_ROLES
 from pipeline.evaluate.vocabulary import WITHOUT_VECTOR
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.fits import TaskFit
@@ -183,7 +184,12 @@ class ScoreTask(PlainTask[Scoring, ResampledResult]):
             count=score.count,
             metrics={name: _number(value) for name, value in score.metrics.items()},
             facts=from_json(to_json(facts, inf_nan_mode="null", fallback=lambda value: value.tolist())),
-            warnings=(*score.warnings, *vectors.warnings(score), *_shortage(task, transform)),
+            warnings=(
+                *score.warnings,
+                *_blank_texts(task, score),
+                *vectors.warnings(score),
+                *_shortage(task, transform),
+            ),
             evidence=evidence,
         )
 
@@ -217,6 +223,15 @@ class _TransformedVectors:
             yield (f"the encoder gave {self._unusable:,} sentences no usable vector: their cosines are 0")
         if self._identical:
             yield f"all {self._identical:,} sentences have one and the same vector: the score is meaningless"
+
+
+def _blank_texts(task: EvaluationTask, score: Score) -> Iterator[str]:
+    """Warn of texts that are missing or blank, in the rows that the task used if it counted them."""
+    if (blank := score.facts.get("missing_texts")) is None:
+        rows = task.file.rows()
+        blank = rows.missing(*filter(rows.has, TEXT_ROLES))
+    if blank:
+        yield f"{task.name}: {blank:,} texts are missing or blank; each counts as the text of one blank"
 
 
 def _shortage(task: EvaluationTask, transform: Transform | None) -> tuple[str, ...]:

@@ -18,13 +18,14 @@ from pipeline.evaluate.template_search import (
 )
 from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
+from pipeline.flows.evaluate.candidates import evaluations_store
 from pipeline.flows.evaluate.geometry import human_scored_pairs
 from pipeline.flows.night.candidate import PACKAGES
 from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.flows.workers.worker_encoder import gpu_assigned, worker_encoder
 from pipeline.log import Stages, packages
-from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.folder import announce_warnings, open_folder
 from pipeline.models.folder.locate import absolute_path
 from pipeline.models.translation.definitions import Definition
 from pipeline.models.translation.seq2seq import open_translator
@@ -33,7 +34,6 @@ from pipeline.settings import EncoderSettings, EncodeSettings, GeneratorSettings
 from pipeline.settings.augment import TranslatorSettings
 from pipeline.stats.space import ScoredPairs
 from pipeline.store.files.base import Store
-from pipeline.store.files.open_store import open_store
 from pipeline.store.records.write_once import load_or_make
 
 _VERSION = 1  # version of the measurement; raise it to measure again
@@ -127,7 +127,8 @@ def search_template(job: Job, stages: Stages, *, verbose: bool = False) -> Templ
         DataError: there are no pairs.
         ModelError: the encoder cannot be used, or has no mask token.
     """
-    store = open_store(f"{open_store(job.evaluate.root or job.release.root).uri}/evaluations")
+    store, root = evaluations_store(job)
+    announce_warnings(open_folder(job.encoder))
     sample = human_scored_pairs(job)
     if (pairs := sample.pairs) is None:
         raise DataError(
@@ -145,7 +146,6 @@ def search_template(job: Job, stages: Stages, *, verbose: bool = False) -> Templ
         definitions = tuple(read_definitions(generator))
         templates += generator.candidates
     small = is_local(job.cluster) and templates * len(pairs.sentences) <= job.cluster.small_rows
-    root = "evaluate.root" if job.evaluate.root else "release.root"
     with (
         local_workers(small, job.cluster.patience_s) as local,
         connect(job.cluster, stages, verbose=verbose, local=local, stores={root: store}) as workers,

@@ -22,7 +22,7 @@ from pipeline.store.releases.manifest import Choice, ReleaseManifest
 from pipeline.store.releases.release import Releases
 from pipeline.text.ingest.chunking import row_cutter
 from pipeline.text.ingest.ingest import ingest
-from pipeline.text.sources.sources import is_in_corpus, list_corpus
+from pipeline.text.sources.sources import check_is_outside, list_corpus
 from pipeline.text.task_map import TaskMap, TaskRunner, map_here
 from pipeline.transforms.chain import check_transform
 
@@ -122,13 +122,7 @@ def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease
 
 def check_root(job: Job) -> None:
     """Raise ConfigError if releases would be written among the files of the corpus, all of which are read."""
-    if is_in_corpus(job.corpus.uri, job.release.root):
-        raise ConfigError(
-            f"release.root: {job.release.root}",
-            f"a folder that is not below corpus.uri ({job.corpus.uri}), whose files are all read",
-            "the same folder or one below it",
-            "set release.root to another folder, or to one whose name begins with _",
-        )
+    check_is_outside(job.release.root, "release.root", job.corpus.uri, "corpus.uri")
 
 
 def check_index_and_transform(job: Job, previous: ReleaseManifest | None = None) -> None:

@@ -33,6 +33,7 @@ from pipeline.store.rows.schema import corpus_schema, writer_options
 from pipeline.text.formats.reject_rows import rechunk
 from pipeline.text.normalize import NORMALIZER_VERSION, text_keys
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
+from pipeline.text.sources.sources import check_is_outside
 
 _VERSION = 1  # raise it with every change of the result; all pairs are then mined again
 _ROLES = ("anchor", "positive")
@@ -103,6 +104,8 @@ def check_mining(job: Job) -> None:
             f"new weights ({'train.fresh' if job.train.fresh or new is None else f'train.{new.kind}'})",
             "train without mining, then mine with the encoder that comes out",
         )
+    for source in job.train.data:
+        check_is_outside(job.train.root, "train.root", source.uri, "train.data")
     columns, optional, _ = data_requirements(job.train)
     if not {*_ROLES, "negative"} <= {*columns, *optional}:
         raise ConfigError(

@@ -25,7 +25,7 @@ from pipeline.flows.train.run_folder import (
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.interface import Workers
 from pipeline.log import Stages, announce
-from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.folder import announce_warnings, open_folder
 from pipeline.models.trainable.expansion import check_expansion
 from pipeline.settings import Job
 from pipeline.settings.training import SourceSettings, TrainSettings
@@ -59,7 +59,9 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
     """
     job, run = open_training(job)
     group = RankGroup(job.train, job.cluster, run.name)
-    check_encoder(job.train, open_folder(job.encoder, cross_encoder=True))
+    folder = open_folder(job.encoder, cross_encoder=True)
+    check_encoder(job.train, folder)
+    announce_warnings(folder)
     vectors = job.train.expand.vectors
     if vectors is not None:
         check_expansion(open_folder(job.encoder), open_folder(vectors), job.train.expand.vocabulary)

@@ -32,6 +32,7 @@ from pipeline.text.normalize import NORMALIZER_VERSION, normalize
 from pipeline.text.pairs.builder import BUILDERS, Builder
 from pipeline.text.pairs.grouped import GroupRoles, group_rows, seeded_hashes
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
+from pipeline.text.sources.sources import check_is_outside
 from pipeline.text.task_map import WorkFolder
 
 TRAIN, TEST = "train.parquet", "_test.parquet"
@@ -94,6 +95,7 @@ def open_build(settings: PairsSettings) -> RowBuild:
         expected = f"one of {', '.join(BUILDERS.names())}" if key == "kind" else "files with rows"
         raise ConfigError(f"pairs.{key}", expected, "none", f"set pairs.{key}")
     builder = validated(BUILDERS[settings.kind], settings.options, f"pairs.options of {settings.kind}")
+    check_is_outside(settings.root, "pairs.root", settings.data.uri, "pairs.data")
     data = settings.data.model_copy(update={"missing": "drop"})
     builder.check(data.values, data.uri)
     rows = open_training_rows(data, builder.columns)

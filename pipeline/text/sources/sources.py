@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.log import counted
 from pipeline.settings import CorpusSettings
 from pipeline.store.files.base import in_threads
@@ -288,6 +288,24 @@ def is_in_corpus(uri: str, folder: str) -> bool:
         or (glob.has_magic(outer) and _glob_reads(outer, inner))
         for outer, inner in pairs
     )
+
+
+def check_is_outside(folder: str, setting: str, uri: str, source: str) -> None:
+    """Raise ConfigError if files that are written to a folder would be read among those at `uri`.
+
+    Args:
+        folder: the folder.
+        setting: the setting that names the folder.
+        uri: a folder, file or glob.
+        source: the setting that names the URI.
+    """
+    if is_in_corpus(uri, folder):
+        raise ConfigError(
+            f"{setting}: {folder}",
+            f"a folder that is not below {source} ({uri}), whose files are all read",
+            "the same folder or one below it",
+            f"set {setting} to another folder, or to one whose name begins with _",
+        )
 
 
 def _glob_reads(pattern: str, folder: str) -> bool:

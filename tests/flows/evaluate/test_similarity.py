@@ -1,6 +1,7 @@
 """The similarity that an encoder's folder names decides scores, unless a setting does."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings
+from tests.conftest import CommandResult
 from tests.flows.conftest import sentences
 from tests.flows.evaluate.evaluating import job, write_pairs
+from tests.flows.train.training import write_sentences
 from tests.models.folders import edit_json, folder_at, save_folder
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -93,3 +96,28 @@ def test_an_unknown_similarity_is_refused(tmp_path: Path, dot: Path):
         edit_json(folder / FILE, similarity_fn_name=value)
         with pytest.raises(ModelError, match="similarity_fn_name"):
             folder_at(folder)
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        ("train", ("train.data=rows.parquet", "train.objective=supervised")),
+        ("augment", ("augment.variants.cut=crop", "augment.keep.similarity=[0, 1]", "corpus.uri=none")),
+        ("search-template", ("evaluate.tasks=none",)),
+    ],
+)
+def test_every_command_announces_the_warnings_of_its_encoder(
+    tmp_path: Path,
+    dot: Path,
+    manta: Callable[..., CommandResult],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    settings: tuple[str, ...],
+):
+    """Each command ends early, because the files that it reads next cannot be used."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pipeline.models.folder.folder._announced", set())
+    write_sentences(tmp_path / "rows.parquet")
+    ended = manta(command, f"encoder.path={dot}", *settings)
+    assert ended.code in (2, 3)
+    assert ended.err.count(f"warning: {dot}: similarity_fn_name is dot") == 1

@@ -113,3 +113,13 @@ def test_an_encoder_without_a_mask_token_is_refused(
         assert "mask token" in ended.err
         assert "set encoder.path to a masked language model" in ended.err
         assert "score:" not in ended.err, "no worker has started"
+
+
+def test_results_are_not_written_among_the_files_of_a_corpus(
+    folder: Path, manta: Callable[..., CommandResult]
+):
+    for command in ("evaluate", "search-template"):
+        given = [*arguments(folder, folder / "encoder"), WORDS, f"corpus.uri={folder}"]
+        code, _, said = manta(command, *given, f"evaluate.root={folder}/results")
+        assert (code, "evaluate.root: " in said, "not below corpus.uri" in said) == (2, True, True)
+    assert not (folder / "results").exists()

@@ -8,10 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 from scipy.stats import spearmanr
 
+from pipeline.config import load_settings
 from pipeline.flows.evaluate.evaluate import evaluate
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
-from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.settings import EncoderSettings, EncodeSettings, Job
+from tests.evaluate.files import save
 from tests.flows.conftest import sentences
 from tests.flows.evaluate.evaluating import job, write_pairs
 from tests.models.folders import save_folder
@@ -44,6 +46,17 @@ def test_pairs_with_a_sentence_without_a_finite_vector_have_cosine_zero(tmp_path
     assert result.value == pytest.approx(100 * spearmanr(cosines, pairs["score"]).statistic, abs=1e-3)
     again = evaluate(job(tmp_path, broken, "evaluate.bootstrap=0", "evaluate.similarity=dot"), Stages())
     assert again.encoded == 0, "that a sentence has no vector is stored, too"
+
+
+def test_blank_and_missing_texts_are_counted_in_a_warning(tmp_path: Path):
+    columns = {"sentence1": ["red", None, "green", " \t"], "sentence2": ["green", "red", "", "red"]}
+    save(tmp_path / "pairs.parquet", columns | {"label": [1, 0, 0, 1]})
+    (tmp_path / "words.txt").write_text("red 1 2\ngreen 2 1\n")
+    own = f"evaluate.own=[{{kind: pairs, uri: {tmp_path}/pairs.parquet}}]"
+    root = f"release.root={tmp_path}/root"
+    settings = load_settings(Job, None, (f"encoder.path={tmp_path}/words.txt", own, root))
+    warnings = evaluate(settings, Stages()).measured[0].results[0].result.warnings
+    assert any("3 texts are missing or blank" in warning for warning in warnings)
 
 
 def test_one_vector_for_all_sentences_is_a_warning(tmp_path: Path):
