@@ -1,14 +1,17 @@
 """A held release stays current until the hold ends, and a damaged hold refuses every change."""
 
+import contextlib
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from pipeline.errors import ConfigError, DataError, RootHeld
 from pipeline.log import listening
-from pipeline.store.files.base import Store
-from pipeline.store.releases.commits import commit_path
+from pipeline.store.files.base import Entry, Store
+from pipeline.store.files.local import LocalStore
+from pipeline.store.releases.commits import Commit, commit_path
 from pipeline.store.releases.manifest import ReleaseManifest, manifest_path
 from pipeline.store.releases.prune import prune
 from pipeline.store.releases.release import Releases
@@ -62,6 +65,72 @@ def test_a_concurrent_hold_precedes_or_follows_the_publication(store: Store):
         assert current == held.release
         assert outcome in (["held"], [f"published {current}"])
         Releases(store).unhold()
+
+
+class Interrupted(LocalStore):
+    """Calls `meanwhile` before call number `turn` that reads, lists or creates commits."""
+
+    calls = 0
+    turn = 0
+    meanwhile: Callable[[], object]
+
+    def _count(self) -> None:
+        self.calls += 1
+        if self.calls == self.turn:
+            self.meanwhile()
+
+    def read(self, path: str) -> bytes:
+        self._count()
+        return super().read(path)
+
+    def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
+        self._count()
+        return super().list(prefix, suffix)
+
+    def create(self, path: str, data: bytes) -> bool:
+        self._count()
+        return super().create(path, data)
+
+
+@pytest.mark.parametrize(
+    ("change", "meanwhile", "expected"),
+    [
+        # a night is published while the current release is held: the hold is of that release
+        (Releases.hold, lambda releases, night: releases.publish(night, str), 3),
+        # the root is held while it is rolled back: the rollback is refused
+        (lambda releases: releases.rollback(1), lambda releases, _: releases.hold(2), 2),
+        # the hold is moved to another release while it ends: that release stays current
+        (
+            Releases.unhold,
+            lambda releases, _: (releases.unhold(), releases.hold(1)),
+            1,
+        ),
+    ],
+    ids=["hold", "rollback", "unhold"],
+)
+def test_a_change_of_the_root_overrides_no_commit_that_was_made_at_any_moment_of_it(
+    change: Callable[[Releases], Commit],
+    meanwhile: Callable[[Releases, ReleaseManifest], object],
+    expected: int,
+    tmp_path: Path,
+):
+    for turn in range(1, 100):
+        folder = str(tmp_path / str(turn))
+        store = LocalStore(folder)
+        for name in ("one", "two"):
+            publish(store, name)
+        if change is Releases.unhold:
+            Releases(store).hold(2)
+        night = candidate(store, "night", 2)
+        interrupted = Interrupted(folder)
+        interrupted.turn = turn
+        interrupted.meanwhile = lambda store=store, night=night: meanwhile(Releases(store), night)
+        with contextlib.suppress(ConfigError):
+            change(Releases(interrupted))
+        if interrupted.calls < turn:
+            break
+        assert Releases(store).get_or_current(None).release == expected, f"before call {turn}"
+    assert turn > 4
 
 
 def test_a_damaged_hold_is_effective_and_a_truncated_one_is_not(

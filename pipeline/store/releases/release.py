@@ -216,8 +216,9 @@ class Releases:
         """Make release `number` current again by a new commit. Raises ConfigError if the root is held."""
         published, _ = self._commit_and_manifest(number)
         while True:
+            following = self.commits.next_number()
             self._refuse_if_held(number)
-            if commit := self._recommit(published, "rollback"):
+            if commit := self._recommit(published, following, "rollback"):
                 return commit
 
     def hold(self, number: int | None = None, reason: str = "") -> Commit:
@@ -234,28 +235,37 @@ class Releases:
             ConfigError: another release is held.
         """
         while True:
+            following = self.commits.next_number()
             wanted = self.get_or_current(number).release
             published, _ = self._commit_and_manifest(wanted)
             if (held := self.commits.hold()) and held.release == wanted:
                 return held
             self._refuse_if_held(wanted)
-            if commit := self._recommit(published, "hold", reason):
+            if commit := self._recommit(published, following, "hold", reason):
                 return commit
 
     def unhold(self) -> Commit | None:
         """End the hold, so that the next night publishes again. Returns None if nothing was held."""
-        while (held := self.commits.hold()) is not None:
-            if commit := self._recommit(held, "unhold"):
+        while True:
+            following = self.commits.next_number()
+            held = self.commits.hold()
+            if held is None:
+                return None
+            if commit := self._recommit(held, following, "unhold"):
                 return commit
-        return None
 
     def _recommit(
-        self, earlier: Commit, kind: Literal["rollback", "hold", "unhold"], reason: str = ""
+        self, earlier: Commit, number: int, kind: Literal["rollback", "hold", "unhold"], reason: str = ""
     ) -> Commit | None:
-        """Commit the release of an earlier commit again. Returns None if another commit took the number."""
+        """Commit the release of an earlier commit again. Returns None if another commit took the number.
+
+        Args:
+            number: the commit's number, chosen before the caller looked at the root: a commit that was made
+                since then has this number, so the caller looks again and overrides nothing.
+        """
         commit = earlier.model_copy(
             update={
-                "commit": self.commits.next_number(),
+                "commit": number,
                 "kind": kind,
                 "committed_at": utc_now(),
                 "reason": reason,
