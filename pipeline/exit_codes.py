@@ -36,8 +36,8 @@ def describe_shortage(error: BaseException) -> str | None:
             f"no further file can be opened ({os.strerror(code)}); raise the limit (ulimit -n), or end "
             "other programs"
         )
-    if code in (errno.ENOSPC, errno.EDQUOT):
-        return f"no disk space or inodes are left ({error}); free some"
+    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"no disk space or inodes are left ({error}); free some, or raise the limit (ulimit -f)"
     if is_out_of_memory(error):
         return f"no memory is left{_address_limit()}; free some, or use fewer workers (cluster.workers)"
     return None

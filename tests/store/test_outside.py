@@ -214,6 +214,8 @@ def test_a_root_that_is_a_file_is_named(tmp_path: Path, path: str):
     [
         OSError(errno.ENOSPC, "No space left on device"),
         RuntimeError("Error in faiss: write error: No space left on device"),
+        RuntimeError("Error in faiss: write error: File too large"),
+        RuntimeError("IOError: Error writing bytes to file. Detail: Disk quota exceeded"),
     ],
 )
 def test_a_full_disk_is_recognized_in_errors_of_every_library(error: Exception):

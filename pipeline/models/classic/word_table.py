@@ -74,7 +74,7 @@ def load_table(folder: EncoderFolder, checkpoint: Checkpoint, tokenizer: Tokeniz
     tokens, width = int(folder.config["vocab_size"]), int(folder.config["hidden_size"])
     if folder.family == "words":
         return TokenTable(checkpoint.tensor(TABLE, (tokens, width)))
-    rows = checkpoint.tensor(next(name for name in TABLES if name in checkpoint))
+    rows = checkpoint.tensor(next(name for name in TABLES if name in checkpoint), integers=True)
     mapping = checkpoint.raw("mapping").long() if "mapping" in checkpoint else None
     weights = checkpoint.tensor("weights") if "weights" in checkpoint else None
     last_token = max(tokenizer.vocabulary().values(), default=-1)

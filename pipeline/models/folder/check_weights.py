@@ -44,6 +44,30 @@ def check_unused(where: str, names: Iterable[str], parts: Collection[str]) -> No
         _log.info("%s: %d stored weights are not used: %s", where, len(unused), ", ".join(unused))
 
 
+def check_numbers_type(where: str, name: str, tensor: "Tensor", *, integers: bool = False) -> None:
+    """Check that a tensor holds all of its values, as floating-point numbers.
+
+    Integers and Boolean values are weights that lack the scale by which they were quantized; complex numbers
+    would lose a part.
+
+    Args:
+        integers: integers are allowed.
+
+    Raises:
+        ModelError: the tensor has another type, is sparse, or has no values.
+    """
+    import torch
+
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        kind = "no values" if tensor.is_meta else f"a sparse tensor of {kind}"
+    elif tensor.is_floating_point() or (integers and kind.lstrip("u").startswith("int")):
+        return
+    raise ModelError(
+        where, f"floating-point numbers in {name}", kind, "save the model with its weights as float32"
+    )
+
+
 def check_finite(where: str, name: str, tensor: "Tensor") -> None:
     """Check that a floating-point tensor is finite.
 

@@ -4,12 +4,12 @@ Code in a folder is never run, and no weight is left at a random value.
 """
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from pipeline.errors import MODEL_FAILURES, ModelError
 from pipeline.models.folder.check_weights import check_finite, check_unused
@@ -151,10 +151,32 @@ def load_complete(
         )
     prefix, parts = f"{model.base_model_prefix}.", dict(model.base_model.named_children())
     check_unused(str(folder), (name.removeprefix(prefix) for name in report["unexpected_keys"]), parts)
-    for name, parameter in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    _check_types(folder, parameters, prefix)
+    for name, parameter in parameters.items():
         if not name.startswith(tuple(unused)):
             check_finite(str(folder), name, parameter.detach())
     return model
+
+
+def _check_types(folder: Path, parameters: Mapping[str, Any], prefix: str) -> None:
+    """Check that stored parameters are floating-point numbers, since transformers converts all types.
+
+    Args:
+        prefix: of names in files that a model with a head wrote.
+    """
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(str(file), framework="np") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                kind = opened.get_slice(name).get_dtype()
+                is_float = kind.startswith(("F", "BF"))
+                if not is_float and (name in parameters or name.removeprefix(prefix) in parameters):
+                    raise ModelError(
+                        str(file),
+                        f"floating-point numbers in {name}",
+                        kind,
+                        "save the model with its weights as float32",
+                    )
 
 
 @contextlib.contextmanager

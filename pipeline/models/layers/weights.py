@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.check_weights import check_finite, check_unused
+from pipeline.models.folder.check_weights import check_finite, check_numbers_type, check_unused
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.spec.tensor_names import NAMES
 
@@ -52,18 +52,20 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._load
 
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, *, integers: bool = False) -> Tensor:
         """Read a tensor as float32.
 
         Args:
             name: name without prefix.
             shape: expected shape; None for any.
+            integers: integers are read, too; weights of layers that are integers lack their scale.
 
         Raises:
-            ModelError: it is missing, has another shape, or holds NaN or infinity.
+            ModelError: it is missing, has another shape or type, or holds NaN or infinity.
         """
         self.check_present([name])
         found = self.raw(name)
+        check_numbers_type(self._path, name, found, integers=integers)
         if shape is not None and tuple(found.shape) != shape:
             raise ModelError(
                 self._path,
@@ -120,8 +122,17 @@ class Checkpoint:
         check_unused(self._path, self._load.keys() - used, {name.split(".")[0] for name in used})
 
     def raw(self, name: str) -> Tensor:
-        """Read a tensor without checks, in the type in which it is stored."""
-        return self._load[name]()
+        """Read a tensor without checks, in the type in which it is stored.
+
+        Raises:
+            ModelError: the type is unknown.
+        """
+        try:
+            return self._load[name]()
+        except (SafetensorError, RuntimeError) as error:
+            raise ModelError(
+                self._path, f"{name} of a known type", " ".join(str(error).split()), "fetch its files again"
+            ) from None
 
     def linear(self, name: str, inner: int, outer: int, *, bias: bool = True) -> tuple[Tensor, Tensor | None]:
         """Read a linear layer: weight (outer, inner) and, if it has one, bias (outer,)."""
@@ -167,6 +178,8 @@ def _from_pickle(file: Path) -> dict[str, Callable[[], Tensor]]:
     """Load a .bin file. It is a pickle; with weights_only it cannot run code."""
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(tensors, dict):
+            raise UnpicklingError(f"{type(tensors).__name__}, and not tensors by name")
     except (UnpicklingError, RuntimeError, OSError, EOFError) as error:
         raise ModelError(
             str(file),
@@ -174,7 +187,7 @@ def _from_pickle(file: Path) -> dict[str, Callable[[], Tensor]]:
             " ".join(str(error).split())[:200],
             "fetch the file again, or convert it to safetensors",
         ) from None
-    return {name: tensor.detach for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    return {str(name): tensor.detach for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
 
 
 def _prefix(path: str, names: Iterable[str], table: str) -> str:

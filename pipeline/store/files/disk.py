@@ -88,7 +88,9 @@ def translate_disk_errors(where: str) -> Iterator[None]:
         if number in _UNREACHABLE:
             raise _unreachable(where, found) from error
         # Arrow and other libraries raise errors without a number for a full disk: only the message shows it.
-        if number not in _DISK_FULL and os.strerror(errno.ENOSPC).lower() not in str(error).lower():
+        if number not in _DISK_FULL and not any(
+            os.strerror(each).lower() in found.lower() for each in _DISK_FULL
+        ):
             raise
         raise TransientError(
             where,

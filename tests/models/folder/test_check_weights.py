@@ -1,5 +1,6 @@
 """NaN or infinity among the weights is refused, and so are weights of layers that are not used."""
 
+import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import torch as torch_files
 from safetensors.numpy import load_file, save_file
 
 from pipeline.errors import ModelError
@@ -19,6 +21,7 @@ from pipeline.models.trainable.encoder import load_trainable
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.folders import folder_of_language_model, save_folder
 
+WORDS = "bert.embeddings.word_embeddings.weight"
 Load = Callable[[Path], object]
 LOADERS: dict[str, Load] = {
     "encode": lambda path: load_encoder(str(path), EncodeSettings()),
@@ -110,3 +113,61 @@ def test_large_numbers_whose_sum_overflows_are_accepted(dtype):
     large[1, 2] = torch.nan
     with pytest.raises(ModelError, match="1 of 3 rows"):
         check_finite("model", "weight", large)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.int64, torch.bool, torch.complex64])
+@pytest.mark.parametrize("family", ["bert", "electra"])
+@pytest.mark.parametrize("load", LOADERS)
+def test_weights_of_layers_that_are_not_floating_point_numbers_are_refused(
+    folders, tmp_path, load, family, kind
+):
+    """Converted, they would be weights without their scale, or without a part."""
+    folder = shutil.copytree(folders[family], tmp_path / family)
+    tensors = torch_files.load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("layer.1.output.dense.weight"))
+    torch_files.save_file(tensors | {name: tensors[name].to(kind)}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"floating-point numbers in .*layer\.1\.output\.dense\.weight"):
+        LOADERS[load](folder)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [1],
+        torch.ones(2),
+        None,
+        "text",
+        {1: torch.ones(2)},
+        {"state_dict": {}},
+        {WORDS: torch.eye(300, 48).to_sparse()},
+        {WORDS: torch.empty(300, 48, device="meta")},
+    ],
+    ids=["list", "tensor", "none", "text", "numbers", "nested", "sparse", "meta"],
+)
+def test_files_of_other_contents_than_tensors_by_name_are_refused(folders, tmp_path, content):
+    folder = shutil.copytree(folders["bert"], tmp_path / "bert")
+    tensors = torch_files.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    merged = tensors | content if isinstance(content, dict) and WORDS in content else content
+    torch.save(merged, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError):
+        LOADERS["encode"](folder)
+
+
+def test_a_type_that_torch_does_not_know_is_refused(folders, tmp_path):
+    folder = shutil.copytree(folders["bert"], tmp_path / "bert")
+    file = folder / "model.safetensors"
+    size = int.from_bytes(file.read_bytes()[:8], "little")
+    header, content = json.loads(file.read_bytes()[8 : 8 + size]), file.read_bytes()[8 + size :]
+    name = next(name for name in header if name.endswith("layer.1.output.dense.weight"))
+    begin, end = header[name]["data_offsets"]
+    header[name] |= {"dtype": "F6_E2M3", "shape": [(end - begin) * 8 // 6 // 4 * 4]}
+    header[name]["data_offsets"] = [begin, begin + header[name]["shape"][0] * 6 // 8]
+    shift = end - header[name]["data_offsets"][1]
+    for other, entry in header.items():
+        if other not in ("__metadata__", name) and entry["data_offsets"][0] >= end:
+            entry["data_offsets"] = [offset - shift for offset in entry["data_offsets"]]
+    packed = json.dumps(header).encode()
+    file.write_bytes(len(packed).to_bytes(8, "little") + packed + content[: end - shift] + content[end:])
+    with pytest.raises(ModelError, match=r"layer\.1\.output\.dense\.weight of a known type"):
+        LOADERS["encode"](folder)
