@@ -115,7 +115,7 @@ def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease
         announce(f"release {held.release} has been held since {held.committed_at}: {then}")
     elif previous.release is None:
         announce(f"{releases.store.uri} has no release yet: this night makes the first")
-    elif previous.release.release < max(releases.numbers()):
+    elif (newest := releases.newest()) and previous.release.release < newest.release:
         then = "tonight's release is made from the current corpus and settings, and replaces it"
         announce(f"release {previous.release.release} is current by a rollback; {then}")
 

@@ -74,16 +74,6 @@ class Commits:
         commits = in_threads(self.read, numbers)
         return [number for number, commit in zip(numbers, commits, strict=True) if commit is None]
 
-    def damaged(self) -> list[int]:
-        """List the numbers of commits that took effect and cannot be read."""
-        damaged = []
-        for number in self.unreadable():
-            try:
-                self.read_or_raise(number)
-            except DataError:
-                damaged.append(number)
-        return damaged
-
     def hold(self) -> Commit | None:
         """Return the hold in force; None if the root is not held.
 

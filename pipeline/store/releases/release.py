@@ -158,6 +158,25 @@ class Releases:
                 missing[number] = faults
         return missing
 
+    def newest(self) -> ReleaseManifest | None:
+        """Return the release with the highest number that exists, current or not; None without releases.
+
+        A release whose commit is damaged counts, too. A number that was reserved but not committed does not.
+        Only the last commits are read.
+        """
+        newest: ReleaseManifest | None = None
+        for number in reversed(self.commits.numbers()):
+            if newest is not None and number <= newest.release:
+                break  # no earlier commit has a higher release
+            try:
+                commit = self.commits.read_or_raise(number)
+                release = commit.release if commit else None
+            except DataError:
+                release = number
+            if release is not None and (newest is None or release > newest.release):
+                newest = self._load_readable(release) or newest
+        return newest
+
     def next_ordinal(self) -> int:
         """Return the first unit ordinal that no release has used; 0 without releases.
 
@@ -165,17 +184,19 @@ class Releases:
         row. A release whose number was reserved but not committed does not count: the night that is started
         again gets the same addresses.
         """
-        for number in sorted({*self.numbers(), *self.commits.damaged()}, reverse=True):
-            try:
-                if manifest := ReleaseManifest.load(self.store, manifest_path(number)):
-                    parts = (part.next_ordinal for part in manifest.index_parts())
-                    # earlier versions did not record units without rows
-                    return max(manifest.next_ordinal, *parts)
-            except OtherSchema:  # the release uses ordinals that this version cannot read
-                raise
-            except DataError:  # `current` skips a damaged release, so nothing uses its ordinals
-                pass
-        return 0
+        if (newest := self.newest()) is None:
+            return 0
+        # earlier versions did not record units without rows
+        return max(newest.next_ordinal, *(part.next_ordinal for part in newest.index_parts()))
+
+    def _load_readable(self, number: int) -> ReleaseManifest | None:
+        """Load the manifest of release `number`; None if it is missing or damaged."""
+        try:
+            return ReleaseManifest.load(self.store, manifest_path(number))
+        except OtherSchema:  # the release uses ordinals that this version cannot read
+            raise
+        except DataError:  # `current` skips a damaged release, so nothing uses its ordinals
+            return None
 
     def publish(self, candidate: ReleaseManifest, report: Callable[[int], str]) -> ReleaseManifest:
         """Make the candidate the current release.

@@ -100,6 +100,9 @@ def test_only_requested_commits_are_read(store: Store, monkeypatch: pytest.Monke
     Releases(store).current()
     assert paths == [commit_path(3), manifest_path(3)]
     paths.clear()
+    Releases(store).next_ordinal()
+    assert paths == [commit_path(3), manifest_path(3)]
+    paths.clear()
     Releases(store).get(1)
     assert paths == [commit_path(1), manifest_path(1)]
 
