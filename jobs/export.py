@@ -73,20 +73,15 @@ def export(options: ExportOptions) -> None:
 
 
 def _export(options: ExportOptions) -> Answer:
-    from pipeline.config import refuse_credentials
     from pipeline.flows.export.export import export as export_release
     from pipeline.log import Stages
     from pipeline.store.releases.release import Releases
-    from pipeline.targets.target import TARGETS
+    from pipeline.targets.target import check_target, opened_target
 
-    kind = TARGETS[options.kind]
-    refuse_credentials(options.target, kind.credentials)
+    check_target(options.kind, options.target)
     releases, stages = Releases.open(options.root, options.commits_root), Stages()
-    target = kind(options.target, options.name)
-    try:
+    with opened_target(options.kind, options.target, options.name) as target:
         exported = export_release(releases, options.release, target, stages, replace=options.replace)
-    finally:
-        target.close()
     facts = {
         **vars(exported),
         "kind": options.kind,

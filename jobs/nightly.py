@@ -14,7 +14,7 @@ import typer
 
 from jobs.command import Answer, CommandRun, job_command, standalone
 from pipeline.config import written_value
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, TransientError
 from pipeline.log import counted, duration
 from pipeline.settings import Job
 from pipeline.store.records.units import BAD_FILES
@@ -48,6 +48,9 @@ def nightly(run: CommandRun, verify: Verify = False) -> Answer:
     passed. A candidate that a gate refuses is kept for inspection and not published. While the root is held,
     this applies to every candidate. A night that was stopped continues where it was when it is started again.
     If files of the current release are missing, they are written again.
+
+    At the end, exports the current release (release.after) and prunes (release.keep). If one of them fails,
+    the release stays published, the exit code is 75, and the next night tries again.
     """
     from pipeline.flows.night.nightly import nightly as night
 
@@ -64,12 +67,14 @@ def nightly(run: CommandRun, verify: Verify = False) -> Answer:
     lines = [
         f"{first}, {duration(sum(stage.seconds for stage in run.stages.finished))}",
         *(f"  note    {note}" for note in outcome.facts.get("notes", ())),
+        *(f"  failed  {failure}; the next night tries again" for failure in outcome.failures),
         *_query_lines(outcome.facts["gates"]),
         f"  root    {outcome.root}",
         f"  report  {outcome.report}",
         f"  search  {search_command(run.job)}",
     ]
-    return Answer(outcome.facts | {"seconds": run.stages.seconds()}, "\n".join(lines))
+    facts = outcome.facts | {"seconds": run.stages.seconds()}
+    return Answer(facts, "\n".join(lines), TransientError.exit_code if outcome.failures else 0)
 
 
 def _count_texts(counts: dict[str, int], rows: int) -> str:

@@ -117,6 +117,7 @@ ORDERS = {
         "release_difference",
         "steps",
         "publish",
+        "follow_up",
         "mlflow_run",
         "night_workers",
         "nightly",

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 from pydantic import ValidationError
 
-from pipeline.config import Settings
+from pipeline.config import Settings, refuse_credentials
 from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
 from pipeline.registry import Registry
 from pipeline.store.files.disk import translate_disk_errors
@@ -228,3 +228,23 @@ class Target(abc.ABC):
 
 
 TARGETS: Registry[type[Target]] = Registry("target", "pipeline.targets")
+
+
+def check_target(kind: str, uri: str) -> type[Target]:
+    """Return the class of a kind of targets.
+
+    Raises ConfigError if there is no such kind, or if the address contains a user, a password or a key.
+    """
+    target = TARGETS[kind]
+    refuse_credentials(uri, target.credentials)
+    return target
+
+
+@contextlib.contextmanager
+def opened_target(kind: str, uri: str, name: str) -> Iterator[Target]:
+    """Connect to a target for the duration of the block."""
+    target = check_target(kind, uri)(uri, name)
+    try:
+        yield target
+    finally:
+        target.close()

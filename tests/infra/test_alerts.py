@@ -100,6 +100,23 @@ CASES = [
         ),
     ),
     Case(
+        "MantaFollowUpFailed",
+        "an export fails after one night, and succeeds after the next",
+        "1h",
+        {
+            'ray_manta_follow_up_failed{step="export parquet out docs"}': "1x23 0x48",
+            'ray_manta_follow_up_failed{step="prune"}': "0x72",
+        },
+        silent=("25h", "48h"),
+        firing=(
+            Firing(
+                "2h",
+                "After a night, this failed - export parquet out docs",
+                {"step": "export parquet out docs"},
+            ),
+        ),
+    ),
+    Case(
         "MantaGateRefused",
         "one of two gates refuses the candidate of one night",
         "15s",

@@ -7,6 +7,7 @@ from pipeline.flows.encode.encoder_copy import encoder_copy_path, keep_encoder
 from pipeline.flows.index.build import IndexInput
 from pipeline.flows.night.candidate import Candidate, CandidateParts, LiveUnits, make_manifest
 from pipeline.flows.night.check_gates import judge_candidate
+from pipeline.flows.night.follow_up import check_targets, follow_up, refusal_followed_up
 from pipeline.flows.night.gates.corpus_gates import judge_corpus
 from pipeline.flows.night.gates.judged_ids import check_judged_ids
 from pipeline.flows.night.mlflow_run import mlflow_night
@@ -35,7 +36,6 @@ from pipeline.flows.night.steps import (
 )
 from pipeline.flows.rows import LiveRows
 from pipeline.flows.transform.decide import decide_transform
-from pipeline.flows.workers import metrics
 from pipeline.flows.workers.metrics_file import metrics_written_to
 from pipeline.log import Stages, announce
 from pipeline.models.folder.folder import announce_warnings, open_folder
@@ -43,6 +43,7 @@ from pipeline.settings import Job
 from pipeline.store.files.lease import lease
 from pipeline.store.records.dead import DeadRows
 from pipeline.store.records.units import Corpus
+from pipeline.store.releases.release import Releases
 
 
 def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = False) -> NightOutcome:
@@ -50,7 +51,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
 
     If another night published meanwhile, this one publishes nothing and ends as "overtaken". If files of the
     current release are missing, they are made again, even if the corpus did not change. On a held root the
-    candidate is made, judged and kept, but not published.
+    candidate is made, judged and kept, but not published. At the end, `follow_up` exports and prunes.
 
     Args:
         verify: also compare every file of the current release with its sha256.
@@ -65,6 +66,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         mlflow_night(job, releases.store, stages) as night,
     ):
         store = releases.store
+        check_targets(job.release)
         releases.commits.next_number()  # a damaged sequence shows before any work
         previous = load_previous(releases)
         record_current(releases, previous.release)
@@ -77,25 +79,45 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
             announce(f"{damage}; this night rebuilds what is missing and publishes a new release")
         up_to_date = None if damage else same_release(job, previous, encoder)
         if up_to_date and has_same_files(job, previous):
-            return unchanged_outcome(job, releases, previous)
+            return follow_up(job, releases, unchanged_outcome(job, releases, previous), stages)
 
         check_before_reading(job, releases, previous)
-        with lease(store), night_workers(job, store, previous, stages, verbose=verbose) as workers:
-            corpus = ingest_corpus(job, releases, previous, stages, workers.for_ingest())
-            if up_to_date and corpus.has_same_rows:
-                return unchanged_outcome(job, releases, previous, corpus)
-            context = workers.for_corpus(corpus)
-            record_current(releases, previous.release)  # again, because Ray takes metrics only now
-            judged = judge_corpus(context, previous, corpus)
-            if judged.refusals:
-                raise refuse_corpus(context, previous, corpus, judged)
-            check_judged_ids(context, corpus)
-            candidate = build_candidate(context, previous, corpus, judged.distinct_texts)
-            repairs = damage is not None
-            comparison = judge_candidate(context, previous.release, candidate, judged, repairs=repairs)
-            night.outcome = publish_or_refuse(context, releases, *comparison)
-            metrics.count_night(night.outcome.status)  # Ray's agent takes metrics only while it is connected
-            return night.outcome
+        with (
+            night_workers(job, store, previous, stages, verbose=verbose) as workers,
+            refusal_followed_up(job, releases, stages),
+        ):
+            with lease(store):
+                corpus = ingest_corpus(job, releases, previous, stages, workers.for_ingest())
+                if up_to_date and corpus.has_same_rows:
+                    outcome = unchanged_outcome(job, releases, previous, corpus)
+                else:
+                    context = workers.for_corpus(corpus)
+                    repairs = damage is not None
+                    outcome = night.outcome = make_release(
+                        context, releases, previous, corpus, repairs=repairs
+                    )
+            return follow_up(job, releases, outcome, stages)  # while Ray's agent takes metrics
+
+
+def make_release(
+    context: FlowContext, releases: Releases, previous: PreviousRelease, corpus: Corpus, *, repairs: bool
+) -> NightOutcome:
+    """Judge the corpus, build a candidate and judge it; publish it if it passes.
+
+    Args:
+        repairs: whether files of the previous release are missing.
+
+    Raises:
+        GatesRefused: a gate did not pass.
+    """
+    record_current(releases, previous.release)  # again, because Ray takes metrics only now
+    judged = judge_corpus(context, previous, corpus)
+    if judged.refusals:
+        raise refuse_corpus(context, previous, corpus, judged)
+    check_judged_ids(context, corpus)
+    candidate = build_candidate(context, previous, corpus, judged.distinct_texts)
+    comparison = judge_candidate(context, previous.release, candidate, judged, repairs=repairs)
+    return publish_or_refuse(context, releases, *comparison)
 
 
 def build_candidate(

@@ -50,6 +50,8 @@ class NightOutcome:
     """live rows of the release"""
     facts: dict[str, Any]
     """the outcome as a JSON object"""
+    failures: tuple[str, ...] = ()
+    """sentences on the exports and the prune after the night that failed"""
 
 
 def publish_or_refuse(
@@ -143,7 +145,6 @@ def unchanged_outcome(
     """
     release = previous.release
     assert release is not None
-    metrics.count_night("unchanged")
     facts: dict[str, Any] = {"why": "nothing changed" if corpus is None else "files changed, but no row did"}
     notes = list(_unmeasured_gates(job, release))
     if corpus is not None:
