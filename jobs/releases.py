@@ -1,4 +1,4 @@
-"""List, show, compare, verify, roll back, hold and prune published releases.
+"""List, show, compare, verify, roll back, hold, prune and copy published releases.
 
 manta releases list releases
 python -m jobs.releases rollback releases 3
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from pipeline.store.releases.release import Releases
 
 releases = application(
-    help="List, show, compare, verify, roll back, hold and prune published releases.", no_args_is_help=True
+    help="List, show, compare, verify, roll back, hold, prune and copy published releases.",
+    no_args_is_help=True,
 )
 
 Number = Annotated[str | None, typer.Argument(metavar="[N]", help="Default: the current release.")]
@@ -303,6 +304,36 @@ def prune(
         samples = [(path, size(count)) for path, count in pruned.samples.items()]
         text += f"\n\n{table(folders, ('folder', 'size'))}\n\n{table(samples, ('largest files', 'size'))}"
     return Answer(facts, text)
+
+
+@_releases_command
+def copy(
+    run: ReleasesRun,
+    new_root: Annotated[
+        str, typer.Argument(metavar="NEW_ROOT", help="Folder or URI of the copy: empty, or an earlier copy.")
+    ],
+    current: Annotated[
+        bool, typer.Option("--current", help="Copy the files of the current release only, with all commits.")
+    ] = False,
+    new_commits_root: Annotated[
+        str | None,
+        typer.Option("--new-commits-root", metavar="URI", help="release.commits_root of jobs with the copy."),
+    ] = None,
+) -> Answer:
+    """Copy all releases, or the current one, to another store: as a backup, or to move there.
+
+    Every file is compared by sha256. Nobody sees the copy before it is complete; a copy that was stopped
+    continues. Run again, it adds the releases since then.
+    """
+    from jobs.releases_output import describe_copy
+    from pipeline.log import Stages
+    from pipeline.store.releases.copy_root import copy_root
+    from pipeline.store.releases.release import Releases
+
+    new, stages = Releases.open(new_root, new_commits_root), Stages()
+    copied = copy_root(run.open(), new, stages, only_current=current)
+    _refresh(new)
+    return describe_copy(copied, new.store.uri, stages)
 
 
 def _refresh(opened: "Releases") -> None:

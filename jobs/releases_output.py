@@ -1,4 +1,4 @@
-"""Format the results of `manta releases list`, `show`, `quarantine` and `verify`."""
+"""Format the results of `manta releases list`, `show`, `quarantine`, `verify` and `copy`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from pipeline.store.releases.manifest import manifest_path, report_path
 
 if TYPE_CHECKING:
     from pipeline.store.records.sealed_json import FileRef
+    from pipeline.store.releases.copy_root import Copied
     from pipeline.store.releases.manifest import ReleaseManifest
     from pipeline.store.releases.release import Releases
     from pipeline.store.releases.verify import Fault
@@ -198,3 +199,19 @@ def _describe_damage(number: int | None, faults: "list[Fault]") -> str:
         "Restore them; or delete the changed ones and run `manta nightly`, which writes missing files again, "
         "but not a manifest or a report; or roll back to a complete release."
     )
+
+
+def describe_copy(copied: "Copied", new_root: str, stages: Stages) -> Answer:
+    """Describe a copy of a root, also what it lacks."""
+    freight = f"{counted(copied.files, 'file')}, {size(copied.bytes)} copied"
+    text = (
+        f"{new_root}: release {copied.current} is current, of {counted(len(copied.releases), 'release')}; "
+        f"{freight}, {copied.compared:,} compared that were there; {counted(copied.commits, 'commit')} added"
+    )
+    if copied.left_out:
+        folders = ", ".join(f"{folder} {count:,}" for folder, count in copied.left_out.items())
+        text += f"\nnot copied, because no copied release needs them: {folders} (files by folder)"
+    if copied.newer:
+        text += f"\nthe root has {counted(copied.newer, 'newer commit')}: run the command again to add them"
+    facts = {**copied._asdict(), "new_root": new_root, "seconds": stages.seconds()}
+    return Answer(facts, text)

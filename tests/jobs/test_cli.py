@@ -37,7 +37,7 @@ JOBS = (
     "serve",
     "duplicates",
 )
-OF_RELEASES = ("list", "show", "diff", "quarantine", "verify", "rollback", "hold", "release", "prune")
+OF_RELEASES = ("list", "show", "diff", "quarantine", "verify", "rollback", "hold", "release", "prune", "copy")
 
 
 @pytest.fixture
@@ -180,6 +180,8 @@ def test_the_output_of_print_config_loads_to_the_same_settings(tmp_path: Path, m
         (("releases", "diff", "{root}", "4", "five"), 2, "the number of a release"),
         (("releases", "hold", "{root}"), 3, "expected a published release"),
         (("releases", "verify", "{root}"), 3, "expected a published release"),
+        (("releases", "copy", "{root}", "{root}-2"), 3, "expected a published release"),
+        (("releases", "copy", "{root}", "{root}/copy"), 2, "a root outside"),
         (("pairs",), 2, "pairs.kind: expected one of groups, neighbours, nli, sections, found none"),
         (("pairs", "pairs.kind=group", "pairs.data={corpus}"), 2, "did you mean 'groups'"),
         (("pairs", "pairs.kind=groups", "pairs.data={corpus}"), 3, "a column 'group' for the role group"),
@@ -210,6 +212,7 @@ def test_every_kind_of_error_has_its_exit_code_and_a_message(
         ("releases", "prune", "{parent}", "--keep", "1"),
         ("releases", "release", "{parent}"),
         ("releases", "hold", "{parent}", "1"),
+        ("releases", "copy", "{parent}", "{parent}/../copy"),
         ("releases", "rollback", "{parent}", "1"),
         ("releases", "diff", "{parent}", "1", "2"),
         ("evaluate", "release.root={parent}"),

@@ -14,11 +14,12 @@ def candidate(store: Store, name: str, parent: int | None, shared: str = "shared
     """A release with files of its own and one unit that it shares with others of the same `shared`."""
 
     def ref(path: str) -> FileRef:
-        store.write(path, path.encode())
-        return FileRef(path=path, sha256="0" * 64, rows=1, bytes=len(path))
+        content = path.encode()
+        store.write(path, content)
+        return FileRef(path=path, sha256=sha256(content).hexdigest(), rows=1, bytes=len(content))
 
     text = ref(f"units/corpus/{shared}.parquet")
-    row = CorpusUnit(name="0", ordinal=0, path=text.path, rows=1, bytes=text.bytes, sha256="0" * 64)
+    row = CorpusUnit(name="0", ordinal=0, path=text.path, rows=1, bytes=text.bytes, sha256=text.sha256)
     corpus = Corpus(
         id=name,
         digest=name,
@@ -28,11 +29,12 @@ def candidate(store: Store, name: str, parent: int | None, shared: str = "shared
         counts={"rows": 1, "quarantined": 0},
     )
     store.write(f"keys/{name}/corpus.json", corpus.to_json())
+    vectors = ref(f"units/vectors/s/{shared}.parquet")
     unit = VectorUnit(
         ordinal=0,
-        path=ref(f"units/vectors/s/{shared}.parquet").path,
+        path=vectors.path,
         rows=1,
-        sha256="0" * 64,
+        sha256=vectors.sha256,
         space_id="s",
         numerics_id="n",
         corpus=text,

@@ -222,24 +222,29 @@ def _refuse_if_leased(store: Store, series: Sequence[Series], now: float) -> Non
 
 
 def _served(store: Store, now: float) -> tuple[list[str], set[int]]:
-    """Return the paths of the leases of services, and the releases that these serve.
+    """Return the paths of the leases of services and copies, and the releases that these read.
 
     Raises:
         TransientError: a lease does not say which release it is for.
     """
     leases, served = list[str](), set[int]()
     for path, holder in holders(store, SERVED, now):
-        if holder is None or type(number := holder.get("release")) is not int:
+        numbers = (holder or {}).get("releases", [(holder or {}).get("release")])
+        if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
             raise TransientError(
                 store.uri_of(path),
                 "a lease that names the release of a service",
                 "another content",
                 "delete this file if no service uses the root, or pass --ignore-leases",
             )
+        assert holder is not None
         leases.append(path)
-        if number not in served:
-            announce(f"release {number} is kept as long as it is served: {describe(holder)}")
-        served.add(number)
+        if not served.issuperset(numbers):
+            is_one = len(numbers) == 1
+            kept = f"release {numbers[0]} is" if is_one else f"releases {', '.join(map(str, numbers))} are"
+            use = "it is served" if is_one else "they are copied"
+            announce(f"{kept} kept as long as {use}: {describe(holder)}")
+        served.update(numbers)
     return leases, served
 
 

@@ -15,7 +15,7 @@ from pipeline.store.records.units import Corpus, UnitRecord
 from pipeline.store.releases.manifest import ReleaseManifest
 
 _READERS = 4  # files hashed concurrently
-_WHOLE_BYTES = 8 << 20  # files up to this size are read as a whole
+WHOLE_BYTES = 8 << 20  # files up to this size are read as a whole
 
 
 class Fault(NamedTuple):
@@ -176,7 +176,7 @@ def faults_of(
         try:
             if not file.sha256:
                 return _record_fault(store, file)
-            found = _sha256(store, file)
+            found = stored_sha256(store, file.path, file.bytes)
         except FileNotFoundError:
             return _size_fault(file.path, file.bytes, None)
         on_read(file.bytes)
@@ -227,9 +227,9 @@ def _size_fault(path: str, size: int, found: int | None) -> Fault | None:
     return Fault(path, expected, f"{found:,} bytes") if size and found != size else None
 
 
-def _sha256(store: Store, file: FileRef) -> str:
-    """Return the sha256 of the stored bytes, not of a cached copy."""
-    if file.bytes <= _WHOLE_BYTES:  # one request: `open` asks an object store for the size, too
-        return hashlib.sha256(store.read(file.path)).hexdigest()
-    with store.open(file.path) as stream:
+def stored_sha256(store: Store, path: str, size: int) -> str:
+    """Return the sha256 of the stored bytes of a file of `size` bytes, not of a cached copy."""
+    if size <= WHOLE_BYTES:  # one request: `open` asks an object store for the size, too
+        return hashlib.sha256(store.read(path)).hexdigest()
+    with store.open(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
