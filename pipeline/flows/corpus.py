@@ -8,7 +8,7 @@ from pipeline.log import Stages, counted
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.settings import ChunkSettings, CorpusSettings, EncoderSettings, Job
-from pipeline.store.records.units import SKIPPED_FILES, Corpus
+from pipeline.store.records.units import FILTERED, SKIPPED_FILES, Corpus
 from pipeline.store.releases.release import Releases
 from pipeline.text.chunks.cut import TextCutter
 from pipeline.text.formats.docstrings import harvest_docstrings
@@ -101,10 +101,14 @@ def read_corpus(ingestion: Callable[[OnProgress], Corpus], stages: Stages) -> Co
 
 
 def describe_unread(corpus: Corpus) -> str:
-    """Describe the rows and files that corpus.max_rows left out; "" if none.
+    """Describe the rows and files that corpus.where and corpus.max_rows left out; "" if none.
 
     The unread rest of a file counts as one file, not as rows, if its number of rows is unknown.
     """
     rows, files = corpus.counts.get("skipped", 0), corpus.counts.get(SKIPPED_FILES, 0)
     names = [f"{counted(rows, 'row')}"] * bool(rows) + [f"the rest of {counted(files, 'file')}"] * bool(files)
-    return f"{' and '.join(names)} beyond corpus.max_rows not read" if names else ""
+    filtered = corpus.counts.get(FILTERED, 0)
+    return ", ".join(
+        [f"{counted(filtered, 'row')} filtered (corpus.where)"] * bool(filtered)
+        + [f"{' and '.join(names)} beyond corpus.max_rows not read"] * bool(names)
+    )

@@ -51,16 +51,18 @@ def judge(
     """
     counts = rows.counts
     gates = {
-        "row_conservation": _exactly(counts.accounted, counts.rows, "rows read are vectors or quarantined"),
+        "row_conservation": _exactly(
+            counts.accounted, counts.rows, "rows read are vectors, quarantined or filtered"
+        ),
         "indexed_rows": _exactly(metrics.rows, counts.good, "vectors are in the index"),
         "finite_vectors": _exactly(rows.bad_vectors, 0, "vectors are non-finite or zero"),
         "unique_ids": _exactly(
             rows.duplicate_ids + metrics.duplicate_addresses, 0, "ids or addresses repeat"
         ),
         "quarantined": _at_most(
-            counts.quarantined / max(counts.rows, 1),
+            counts.quarantined / max(counts.wanted, 1),
             rows.max_quarantined,
-            f"of the rows read, {counts.quarantined:,} of {counts.rows:,}, are quarantined",
+            f"of the rows read, {counts.quarantined:,} of {counts.wanted:,}, are quarantined",
         ),
     }
     if settings.recall_at_10 is not None:

@@ -56,13 +56,14 @@ def gate_value(value: float | None) -> str:
 
 _GATE_NAMES = {
     "readable": "files that a searcher cannot use",
-    "row_conservation": "rows indexed, quarantined or skipped",
+    "row_conservation": "rows indexed, quarantined or filtered",
     "indexed_rows": "rows in the index",
     "finite_vectors": "non-finite vectors",
     "unique_ids": "repeated ids",
     "quarantined": "rows quarantined, of those read",
     "space": "change of the vector space without a setting",
     "deleted_rows": "rows deleted, of the previous release's",
+    "filtered_rows": "rows filtered now, of the previous release's",
     "empty_texts": "rows without a text, increase",
     "shorter_texts": "mean length of the texts, decrease",
     "repeated_texts": "repeated texts, increase",

@@ -278,6 +278,7 @@ def _row_parts(counts: NightCounts) -> list[tuple[str, str, int]]:
             ("encoded", "encoded", counts.encoded),
             ("reused", "reused", counts.reused),
             ("bad", "quarantined", counts.quarantined),
+            ("filtered", "filtered", counts.filtered),
         )
         if part[2]
     ]

@@ -65,6 +65,11 @@ class CorpusSettings(Settings):
     """column of the text: string, or binary with UTF-8"""
     keep: tuple[str, ...] = ()
     """further columns to copy to the vectors and to search results"""
+    where: Annotated[str, Field(min_length=1)] | None = None
+    """which rows to read: a condition like `lang = 'de' and (price < 10 or price is null)`, in the language
+    of `manta search --where`, on any columns of the files. Rows for which it is not true are left out before
+    their texts are checked, and counted as filtered; a row on which it fails, because a value has another
+    type, is quarantined. null: all rows"""
     chunk: ChunkSettings = ChunkSettings()
     """how long texts are cut into chunks; by default they are not"""
     harvest: Literal["docstrings"] | None = None
@@ -76,8 +81,9 @@ class CorpusSettings(Settings):
     """error: stop with exit code 3 at a file that is unreadable, lacks a column, or has a column of the wrong
     type; skip: leave such a file out and record it"""
     max_quarantined: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """largest proportion of the rows that may be quarantined. The night stops with exit code 3 if reading
-    quarantines more, and with exit code 5 if rows with unusable vectors raise the proportion above this"""
+    """largest proportion of the rows, without filtered ones, that may be quarantined. The night stops with
+    exit code 3 if reading quarantines more, and with exit code 5 if rows with unusable vectors raise the
+    proportion above this"""
     fingerprint: Literal["fast", "full"] = "fast"
     """how to recognize an unchanged file. fast: by its size and its modification time or ETag, so a file that
     was rewritten with the same size and time counts as unchanged; full: by its content, which reads every

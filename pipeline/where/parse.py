@@ -1,4 +1,4 @@
-"""Parse a filter of search results, such as `price < 10 and (lang = 'de' or lang is null)`.
+"""Parse a filter of rows, such as `price < 10 and (lang = 'de' or lang is null)`.
 
 The grammar is the part of SQL that can be decided from one row alone. pyarrow parses no text into expressions
 (it reads Substrait, a binary format that other programs write), its expressions treat null in is_in as false,
@@ -10,6 +10,7 @@ import decimal
 import math
 import re
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
@@ -125,11 +126,14 @@ def _unknown(text: str, start: int) -> ConfigError:
 def comparison(field: pa.Field, operator: str, token: Token) -> Condition:
     """Return the comparison of a column with the value of a token.
 
-    A column of integers or decimals is compared exactly with any number, such as 9.5 or 1e30.
+    A column of integers or decimals is compared exactly with any number, such as 9.5 or 1e30. A column of the
+    null type, which has no value, can be compared with anything.
 
     Raises:
         ConfigError: the value does not fit the column's type.
     """
+    if pa.types.is_null(field.type):
+        return IsNotNull(field.name, True)
     if pa.types.is_integer(field.type) or pa.types.is_decimal(field.type):
         return _exact_comparison(field, operator, _number(field, token))
     if pa.types.is_boolean(field.type) and operator not in ("=", "!="):
@@ -142,6 +146,8 @@ def comparison(field: pa.Field, operator: str, token: Token) -> Condition:
 
 def membership(field: pa.Field, tokens: list[Token]) -> Condition:
     """Return the condition that a column's value is one of some values; see `comparison`."""
+    if pa.types.is_null(field.type):
+        return IsNotNull(field.name, True)
     if pa.types.is_floating(field.type):
         scalars = [scalar_of(field, token) for token in tokens]
         finite = [each for each in scalars if not math.isinf(each.as_py())]
@@ -309,11 +315,26 @@ def parse_where(text: str, schema: pa.Schema) -> Condition:
     [True, False, None]
     """
     if not text.strip():
-        raise ConfigError("where", "a condition", "an empty text", "leave it out to search all rows")
+        raise ConfigError("where", "a condition", "an empty text", "leave it out to take all rows")
     parser = _Parser(tokenize(text), schema)
     condition = parser.disjunction(0)
     parser.expect_end()
     return condition
+
+
+@lru_cache
+def columns_of(text: str) -> tuple[str, ...]:
+    """Return the columns that a filter names, each once, after a check of all that does not need their types.
+
+    Raises:
+        ConfigError: the text is not a filter of any columns.
+
+    >>> columns_of("price < 10 and (lang = 'de' or price is null)")
+    ('price', 'lang')
+    """
+    names = tuple(dict.fromkeys(token.value for token in tokenize(text) if token.kind == "name"))
+    parse_where(text, pa.schema([(name, pa.null()) for name in names]))
+    return names
 
 
 class _Parser:
@@ -390,6 +411,8 @@ class _Parser:
             condition = self._like(field)
         elif pa.types.is_boolean(field.type) and not is_negated:
             return Flag(field.name)
+        elif pa.types.is_null(field.type) and not is_negated:
+            return IsNotNull(field.name, True)
         else:
             expected = "in or like" if is_negated else "=, !=, <, <=, >, >=, in, like or is"
             raise where_error(self._token, f"{expected} after {field.name}")
@@ -434,9 +457,9 @@ class _Parser:
         return values
 
     def _like(self, field: pa.Field) -> Condition:
-        token = self._take()
-        if not (pa.types.is_string(field.type) or pa.types.is_large_string(field.type)):
-            raise where_error(token, f"a column of strings before like, {field.name} is {field.type}")
+        token, kind = self._take(), field.type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
+            raise where_error(token, f"a column of strings before like, {field.name} is {kind}")
         if token.kind != "string":
             raise where_error(token, "a pattern in single quotes, like 'Wi-Fi%'")
         self._single += token.value.count("_")
@@ -444,4 +467,4 @@ class _Parser:
             expected = f"a pattern of at most {_MAX_PATTERN:,} characters, and at most {_MAX_SINGLE} _ in all"
             found = f"{len(token.value):,} characters, and {self._single:,} _ so far"
             raise where_error(token, expected, found, "write % for several characters")
-        return Like(field.name, token.value)
+        return IsNotNull(field.name, True) if pa.types.is_null(kind) else Like(field.name, token.value)

@@ -332,7 +332,7 @@ def test_lists_of_any_length_are_looked_up_at_once():
 
 @pytest.mark.parametrize("where", ["", "  \n"])
 def test_an_empty_filter_is_refused(where):
-    with pytest.raises(ConfigError, match="leave it out to search all rows"):
+    with pytest.raises(ConfigError, match="leave it out to take all rows"):
         parse_where(where, SCHEMA)
 
 

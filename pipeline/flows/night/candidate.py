@@ -22,6 +22,7 @@ from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.units import (
     BAD_FILES,
     EMPTIED,
+    FILTERED,
     LEFT_OUT,
     SKIPPED_FILES,
     VALUES_DROPPED,
@@ -55,6 +56,7 @@ _CORPUS_COUNTS = (
     SKIPPED_FILES,
     EMPTIED,
     LEFT_OUT,
+    FILTERED,
 )
 
 
@@ -171,10 +173,10 @@ def make_manifest(context: FlowContext, previous: PreviousRelease, parts: Candid
 
 
 def count_rows(corpus: Corpus, live: LiveUnits, previous: PreviousRelease, store: Store) -> dict[str, int]:
-    """Count the rows of the night: total = live rows + quarantined rows.
+    """Count the rows of the night: total = live rows + quarantined rows + filtered rows.
 
     With corpus.chunk a live row is a chunk, but a document that was quarantined when it was read counts as
-    one row; documents_read = documents (live) + quarantined documents.
+    one row; documents_read = documents (live) + quarantined and filtered documents.
 
     Rows are `new`, `changed` or `deleted` by comparison with the previous release, by id. Live rows are
     `encoded` for this release, or `reused`. `truncated`, `tokens` and `text_tokens` (tokens that are not

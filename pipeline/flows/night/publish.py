@@ -28,7 +28,7 @@ from pipeline.report.night import NightReport, render
 from pipeline.report.refused_corpus import RefusedCorpus, render_refused
 from pipeline.settings import Job
 from pipeline.store.files.base import Store
-from pipeline.store.records.units import BAD_FILES, VALUES_DROPPED, Corpus, counts_under
+from pipeline.store.records.units import BAD_FILES, FILTERED, VALUES_DROPPED, Corpus, counts_under
 from pipeline.store.releases.manifest import Choice, Gate, ReleaseManifest, report_path
 from pipeline.store.releases.release import Releases
 from pipeline.text.tokens.coverage import token_facts
@@ -98,7 +98,8 @@ def refuse_corpus(
     metrics.count_quarantined(corpus.counts)
     metrics.record_gates(judged.gates)
     choice = corpus_choice(corpus, previous)
-    metrics.record_changes(corpus.changes.model_dump(), (choice,))
+    filtered = corpus.counts.get(FILTERED, 0)
+    metrics.record_changes(corpus.changes.model_dump() | {FILTERED: filtered}, (choice,))
     release = previous.release
     assert release is not None
     report = RefusedCorpus(
@@ -160,8 +161,8 @@ def unchanged_outcome(
 def _with_rejected(
     counts: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return a release's counts, updated by the rows and files rejected since its corpus was read."""
-    others = (BAD_FILES, VALUES_DROPPED)
+    """Return a release's counts, updated by rows and files rejected or filtered since its corpus was read."""
+    others = (BAD_FILES, VALUES_DROPPED, FILTERED)
     names = [name for name in {**before, **now} if name.startswith("quarantined") or name in others]
     rows = {"total": now["rows"] - before.get("rows", now["rows"])}
     changes = rows | {name: now.get(name, 0) - before.get(name, 0) for name in sorted(names)}

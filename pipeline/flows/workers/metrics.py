@@ -87,7 +87,10 @@ PUBLISHED = MetricSeries(
 )
 LIVE_ROWS = MetricSeries("Gauge", "manta_release_rows", "live rows of the current release")
 CHANGED_ROWS = MetricSeries(
-    "Gauge", "manta_changed_rows", "new, changed, deleted and encoded rows of the last candidate", ("change",)
+    "Gauge",
+    "manta_changed_rows",
+    "new, changed, deleted, encoded and filtered rows of the last candidate",
+    ("change",),
 )
 DRIFT = MetricSeries(
     "Gauge", "manta_drift", "drift of the last candidate's vectors since the whitening was decided"
@@ -145,7 +148,7 @@ def record_gates(gates: Mapping[str, Gate]) -> None:
 
 def record_changes(counts: Mapping[str, int], choices: Iterable[Choice]) -> None:
     """Record the counts of a candidate's changed rows, and the drift that its decisions measured."""
-    for change in ("new", "changed", "deleted", "encoded"):
+    for change in ("new", "changed", "deleted", "encoded", "filtered"):
         CHANGED_ROWS.record(counts.get(change, 0), change=change)
     for choice in choices:
         measured = (choice.numbers.get(name) for name in ("drift", "shift", "spread", "outside"))

@@ -23,6 +23,8 @@ SKIPPED_FILES = "skipped_files"
 """Name of a count: files of which corpus.max_rows leaves out an unknown number of rows."""
 EMPTIED = "emptied_files"
 """Name of a count: files that had rows on an earlier night and have none now."""
+FILTERED = "filtered"
+"""Name of a count: rows that corpus.where leaves out."""
 LEFT_OUT = "left_out_files"
 """Name of a count: files below the corpus's URI that are not read because of their names."""
 
@@ -68,7 +70,7 @@ class UnitRecord(Stored):
 
 
 class RowCounts(Settings):
-    """Numbers of rows of a file, a corpus or a release: each row that was read is good or quarantined."""
+    """Numbers of rows of a file, a corpus or a release: each row is good, quarantined or filtered."""
 
     rows: int = 0
     """number of rows that were read"""
@@ -76,6 +78,16 @@ class RowCounts(Settings):
     quarantined: int = 0
     skipped: int = 0
     """rows that were not read, because there are more than corpus.max_rows"""
+    filtered: int = 0
+    """rows that corpus.where leaves out"""
+
+    @model_serializer(mode="wrap")
+    def _without_filtered(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields without `filtered` if there are none, as in records of earlier versions."""
+        value: dict[str, Any] = serialize(self)
+        if not self.filtered:
+            value.pop(FILTERED, None)
+        return value
 
     def __add__(self, other: "RowCounts") -> "RowCounts":
         names = RowCounts.model_fields
@@ -83,13 +95,19 @@ class RowCounts(Settings):
 
     @property
     def accounted(self) -> int:
-        """Number of rows that are good or quarantined."""
-        return self.good + self.quarantined
+        """Number of rows that are good, quarantined or filtered."""
+        return self.good + self.quarantined + self.filtered
+
+    @property
+    def wanted(self) -> int:
+        """Number of rows that were read and not filtered."""
+        return self.rows - self.filtered
 
     def check(self, where: str, what: str) -> None:
         """Raise Defect unless all rows of the `what` (file or corpus) named `where` are accounted for."""
         if self.rows != self.accounted:
-            expected, found = f"{self.rows} rows = good + quarantined", f"{self.good} + {self.quarantined}"
+            expected = f"{self.rows} rows = good + quarantined + filtered"
+            found = f"{self.good} + {self.quarantined} + {self.filtered}"
             raise Defect(where, expected, found, f"report this with the {what}")
 
 
@@ -210,8 +228,8 @@ class Corpus(Stored):
     """number of files read for this corpus; the others are unchanged since the parent"""
     changes: Changes = Changes()
     counts: dict[str, int] = {}
-    """counts of all files by name: rows, good, quarantined, quarantined_<reason>, skipped ... If rows are cut
-    into chunks, these count the rows of the files, and `chunks` counts the live chunks"""
+    """counts of all files by name: rows, good, quarantined, quarantined_<reason>, filtered, skipped ... If
+    rows are cut into chunks, these count the rows of the files, and `chunks` counts the live chunks"""
     id_type: str = "string"
     snapshot: TableSnapshot | None = None
     """the snapshot that was read, if the corpus is a table; a later snapshot may have equal rows"""

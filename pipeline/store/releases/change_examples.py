@@ -23,6 +23,8 @@ class ChangedRows(Stored):
     deleted_documents: int | None = None
     """number of input rows that are no longer live; a row that was cut into chunks counts once. None in files
     of earlier versions"""
+    filtered_documents: int = 0
+    """number of these rows that corpus.where leaves out"""
 
     @staticmethod
     def path(corpus_id: str) -> str:

@@ -9,7 +9,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from pipeline.config import digest_of
 from pipeline.store.records.release_units import Units, UnitTable
 from pipeline.store.records.sealed_json import SCHEMA_VERSION, FileRef, Stored
-from pipeline.store.records.units import RowCounts
+from pipeline.store.records.units import FILTERED, RowCounts
 
 # Name of the gate for the recall on the user's own queries (gates.queries); it never refuses a release.
 USER_QUERY_RECALL = "recall_at_10_queries"
@@ -175,7 +175,12 @@ class ReleaseManifest(Stored):
     def row_counts(self) -> RowCounts:
         """Counts of the rows; a good row has a live vector."""
         counts = self.counts
-        return RowCounts(rows=counts["total"], good=self.rows, quarantined=counts["quarantined"])
+        return RowCounts(
+            rows=counts["total"],
+            good=self.rows,
+            quarantined=counts["quarantined"],
+            filtered=counts.get(FILTERED, 0),
+        )
 
     def references(self) -> Iterator[FileRef]:
         """Yield the files that the manifest itself names; for a table of units, only the table's own file."""

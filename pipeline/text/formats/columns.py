@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError, did_you_mean
 from pipeline.settings import CHUNK_COLUMNS, CorpusSettings
 from pipeline.store.rows.arrays import is_text, plain_type
 from pipeline.store.rows.nested import leaf_types, map_type
 from pipeline.store.rows.schema import corpus_schema
-from pipeline.text.sources.sources import SourceFile
+from pipeline.text.sources.sources import SourceFile, filter_columns
 
 # Largest number of leaves of a kept JSON column's type. Each leaf takes memory like a column, even if most
 # rows have no value in it.
@@ -78,6 +78,8 @@ class FileColumns:
     """names of all columns"""
     absent: frozenset[str] = frozenset()
     """columns named in the settings that no row has"""
+    filter_misfit: str = ""
+    """why corpus.where cannot be evaluated on any row of a Parquet file, since a column has another type"""
     incomplete: frozenset[str] = frozenset()
     """columns for which the file has an object or list that does not fit their type"""
     divisions: tuple[RowGroups, ...] = ()
@@ -132,8 +134,10 @@ def agree_on_columns(
 
     Raises:
         DataError: no file has one of the kept columns.
+        ConfigError: corpus.where does not fit any file.
     """
     id_column_type, refused = _agree_on_id(files, corpus)
+    refused |= _refuse_by_filter(files, corpus)
     kept, leaves_out_keys = [], False
     for name in corpus.keep:
         if name == corpus.id:
@@ -163,6 +167,35 @@ def agree_on_columns(
         kept.append(pa.field(name, map_type(kind, _string_for_null)))
     chunked = corpus.chunk.by is not None
     return Columns(id_column_type, tuple(kept), leaves_out_keys, chunked), refused
+
+
+def _refuse_by_filter(files: Sequence[FileColumns], corpus: CorpusSettings) -> dict[str, DataError]:
+    """Return the error of each Parquet file that lacks a column of corpus.where, by the file's name.
+
+    In a JSON file a missing column is null.
+
+    Raises:
+        ConfigError: no file has one of the columns, or its type fits the filter in no file.
+    """
+    columns = filter_columns(corpus)
+    for name in columns:
+        if files and all(name in file_columns.absent for file_columns in files):
+            names = files[0].names
+            remedy = did_you_mean(name, names, "name one of these columns in corpus.where")
+            found = f"{name!r}, but the rows have the columns {', '.join(names) or '(none)'}"
+            raise ConfigError("corpus.where", "columns of the corpus", found, remedy)
+    if files and all(file_columns.filter_misfit for file_columns in files):
+        misfit = f"{files[0].file.uri}: {files[0].filter_misfit}"
+        raise ConfigError(
+            "corpus.where", "a filter that fits the columns' types", misfit, "change corpus.where"
+        )
+    return {
+        file_columns.file.name: missing_column(
+            file_columns.file, "corpus.where", next(iter(sorted(absent))), file_columns.names
+        )
+        for file_columns in files
+        if file_columns.file.format == "parquet" and (absent := file_columns.absent.intersection(columns))
+    }
 
 
 def _agree_on_id(

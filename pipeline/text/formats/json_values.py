@@ -24,7 +24,7 @@ from pipeline.text.formats.columns import (
     wrong_column_type,
 )
 from pipeline.text.normalize import has_surrogates, replace_surrogates
-from pipeline.text.sources.sources import SourceFile
+from pipeline.text.sources.sources import SourceFile, filter_columns
 
 MAX_DEPTH = 32  # levels of a nested value: Arrow and Parquet recurse at each level
 
@@ -255,9 +255,12 @@ class TypeInspection:
     has_negative_id: bool = False
     has_large_id: bool = False
     """whether an id is 2^63 or above, so that it needs uint64"""
+    filtered: tuple[str, ...] = ()
+    """columns that corpus.where names"""
 
     def __post_init__(self) -> None:
         self.types = dict.fromkeys((self.corpus.id, *self.corpus.keep), pa.null())
+        self.filtered = filter_columns(self.corpus)
 
     def add(self, block: JsonBlock) -> None:
         """Widen the types by the objects of a block.
@@ -266,7 +269,7 @@ class TypeInspection:
             DataError: the file is a JSON array, or a column is missing or has a wrong type.
         """
         refuse_array(self.file, block)
-        if self.example is not None and self._has_known_types(block):
+        if self.example is not None and not self._lacks_filtered and self._has_known_types(block):
             return
         parsed = (parse_line(line).value for line in block.lines.split(b"\n") if line.strip())
         objects = [value for value in parsed if value is not None]
@@ -275,7 +278,7 @@ class TypeInspection:
             self._check_text(objects)
         self._add_ids(objects)
         for value in objects:
-            self.present |= self.types.keys() & value.keys()
+            self.present |= {*self.types, *self.filtered} & value.keys()
             for name in self.types.keys() - {self.corpus.id}:
                 self.types[name], fits = widen_type(self.types[name], value.get(name))
                 if not fits and isinstance(value[name], dict | list):
@@ -289,7 +292,9 @@ class TypeInspection:
         """
         example = self.example or {}
         absent = (
-            frozenset(self.types) - self.present - self.file.partitions.keys() if example else frozenset()
+            frozenset({*self.types, *self.filtered}) - self.present - self.file.partitions.keys()
+            if example
+            else frozenset()
         )
         if self.corpus.id in absent:
             raise missing_column(self.file, "corpus.id", self.corpus.id, [*self.file.partitions, *example])
@@ -318,6 +323,16 @@ class TypeInspection:
             absent=absent,
             incomplete=frozenset(self.incomplete),
         )
+
+    @property
+    def is_final(self) -> bool:
+        """True if further blocks cannot change the columns."""
+        return not self.corpus.keep and not self._lacks_filtered
+
+    @property
+    def _lacks_filtered(self) -> bool:
+        """True if no object so far has one of the columns that corpus.where names."""
+        return not self.present.union(self.file.partitions).issuperset(self.filtered)
 
     def _has_known_types(self, block: JsonBlock) -> bool:
         """Return whether Arrow can parse the block with the types found so far, so that none is widened.

@@ -31,8 +31,9 @@ from pipeline.text.formats.json_values import (
 )
 from pipeline.text.formats.quarantine import RejectedRow
 from pipeline.text.formats.reject_rows import RawBatch
+from pipeline.text.formats.row_filter import filter_objects
 from pipeline.text.normalize import has_surrogates, is_utf8, replace_surrogates
-from pipeline.text.sources.sources import SourceFile, open_file
+from pipeline.text.sources.sources import SourceFile, filter_columns, open_file
 from pipeline.text.sources.storage_errors import storage_errors
 
 
@@ -67,14 +68,18 @@ class LineParser:
     """numbers of the rows whose text had lone surrogates"""
     nulled: list[int] = field(default_factory=list)
     """numbers of the rows with a kept value that did not fit and became null, once for each such value"""
+    compared: list[tuple[int, list[Any]]] = field(default_factory=list)
+    """number of each object's row, and its values of the columns that corpus.where names"""
     partition: dict[str, Any] = field(init=False)
     """values of rows that lack them; see `partition_values`"""
+    filter_columns: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.partition = {
             column: value.as_py()
             for column, value in partition_values(self.schema, self.file, self.corpus).items()
         }
+        self.filter_columns = filter_columns(self.corpus)
 
     def add(self, number: int, line: bytes) -> None:
         """Parse a line and add it to the rows or to the rejected lines."""
@@ -82,6 +87,13 @@ class LineParser:
         if value is None:
             self.rejected.append(RejectedRow(number, reason, detail, text=line.decode(errors="replace")))
             return
+        if self.filter_columns:
+            found = (value.get(name) for name in self.filter_columns)
+            names, of_file = self.filter_columns, self.file.partitions
+            values = [
+                of_file.get(name) if each is None else each for name, each in zip(names, found, strict=True)
+            ]
+            self.compared.append((number, values))
         row_id, text, *kept_values = (
             self.partition.get(column) if value.get(key) is None else value[key]
             for column, key in keys_by_column(self.schema, self.corpus).items()
@@ -119,8 +131,16 @@ class LineParser:
             text = replace_surrogates(text)
         return row_id, text, *(value for value, _ in kept), number
 
-    def table(self) -> pa.Table:
-        """Return the rows added so far."""
+    def batch(self, position: int) -> RawBatch:
+        """Return the rows added so far; `position` is the number of bytes of the file that were read."""
+        where, filtered = self.corpus.where, None
+        if where is not None:
+            filtered = filter_objects(where, self.filter_columns, self.compared)
+        return RawBatch(
+            self._table(), position, self.rejected, self.surrogates, self.nulled, filtered=filtered
+        )
+
+    def _table(self) -> pa.Table:
         schema = self.schema.append(pa.field("row", pa.int64()))
         columns = zip(*self.rows, strict=True) if self.rows else ((),) * len(schema)
         return pa.table(
@@ -137,8 +157,8 @@ _BOM = b"\xef\xbb\xbf"
 def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
     """Find the types of a file's columns.
 
-    Without kept columns, the first block is enough. Types of kept columns depend on all rows that may be
-    read, because a number with a decimal point may occur late.
+    Without kept columns, the blocks up to the last new column of corpus.where are enough. Types of kept
+    columns depend on all rows that may be read, because a number with a decimal point may occur late.
 
     Raises:
         DataError: the file is a JSON array, or a column is missing from all objects or has no valid value.
@@ -147,7 +167,7 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
     for block in read_blocks(file):
         inspection.add(block)
         lines = block.first + block.lines.count(b"\n")
-        if not corpus.keep or (corpus.max_rows is not None and lines >= corpus.max_rows):
+        if inspection.is_final or (corpus.max_rows is not None and lines >= corpus.max_rows):
             break
     return inspection.columns()
 
@@ -159,8 +179,10 @@ def read(
     kept = [(stored_name(field.name), field.type) for field in columns.kept]
     schema = pa.schema([("id", columns.id), ("text", pa.string()), *kept])
     for block in read_blocks(file):
-        # Arrow drops nested keys that the type lacks; LineParser makes the value null, and counts it.
-        table = None if columns.leaves_out_keys else _parse_by_arrow(block, schema, file, corpus)
+        # Arrow drops nested keys that the type lacks; LineParser makes the value null, and counts it. A
+        # filter compares the values of a row as they are written, whatever the types of other rows.
+        by_line = columns.leaves_out_keys or corpus.where is not None
+        table = None if by_line else _parse_by_arrow(block, schema, file, corpus)
         if table is not None:
             yield RawBatch(table, block.position)
         else:
@@ -168,7 +190,7 @@ def read(
             for number, line in enumerate(block.lines.split(b"\n"), start=block.first):
                 if line.strip():
                     parser.add(number, line)
-            yield RawBatch(parser.table(), block.position, parser.rejected, parser.surrogates, parser.nulled)
+            yield parser.batch(block.position)
 
 
 def read_blocks(file: SourceFile) -> Iterator[JsonBlock]:

@@ -1,6 +1,6 @@
 """Read the rows of a Parquet file: only the columns that the settings name, in batches of bounded size."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -23,8 +23,17 @@ from pipeline.text.formats.columns import (
 )
 from pipeline.text.formats.kept_values import check_values
 from pipeline.text.formats.reject_rows import RawBatch
+from pipeline.text.formats.row_filter import FilteredRows, filter_table, parse_for
 from pipeline.text.sources.file_view import FileView, other_fields, view_of
-from pipeline.text.sources.sources import LARGE_BYTES, SourceFile, open_file, open_ranges, reading
+from pipeline.text.sources.sources import (
+    LARGE_BYTES,
+    SourceFile,
+    columns_read,
+    filter_columns,
+    open_file,
+    open_ranges,
+    reading,
+)
 
 _MAX_ROWS, _MAX_BYTES = 16_384, 32 << 20  # limits of one table that `read_tables` yields
 # rows of the first step; few, because the footer does not show how large decoded dictionary values are
@@ -220,10 +229,11 @@ def check_int96(
             for times in _times(column.combine_chunks()):
                 if (year := _odd_year(times)) is not None:
                     raise file.error(
-                        f"corpus.keep: times of column {name} from 1677 to 2262, since INT96 has nanoseconds",
+                        f"corpus.keep, corpus.where: times of column {name} from 1677 to 2262, since "
+                        "INT96 has nanoseconds",
                         f"one of the year {year}",
                         "write the file with times in microseconds (in Spark, "
-                        "spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS), or do not keep the column",
+                        "spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS), or do not name the column",
                     )
 
 
@@ -265,7 +275,9 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
     view = view_of(file, reader.schema_arrow, reader.metadata.num_rows)
     types = view.types(reader.schema_arrow)
     kept = (("corpus.keep", name) for name in corpus.keep)
-    for setting, name in (("corpus.id", corpus.id), ("corpus.text", corpus.text), *kept):
+    filtered = filter_columns(corpus)
+    compared = (("corpus.where", name) for name in filtered if name in types)
+    for setting, name in (("corpus.id", corpus.id), ("corpus.text", corpus.text), *kept, *compared):
         if name not in types:
             raise missing_column(file, setting, name, types)
         if (fields := other_fields(file, name, types[name])) is not None:
@@ -281,12 +293,24 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
         )
     wanted = {name: types[name] for name in corpus.keep} | {corpus.id: type_of_ids}
     may_be_negative = _may_be_negative(reader.metadata, view, corpus.id, type_of_ids)
-    divisions = _divide(reader.metadata, view, [corpus.id, corpus.text, *corpus.keep])
+    divisions = _divide(reader.metadata, view, columns_read(corpus))
     rows = view.live_count(0, reader.metadata.num_rows)
-    return FileColumns(file, wanted, rows, may_be_negative, divisions=divisions)
+    compared_types = pa.schema([(name, plain_type(types[name])) for name in filtered if name in types])
+    absent = frozenset(filtered) - types.keys()
+    misfit = parse_for(corpus.where, compared_types) if corpus.where is not None and not absent else None
+    return FileColumns(
+        file,
+        wanted,
+        rows,
+        may_be_negative,
+        names=tuple(types),
+        absent=absent,
+        divisions=divisions,
+        filter_misfit=misfit if isinstance(misfit, str) else "",
+    )
 
 
-def _divide(metadata: pq.FileMetaData, view: FileView, columns: list[str]) -> tuple[RowGroups, ...]:
+def _divide(metadata: pq.FileMetaData, view: FileView, columns: Sequence[str]) -> tuple[RowGroups, ...]:
     """Combine consecutive row groups into divisions, by the bytes of the columns and the live rows alone."""
     indices, divisions = column_indices(metadata, view.stored_names(columns)), list[RowGroups]()
     position = first_row = 0
@@ -328,12 +352,14 @@ def read(
         metadata = reader.metadata
         dictionary_reader = _open(stream, file, metadata)
         view = view_of(file, reader.schema_arrow, metadata.num_rows)
-        wanted = view.stored_names((corpus.id, corpus.text, *corpus.keep))
+        names, types = columns_read(corpus), view.types(reader.schema_arrow)
+        wanted = view.stored_names(names)
         live = view.live_count(0, metadata.num_rows)
         groups = groups or RowGroups(0, metadata.num_row_groups, 0, live, file.size)
         position = sum(metadata.row_group(number).num_rows for number in range(groups.first))
         if file.table is None:
-            check_int96(file, stream, metadata, corpus.keep, range(groups.first, groups.stop))
+            compared = (*corpus.keep, *filter_columns(corpus))
+            check_int96(file, stream, metadata, compared, range(groups.first, groups.stop))
         done = 0
         for encoded in read_tables(reader, dictionary_reader, wanted, range(groups.first, groups.stop)):
             table = plain_table(encoded)
@@ -341,8 +367,8 @@ def read(
             start, done = groups.first_row + done, done + len(rows)
             if len(rows):
                 size = groups.size * done // max(groups.rows, 1)
-                named = view.select(rows, (corpus.id, corpus.text, *corpus.keep))
-                yield replace(_raw_batch(named, start, file, corpus, columns), position=size)
+                raw = _raw_batch(view.select(rows, names), start, file, corpus, columns)
+                yield replace(raw, position=size, filtered=_filtered(corpus, rows, start, view, types))
     if done != groups.rows:
         raise file.error(
             f"{groups.rows} rows, as its footer says", f"{done}", "the file is damaged: write it again"
@@ -393,3 +419,15 @@ def _raw_batch(
     numbers = pa.array(np.arange(start, start + len(table), dtype=np.int64))
     rows = pa.table({"id": ids, "text": table[corpus.text], **kept, "row": numbers})
     return RawBatch(rows, 0, nulled=nulled, not_utf8=not_utf8)
+
+
+def _filtered(
+    corpus: CorpusSettings, rows: pa.Table, start: int, view: FileView, types: Mapping[str, pa.DataType]
+) -> FilteredRows | None:
+    """Evaluate corpus.where on decoded rows, in the types of the file's columns, or of its table's."""
+    if corpus.where is None:
+        return None
+    named = view.select(rows, filter_columns(corpus))
+    schema = pa.schema([(name, plain_type(types[name])) for name in named.column_names])
+    numbers = np.arange(start, start + len(rows), dtype=np.int64)
+    return filter_table(corpus.where, named.cast(schema), numbers)

@@ -1,7 +1,7 @@
-"""Separate the rows of a batch into good rows and rows to quarantine, each with its reason."""
+"""Separate the rows of a batch into good rows, filtered rows and rows to quarantine, each with its reason."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +10,12 @@ import pyarrow.compute as pc
 from pipeline.errors import Defect
 from pipeline.store.rows.arrays import is_text, join_tables, one_chunk
 from pipeline.text.formats.quarantine import RejectedRow, quarantine
+from pipeline.text.formats.row_filter import FilteredRows
 from pipeline.text.normalize import normalize, valid_utf8
 from pipeline.text.sources.sources import SourceFile
+
+FILTERED = pa.schema([("id", pa.string()), ("row", pa.int64())])
+"""Schema of filtered rows: id as a string, null if it cannot be read, and row number."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +34,20 @@ class RawBatch:
     """numbers of the rows with a kept value that did not fit and became null, once for each such value"""
     not_utf8: Mapping[str, np.ndarray] = field(default_factory=dict)
     """numbers of the rows whose value in a kept column has text that is not valid UTF-8, by column"""
+    filtered: FilteredRows | None = None
+    """the rows that corpus.where does not let through; None without corpus.where"""
 
 
 @dataclass(frozen=True)
 class SourceBatch:
-    """Rows of a file, separated into good and bad ones."""
+    """Rows of a file, separated into good, bad and filtered ones."""
 
     good: pa.Table
     """id, text (normalized), kept columns, and row number"""
     bad: pa.Table
     """a quarantine table, sorted by row number"""
+    filtered: pa.Table
+    """`FILTERED`: rows that corpus.where leaves out"""
     position: int = 0
     """input bytes read so far"""
     surrogates: tuple[int, ...] = ()
@@ -49,17 +57,20 @@ class SourceBatch:
 
     @property
     def rows(self) -> int:
-        """Number of rows, good and bad."""
-        return self.good.num_rows + self.bad.num_rows
+        """Number of rows: good, bad and filtered."""
+        return self.good.num_rows + self.bad.num_rows + self.filtered.num_rows
 
     def head(self, count: int) -> "SourceBatch":
         """Return the first `count` rows by row number."""
         if count >= self.rows:
             return self
-        end = np.sort(np.concatenate([self.good["row"].to_numpy(), self.bad["row"].to_numpy()]))[count]
+        parts = (self.good, self.bad, self.filtered)
+        end = int(np.sort(np.concatenate([part["row"].to_numpy() for part in parts]))[count])
+        good, bad, filtered = (part.filter(pc.less(part["row"], end)) for part in parts)
         return SourceBatch(
-            good=self.good.filter(pc.less(self.good["row"], int(end))),
-            bad=self.bad.filter(pc.less(self.bad["row"], int(end))),
+            good=good,
+            bad=bad,
+            filtered=filtered,
             position=self.position,
             surrogates=tuple(row for row in self.surrogates if row < end),
             nulled=tuple(row for row in self.nulled if row < end),
@@ -69,8 +80,10 @@ class SourceBatch:
 def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
     """Normalize the texts of a batch and reject rows without an id or a text.
 
-    A rejected row has the first reason that applies: invalid_utf8, null_id, empty.
+    Rows that corpus.where leaves out are not checked. A rejected row has the first reason that applies:
+    filter_failed, invalid_utf8, null_id, empty.
     """
+    raw, filtered = _filter(raw)
     table = raw.rows.combine_chunks()
     checked = ["id", "text"] if is_text(table["id"].type) else ["text"]
     valid_by_column = {name: valid_utf8(one_chunk(table[name])) for name in checked} | {
@@ -92,18 +105,46 @@ def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
     sifted = SourceBatch(
         good=table,
         bad=quarantine(file.name, rejected),
+        filtered=filtered,
         position=raw.position,
         surrogates=tuple(row for row in raw.surrogates if row in good_rows),
         nulled=tuple(row for row in raw.nulled if row in good_rows),
     )
-    if sifted.rows != raw.rows.num_rows + len(raw.rejected):
+    if sifted.rows != raw.rows.num_rows + len(raw.rejected) + filtered.num_rows:
         raise Defect(
             file.uri,
-            f"{raw.rows.num_rows} + {len(raw.rejected)} rows, good or bad",
+            f"{raw.rows.num_rows} + {len(raw.rejected)} rows, good or bad, and {filtered.num_rows} filtered",
             f"{sifted.rows}",
             "report this with the file",
         )
     return sifted
+
+
+def _filter(raw: RawBatch) -> tuple[RawBatch, pa.Table]:
+    """Return the rows that corpus.where lets through, and the rows that it leaves out (`FILTERED`).
+
+    Rows on which it failed are among the rejected rows.
+    """
+    if raw.filtered is None:
+        return raw, FILTERED.empty_table()
+    left_out, failed = raw.filtered.left_out, raw.filtered.failed
+    numbers = raw.rows["row"].to_numpy()
+    is_left_out, has_failed = np.isin(numbers, left_out), np.isin(numbers, list(failed))
+    numbers_left_out = set(left_out.tolist())
+    rejected = [row for row in raw.rejected if row.row not in numbers_left_out]
+    bad = raw.rows.filter(pa.array(has_failed))
+    rejected += [
+        RejectedRow(row, "filter_failed", failed[row], row_id, text)
+        for row, row_id, text in zip(
+            bad["row"].to_pylist(), _readable(bad["id"]), _readable(bad["text"]), strict=True
+        )
+    ]
+    ids = raw.rows["id"].filter(pa.array(is_left_out))
+    without_id = left_out[~np.isin(left_out, numbers)]  # their id or text has a wrong type
+    known = pa.table([_readable(ids), numbers[is_left_out]], schema=FILTERED)
+    unknown = pa.table([pa.nulls(len(without_id), pa.string()), without_id], schema=FILTERED)
+    rows = raw.rows.filter(pa.array(~is_left_out & ~has_failed))
+    return replace(raw, rows=rows, rejected=rejected), pa.concat_tables([known, unknown])
 
 
 def _reasons(bad: pa.Table, valid_by_column: dict[str, np.ndarray]) -> Iterator[RejectedRow]:

@@ -180,7 +180,7 @@ def make_record(tonight: TonightsFiles, outcome: IngestOutcome, duplicates: int)
 def _count_rows(
     tonight: TonightsFiles, files: Sequence[InputFile], outcome: IngestOutcome, duplicates: int
 ) -> dict[str, int]:
-    """Sum the counts of the files, and check that every row is good or quarantined."""
+    """Sum the counts of the files, and check that every row is good, quarantined or filtered."""
     counts = sum_counts(file.notes for file in files)
     if tonight.left_out:
         counts[LEFT_OUT] = tonight.left_out
@@ -193,7 +193,7 @@ def _count_rows(
         counts["quarantined_duplicate_id"] = duplicates
     read = sum(files, RowCounts(quarantined=duplicates)).model_copy(update={"good": good})
     read.check(tonight.corpus.uri, "corpus")
-    return dict(sorted({**counts, **dict(read)}.items()))
+    return dict(sorted({**counts, **read.model_dump()}.items()))
 
 
 def _check_chunks(tonight: TonightsFiles, outcome: IngestOutcome, chunks: int) -> None:

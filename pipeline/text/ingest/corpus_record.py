@@ -5,13 +5,13 @@ from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
 from pipeline.store.files.base import Store
 from pipeline.store.files.file_sizes import ListedFiles
-from pipeline.store.records.units import BAD_FILES, Corpus, counts_under
+from pipeline.store.records.units import BAD_FILES, FILTERED, Corpus, counts_under
 from pipeline.text.ingest.chunking import ChunkedCorpus
 from pipeline.text.normalize import NORMALIZER_VERSION
-from pipeline.text.sources.sources import SourceFile
+from pipeline.text.sources.sources import SourceFile, columns_read
 
 # Increased with every change of the temporary files, of the sizes of buckets, and of how items are formed.
-_WORK_VERSION = 5
+_WORK_VERSION = 6
 
 NOT_READING = frozenset({"uri", "snapshot", "format", "harvest", "max_quarantined", "fingerprint"})
 """Settings of a corpus that do not decide how a file is read.
@@ -39,7 +39,7 @@ def reading_digest(corpus: CorpusSettings) -> str:
 
 def corpus_digest(corpus: CorpusSettings, files: list[SourceFile]) -> str:
     """Return the sha256 (hex) of everything that decides a corpus's rows: equal digests mean equal rows."""
-    used = {corpus.id, corpus.text, *corpus.keep}
+    used = set(columns_read(corpus))
     listing = [
         [
             *(file.name, file.size, file.stamp, file.format),
@@ -93,11 +93,17 @@ def first_missing_file(store: Store, corpus: Corpus) -> str | None:
 
 
 def check_good_rows(record: Corpus, corpus: CorpusSettings, store: Store) -> None:
-    """Raise DataError if no row is good, or more than corpus.max_quarantined of the rows are quarantined."""
+    """Raise DataError if no row is good, or more than corpus.max_quarantined of the rows are quarantined.
+
+    Rows that corpus.where leaves out do not count.
+    """
     rows, good, bad = (record.counts[name] for name in ("rows", "good", "quarantined"))
     remedy = f"see {store.uri_of(record.quarantine.path)}" if record.quarantine else "check corpus.uri"
     quarantined = counts_under("quarantined_", record.counts)
     reasons = ", ".join(f"{reason} {count}" for reason, count in quarantined.items())
+    if filtered := record.counts.get(FILTERED, 0):
+        rows -= filtered
+        reasons = ", ".join(filter(None, (reasons, f"{filtered} more left out by corpus.where")))
     if not good:
         skipped = f", {record.counts[BAD_FILES]} unusable files" if BAD_FILES in record.counts else ""
         raise DataError(

@@ -101,6 +101,7 @@ class Ingestion:
         changed = ChangedRows(
             rows=tuple(choose_changed_rows(written)),
             deleted_documents=sum(bucket.deleted_documents for bucket in buckets),
+            filtered_documents=sum(bucket.filtered_documents for bucket in buckets),
         )
         self.store.write(ChangedRows.path(self.corpus_id), changed.to_json())
         outcome = IngestOutcome(
@@ -168,6 +169,7 @@ class Ingestion:
             self.tonight.reuse,
             unit_ranges(self.old_units),
             row_ranges(input_files(self.tonight, read)),
+            tuple(record.filtered for record in read if record.filtered),
         )
         return self._map(task, range(buckets))
 

@@ -1,10 +1,17 @@
-"""Read files of a corpus: good rows go to parts, in partitions by id, and bad rows to the quarantine."""
+"""Read files of a corpus: good rows go to parts, in partitions by id, and bad rows to the quarantine.
+
+The ids of rows that corpus.where leaves out are stored as hashes: they distinguish rows of the previous
+corpus that are filtered now from deleted ones.
+"""
 
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
 
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
@@ -24,6 +31,8 @@ from pipeline.text.formats.reject_rows import SourceBatch
 from pipeline.text.ingest.chunking import CutRows, row_cutter
 from pipeline.text.ingest.part_writer import PartWriter
 from pipeline.text.ingest.read_rows import ReadPart, ReadRows
+from pipeline.text.key_tables.keys import id_hashes
+from pipeline.text.key_tables.partitions import partition_of, store_partitions
 from pipeline.text.normalize import count_control_characters
 from pipeline.text.sources.sources import SourceFile, read_in_advance
 from pipeline.text.task_map import OnProgress, WorkFolder, ignore_progress
@@ -34,6 +43,10 @@ _ITEM_BYTES, _ITEM_FILES = 256 << 20, 1_600
 # Bytes of a row of JSON lines, to estimate the rows; the estimate decides only the number of partitions.
 _JSON_ROW_BYTES = 256
 _GZIP_FACTOR = 4
+
+
+ID_HASHES = pa.schema([("hash", pa.uint64())])
+"""Schema of `id_hashes` of rows."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,8 @@ class ReadRecord(Stored):
     inputs: tuple[InputFile, ...]
     """the item's files, each with the counts of its rows in this item"""
     quarantine: FileRef | None
+    filtered: FileRef | None = None
+    """`ID_HASHES` of the rows that corpus.where leaves out, in partitions"""
 
 
 def files_to_read(
@@ -154,6 +169,8 @@ class _Reading:
     bytes_before: int = 0
     inputs: list[InputFile] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
+    filtered: list[np.ndarray] = field(default_factory=list)
+    """`id_hashes` of filtered rows"""
     quarantine_file: QuarantineFile = field(init=False)
     writer: PartWriter = field(init=False)
 
@@ -179,7 +196,20 @@ class _Reading:
                 self._read_file(file_to_read)
             self.bytes_before += file_to_read.size
         return ReadRecord(
-            parts=self.writer.close(), inputs=tuple(self.inputs), quarantine=self._store_quarantine()
+            parts=self.writer.close(),
+            inputs=tuple(self.inputs),
+            quarantine=self._store_quarantine(),
+            filtered=self._store_filtered(),
+        )
+
+    def _store_filtered(self) -> FileRef | None:
+        if not self.filtered:
+            return None
+        hashes, count = np.concatenate(self.filtered), self.task.partitions
+        rows, path = pa.table([hashes], schema=ID_HASHES), f"read-{self.item.number:06d}-filtered.arrow"
+        partitions = partition_of(hashes, count)
+        return store_partitions(
+            self.task.work.store, rows, partitions, count, f"{self.task.work.path}/{path}"
         )
 
     def _store_quarantine(self) -> FileRef | None:
@@ -193,14 +223,18 @@ class _Reading:
 
     def _read_file(self, file_to_read: FileToRead) -> None:
         """Read one file; raise Defect if its rows do not add up."""
-        file, good, bad = file_to_read.file, 0, 0
+        file, good, bad, filtered = file_to_read.file, 0, 0, 0
         for batch in self._read_limited(file_to_read):
             good, bad = good + batch.good.num_rows, bad + batch.bad.num_rows
+            filtered += batch.filtered.num_rows
             self._add(batch, file_to_read)
             self.task.on_progress(self.rows, self.bytes_before + batch.position)
-        rows = good + bad if file_to_read.rows is None else file_to_read.rows
-        skipped = 0 if self._remaining_rows() else max(rows - good - bad, 0)
-        counts = RowCounts(rows=rows - skipped, good=good, quarantined=bad, skipped=skipped)
+        read = good + bad + filtered
+        rows = read if file_to_read.rows is None else file_to_read.rows
+        skipped = 0 if self._remaining_rows() else max(rows - read, 0)
+        counts = RowCounts(
+            rows=rows - skipped, good=good, quarantined=bad, skipped=skipped, filtered=filtered
+        )
         counts.check(file.uri, "file")
         self._record_file(file, counts)
 
@@ -252,6 +286,8 @@ class _Reading:
         good = self.cut_rows(batch.good)
         self.writer.add(ReadRows.of(good, file_to_read.index, self.task.columns.schema))
         self.quarantine_file.add(batch.bad)
+        if batch.filtered.num_rows:
+            self.filtered.append(id_hashes(batch.filtered.filter(batch.filtered["id"].is_valid())))
         self.rows += batch.rows
         self.notes.update(
             control_characters=sum(map(count_control_characters, batch.good["text"].chunks)),

@@ -11,12 +11,18 @@ from pipeline.config import Settings
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.units import Changes, TableBucket
+from pipeline.text.ingest.read_files import ID_HASHES
 from pipeline.text.ingest.read_rows import ReadPart, read_lines
 from pipeline.text.ingest.resolve_ids import ABSENT, LineChange, ResolvedIds, line_schema, resolve_ids
 from pipeline.text.ingest.sorted_rows import ADDRESSES, range_of
 from pipeline.text.key_tables.buckets import find_changed_lines, is_compacted, read_key_bucket
-from pipeline.text.key_tables.keys import document_ids, keys_schema, line_identities
-from pipeline.text.key_tables.partitions import PartitionReader, store_partitions, store_whole
+from pipeline.text.key_tables.keys import document_ids, id_hashes, keys_schema, line_identities
+from pipeline.text.key_tables.partitions import (
+    PartitionReader,
+    read_from_all,
+    store_partitions,
+    store_whole,
+)
 from pipeline.text.task_map import WorkFolder
 
 REVIVED = pa.schema([("file", pa.int32()), ("row", pa.int64()), ("text_key", pa.binary(16))])
@@ -51,6 +57,8 @@ class BucketRecord(Stored):
     """number of live input rows; a row that is cut into chunks counts once"""
     deleted_documents: int = 0
     """number of input rows that were live in the previous corpus and are not any more"""
+    filtered_documents: int = 0
+    """number of these rows that corpus.where leaves out tonight"""
     revived: FileRef | None = None
     """`REVIVED`, in the order of (file, row)"""
     dead: FileRef | None = None
@@ -95,6 +103,8 @@ class ResolveBucket:
     """first address of each range; see `sorted_rows.unit_ranges`"""
     row_ranges: tuple[int, ...]
     """first identity of each range of input rows; see `sorted_rows.row_ranges`"""
+    filtered: tuple[FileRef, ...] = ()
+    """`ReadRecord.filtered` of all items that have filtered rows"""
 
     def start(self) -> Callable[[int], BucketRecord]:
         """Return the function that resolves a bucket."""
@@ -136,7 +146,8 @@ class ResolveBucket:
             rows_written=len(resolved.to_write),
             changes=resolved.changes,
             live_rows=resolved.live_rows,
-            deleted_documents=resolved.deleted_documents + self._count_lost(bucket, resolved),
+            deleted_documents=resolved.deleted.num_rows + self._count_lost(bucket, resolved),
+            filtered_documents=self._count_filtered(bucket, resolved),
             revived=store_rows(revived, "revived"),
             dead=store_ranges(dead, dead_ranges, len(self.unit_ranges), "dead"),
             duplicates=store_ranges(duplicates, duplicate_ranges, len(self.row_ranges), "duplicates"),
@@ -159,6 +170,15 @@ class ResolveBucket:
         columns["address"] = pa.nulls(lines.num_rows, pa.int64())
         columns["position"] = pa.array(np.arange(lines.num_rows, dtype=np.int64))
         return pa.table(columns, schema=schema)
+
+    def _count_filtered(self, bucket: int, resolved: ResolvedIds) -> int:
+        """Count the deleted rows whose id a row has that corpus.where leaves out."""
+        if not (self.filtered and resolved.deleted.num_rows):
+            return 0
+        width = self.partitions // self.buckets
+        first = bucket * width
+        rows = read_from_all(self.work.store, self.filtered, ID_HASHES, first, first + width)
+        return int(np.isin(id_hashes(resolved.deleted), rows["hash"].to_numpy()).sum())
 
     def _reused_bucket(self, bucket: int) -> TableBucket | None:
         """Return the stored bucket that a delta can extend; None if there is none."""

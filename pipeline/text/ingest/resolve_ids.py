@@ -87,8 +87,8 @@ class ResolvedIds:
     chunks, valid only for the first chunk of a row
     """
     changes: Changes
-    deleted_documents: int
-    """number of input rows that are no longer live; a row that was cut into chunks counts once"""
+    deleted: pa.Table
+    """id and row of the input rows that are no longer live; the first chunk of a row that was cut"""
     examples: tuple[list[LineChange], ...]
     """`choose_examples` of the new, the changed and the deleted rows"""
 
@@ -140,9 +140,10 @@ class _Comparison:
         new, deleted = len(self.is_known) - known, self.live.num_rows - known
         return Changes(new=new, changed=known - same, unchanged=same, deleted=deleted)
 
-    def deleted_documents(self) -> int:
-        """Count deleted rows; a row that was cut into chunks counts if its first chunk is deleted."""
-        return int(np.count_nonzero(self.is_deleted & are_first(self.live["row"].to_numpy())))
+    def deleted(self) -> pa.Table:
+        """Return id and row of deleted rows; of a row that was cut into chunks, of its first chunk."""
+        is_first = are_first(self.live["row"].to_numpy())
+        return self.live.select(["id", "row"]).filter(pa.array(self.is_deleted & is_first))
 
     def examples(self) -> tuple[list[LineChange], ...]:
         """Return examples of new, changed and deleted rows."""
@@ -196,7 +197,7 @@ def resolve_ids(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedIds:
         dead=live_addresses[is_dead],
         winners=np.maximum.accumulate(np.where(is_winner, np.arange(len(is_winner)), 0)),
         changes=comparison.changes(),
-        deleted_documents=comparison.deleted_documents(),
+        deleted=comparison.deleted(),
         examples=comparison.examples(),
     )
 

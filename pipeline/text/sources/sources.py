@@ -35,6 +35,7 @@ from pipeline.text.sources.listing import (
     remote_names,
 )
 from pipeline.text.sources.storage_errors import LEAVE_OUT, storage_errors
+from pipeline.where.parse import columns_of
 
 Format = Literal["parquet", "jsonl"]
 _SUFFIXES: dict[Format, tuple[str, ...]] = {
@@ -101,6 +102,23 @@ class CorpusFiles(NamedTuple):
         return f"{files} below {self.uri} not read, by the names: {shown}{more}"
 
 
+def filter_columns(corpus: CorpusSettings) -> tuple[str, ...]:
+    """Return the columns that corpus.where names, each once.
+
+    Raises:
+        ConfigError: corpus.where is not a filter.
+    """
+    try:
+        return columns_of(corpus.where) if corpus.where is not None else ()
+    except ConfigError as error:
+        raise ConfigError(f"corpus.{error.where}", error.expected, error.found, error.remedy) from None
+
+
+def columns_read(corpus: CorpusSettings) -> tuple[str, ...]:
+    """Return the names of all columns that are read, each once."""
+    return tuple(dict.fromkeys((corpus.id, corpus.text, *corpus.keep, *filter_columns(corpus))))
+
+
 def list_files(corpus: CorpusSettings) -> list[SourceFile]:
     """List the files of a corpus, sorted by name; see `list_corpus`."""
     return list_corpus(corpus).files
@@ -120,6 +138,7 @@ def list_corpus(corpus: CorpusSettings) -> CorpusFiles:
             the table cannot be read.
         ConfigError: the library that reads the table is not installed.
     """
+    filter_columns(corpus)  # raises if corpus.where is not a filter
     table = list_table(corpus)
     if table is not None:
         return CorpusFiles(_files_of_table(corpus, table), {})
@@ -144,7 +163,7 @@ def list_corpus(corpus: CorpusSettings) -> CorpusFiles:
     hash_all = corpus.fingerprint == "full"
     left_out = {} if listing.single else _left_out(by_name, {file.name for file in files})
     files = [_with_content_stamp(file) if hash_all or not file.stamp else file for file in files]
-    used = _partitions(base).keys() & {corpus.id, corpus.text, *corpus.keep}
+    used = _partitions(base).keys() & set(columns_read(corpus))
     if outer := {key: value for key, value in _partitions(base).items() if key in used}:
         files = [replace(file, stamp=f"{file.stamp} {json.dumps(outer, sort_keys=True)}") for file in files]
     return CorpusFiles(files, left_out)
@@ -185,7 +204,7 @@ def _left_out(names: Iterable[str], read: set[str]) -> dict[str, int]:
 
 def _files_of_table(corpus: CorpusSettings, listing: Listing) -> list[SourceFile]:
     """Return the data files of a table."""
-    used = {corpus.id, corpus.text, *corpus.keep}
+    used = set(columns_read(corpus))
     files = [
         SourceFile(entry.path, entry.uri, entry.size, entry.stamp, "parquet", table=entry.table)
         for entry in sorted(listing.files, key=lambda entry: entry.path)

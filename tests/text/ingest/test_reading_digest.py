@@ -15,6 +15,7 @@ OTHER: dict[str, Any] = {
     "id": "key",
     "text": "body",
     "keep": ("lang",),
+    "where": "lang = 'de'",
     "harvest": "docstrings",
     "max_rows": 7,
     "bad_files": "skip",

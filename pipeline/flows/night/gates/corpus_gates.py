@@ -16,7 +16,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.files.range_reader import RangeReader
-from pipeline.store.records.units import BAD_FILES, Corpus, CorpusUnit
+from pipeline.store.records.units import BAD_FILES, FILTERED, Corpus, CorpusUnit
 from pipeline.store.releases.change_examples import ChangedRows
 from pipeline.store.releases.manifest import Gate, ReleaseManifest
 
@@ -69,6 +69,8 @@ def _gates(
     causes = tuple(_possible_causes(context.job, release, corpus))
     if settings.max_deleted is not None:
         yield "deleted_rows", _deleted_gate(lost, release.release, settings.max_deleted, causes)
+        if context.job.corpus.where is not None:
+            yield "filtered_rows", _filtered_gate(lost, release.release, settings.max_deleted, causes)
     texts = _Texts(context, release, previous.corpus if corpus.parent else None, corpus, causes)
     if settings.max_empty_texts is not None:
         yield "empty_texts", texts.empty(settings.max_empty_texts)
@@ -107,6 +109,8 @@ class DeletedRows(NamedTuple):
     """what is counted: row, document or chunk"""
     at_least: bool = False
     """True if ids could not be compared, so that the number is a lower bound"""
+    filtered: int = 0
+    """rows of the previous release that corpus.where leaves out; they are not among the deleted ones"""
 
 
 def count_deleted(store: Store, previous: PreviousRelease, corpus: Corpus) -> DeletedRows:
@@ -118,7 +122,9 @@ def count_deleted(store: Store, previous: PreviousRelease, corpus: Corpus) -> De
         return DeletedRows(before, max(0, before - corpus.counts["good"]), noun, at_least=True)
     changed = ChangedRows.load_intact(store, ChangedRows.path(corpus.id))
     if changed is not None and changed.deleted_documents is not None:
-        return DeletedRows(previous.corpus.counts["good"], changed.deleted_documents, noun)
+        filtered = changed.filtered_documents
+        deleted = changed.deleted_documents - filtered
+        return DeletedRows(previous.corpus.counts["good"], deleted, noun, filtered=filtered)
     return DeletedRows(previous.corpus.rows, corpus.changes.deleted, "chunk" if corpus.is_chunked else noun)
 
 
@@ -126,6 +132,13 @@ def _deleted_gate(lost: DeletedRows, release: int, limit: float, causes: Iterabl
     proportion = lost.deleted / lost.before
     subject = f"{'at least ' if lost.at_least else ''}{lost.deleted:,} of {counted(lost.before, lost.noun)}"
     found = f"{subject} of release {release} ({proportion:.1%}) are not in the corpus any more;"
+    return _at_most("max_deleted", proportion, limit, found, causes)
+
+
+def _filtered_gate(lost: DeletedRows, release: int, limit: float, causes: Iterable[str]) -> Gate:
+    proportion = lost.filtered / lost.before
+    subject = f"{lost.filtered:,} of {counted(lost.before, lost.noun)}"
+    found = f"{subject} of release {release} ({proportion:.1%}) are left out by corpus.where;"
     return _at_most("max_deleted", proportion, limit, found, causes)
 
 
@@ -174,7 +187,8 @@ class _Texts:
         if self.before is None:
             return self._not_checked(limit)
         before, now = (
-            corpus.counts.get("quarantined_empty", 0) / max(corpus.counts["rows"], 1)
+            corpus.counts.get("quarantined_empty", 0)
+            / max(corpus.counts["rows"] - corpus.counts.get(FILTERED, 0), 1)
             for corpus in (self.before, self.now)
         )
         value = max(0.0, now - before)

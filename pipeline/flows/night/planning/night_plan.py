@@ -233,7 +233,7 @@ def _measuring_device(job: Job, assumed: Assumptions) -> Device:
 def _sample(files: list[SourceFile], corpus: CorpusSettings) -> _Sample:
     """Read texts from the beginnings of a few files, and estimate the rows of the others by their size."""
     survey, cut_rows = survey_files(files, corpus), row_cutter(corpus)
-    texts, read_bytes, read_rows = list[str](), 0, 0
+    texts, read_bytes, read_rows, passed, filtered = list[str](), 0, 0, 0, 0
     sampled = sample_files(files, survey, corpus, _SAMPLED_FILES, batches=1)
     for batches in sampled:
         for batch in batches:
@@ -241,15 +241,16 @@ def _sample(files: list[SourceFile], corpus: CorpusSettings) -> _Sample:
             texts += cut_rows(taken)["text"].to_pylist()
             read_rows += taken.num_rows
             read_bytes += int(batch.position * taken.num_rows / max(1, batch.good.num_rows))
+            passed, filtered = passed + batch.good.num_rows, filtered + batch.filtered.num_rows
     if not texts:
         raise DataError(
             corpus.uri,
             "a row with an id and a text in the first batches",
             "none",
-            "check corpus.id and corpus.text",
+            "check corpus.id, corpus.text and corpus.where",
         )
-    exact = None not in survey.rows.values()
-    rows = sum(count or 0 for count in survey.rows.values())
+    exact = None not in survey.rows.values() and corpus.where is None
+    rows = round(sum(count or 0 for count in survey.rows.values()) * passed / (passed + filtered))
     if not exact:
         unknown = sum(file.size for file in files if survey.rows.get(file.name) is None)
         rows += int(unknown * read_rows / max(1, read_bytes))

@@ -254,6 +254,7 @@ class _Checks:
         check_root(self.job)
         corpus = corpus_of(self.job)
         rows, drawn_rows, cut_rows, hash_batches = 0, 0, row_cutter(corpus), [np.zeros(0, np.uint64)]
+        filtered = 0
         listed = list_corpus(corpus)
         self.files = listed.files
         self.survey = survey_files(self.files, corpus)
@@ -261,6 +262,7 @@ class _Checks:
             file_rows = read_bytes = 0
             for batch in batches:
                 file_rows += batch.rows
+                filtered += batch.filtered.num_rows
                 read_bytes = batch.position
                 hash_batches.append(id_hashes(batch.good))  # 8 bytes a row, whatever the ids' lengths
                 drawn = _draw_rows(batch.good)
@@ -276,8 +278,8 @@ class _Checks:
             raise ConfigError(
                 corpus.uri,
                 "rows with an id and a text",
-                f"none among the first {rows}",
-                "check corpus.id and corpus.text",
+                f"none among the first {rows}" + (f", {filtered} of them filtered" if filtered else ""),
+                "check corpus.id, corpus.text and corpus.where",
             )
         unique = "ids unique"
         if repeated:
@@ -285,7 +287,8 @@ class _Checks:
         files = counted(len(self.files), "file")
         if refused := len(self.survey.refused):
             files += f", {counted(refused, 'unusable file')}"
-        found = f"{files}; of {counted(rows, 'sampled row')} {rows - valid:,} would be quarantined, {unique}"
+        bad, left_out = rows - valid - filtered, f" and {filtered:,} filtered" if filtered else ""
+        found = f"{files}; of {counted(rows, 'sampled row')} {bad:,} would be quarantined{left_out}, {unique}"
         return Check("corpus", found, warnings=(listed.warning,) if listed.warning else ())
 
     def tokens(self) -> Check:

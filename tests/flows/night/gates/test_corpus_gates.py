@@ -334,3 +334,41 @@ def test_a_unit_that_is_gone_hardly_changes_the_mean_length_of_many(monkeypatch:
     for gone in range(len(units)):
         others = units[:gone] + units[gone + 1 :]
         assert abs(corpus_gates._mean_bytes(None, others) - mean) <= 4_800 / 64
+
+
+def test_rows_that_a_new_filter_leaves_out_are_judged_apart_from_deleted_rows(
+    night: Callable[..., NightOutcome], tmp_path: Path
+):
+    """6 of 40 rows are deleted and 8 filtered, each less than 20 %; then 16 are filtered."""
+    night(ROWS)
+    some = night(ROWS[:34], "corpus.where=id not like '%-0%' or id = 'id-00' or id = 'id-01'")
+    assert (some.status, some.rows) == ("published", 26)
+    assert (some.facts["counts"]["filtered"], some.facts["counts"]["total"]) == (8, 34)
+    found = gates(some)
+    assert found["deleted_rows"].value == pytest.approx(6 / 40)
+    assert found["filtered_rows"].value == pytest.approx(8 / 40)
+    assert found["row_conservation"].passed
+    page = Path(some.report).read_text()
+    assert "filtered: corpus.where" in page
+    assert "8 rows filtered (corpus.where)" in page
+    where = "corpus.where=id like '%-2%'"
+    error = refused(night, ROWS[:34], where)
+    assert error.refusals == (
+        "16 of 26 rows of release 2 (61.5%) are left out by corpus.where; 20% at most; corpus.where is "
+        "\"id like '%-2%'\", it was \"id not like '%-0%' or id = 'id-00' or id = 'id-01'\"; 24 rows filtered "
+        "(corpus.where); check the corpus; if this is intended, set gates.max_deleted=1 for one night",
+    )
+    assert error.gates["deleted_rows"]["value"] == 0
+    assert night(ROWS[:34], where, "gates.max_deleted=1").rows == 10
+    everything = night(ROWS[:34])
+    assert (everything.rows, everything.facts["counts"]["new"]) == (34, 24)
+    assert "filtered_rows" not in gates(everything)
+    assert "filtered" not in everything.facts["counts"]
+
+
+def test_a_night_in_which_only_filtered_rows_changed_counts_them(night: Callable[..., NightOutcome]):
+    where = "corpus.where=id not like 'x%'"
+    night([*ROWS, ("x-1", "a text")], where)
+    outcome = night([*ROWS, ("x-1", "a text"), ("x-2", None)], where)
+    assert outcome.status == "unchanged"
+    assert (outcome.facts["counts"]["filtered"], outcome.facts["counts"]["total"]) == (2, 42)
