@@ -84,6 +84,8 @@ def test_on_and_off_are_read_as_strings(tmp_path: Path, word: str, mode: str):
         ("corpus.keep=[vector]", "vector"),
         ("corpus.keep=[score, text]", "leave out score"),
         ("corpus={id: key, keep: [id]}", "leave out id"),
+        ("corpus.id=vector", "corpus.id to be another column than vector"),
+        ("corpus.id=text_key", "corpus.id to be another column than text_key"),
         ("augment.keep.similarity={low: 0.8}", "similarity: expected a list, found"),
         ("just words", "key.path=value"),
         ("a..b=1", "key.path=value"),

@@ -59,7 +59,8 @@ __all__ = [
 ]
 
 # Names of columns in files of vectors and in search results. No column of the corpus may have one of them.
-RESULT_COLUMNS = ("text_key", "vector", "address", "query", "rank", "score")
+_VECTOR_COLUMNS = ("text_key", "vector")
+RESULT_COLUMNS = (*_VECTOR_COLUMNS, "address", "query", "rank", "score")
 
 
 class Job(Settings):
@@ -80,7 +81,7 @@ class Job(Settings):
 
     @model_validator(mode="after")
     def _columns_are_distinct(self) -> "Job":
-        """Refuse a repeated column, and a kept column with a name that vectors or search results use."""
+        """Refuse a repeated column, and an id or a kept column with a name that vectors or results use."""
         kept = self.corpus.keep
         reserved = {*RESULT_COLUMNS, *(["id"] if self.corpus.id != "id" else [])} & set(kept)
         if self.corpus.id in kept or len(set(kept)) < len(kept):
@@ -93,6 +94,11 @@ class Job(Settings):
             raise ValueError(
                 f"corpus.id and corpus.keep to leave out {', '.join(sorted(taken))}: with corpus.chunk, "
                 "chunks have columns of that name; rename the column"
+            )
+        if self.corpus.id in _VECTOR_COLUMNS:
+            raise ValueError(
+                f"corpus.id to be another column than {self.corpus.id}: files of vectors use that name; "
+                "rename the column"
             )
         if reserved:
             raise ValueError(
