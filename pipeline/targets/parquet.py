@@ -36,6 +36,7 @@ class ParquetTarget(Target):
     """Folders of changes, NAME/00000001 and so on: applied in order, they give the release."""
 
     is_atomic: ClassVar[bool] = True
+    looks_like_corpus: ClassVar[bool] = True
     name_form: ClassVar[str] = r"[^./\\\0][^/\\\0]*(/[^./\\\0][^/\\\0]*)*"
     name_rule: ClassVar[str] = "a path below TARGET, no folder of which begins with a dot"
 

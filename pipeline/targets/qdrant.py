@@ -33,6 +33,7 @@ class QdrantTarget(Target):
 
     extra: ClassVar[str | None] = "qdrant"
     credentials: ClassVar[str] = "QDRANT_API_KEY"
+    looks_like_corpus: ClassVar[bool] = True  # meta.json
     name_form: ClassVar[str] = r'[^<>:"/\\|?*\0\x1f]{1,255}'
     name_rule: ClassVar[str] = 'at most 255 characters without < > : " / \\ | ? *'
 

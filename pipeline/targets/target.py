@@ -68,6 +68,8 @@ class Target(abc.ABC):
     """whether readers see no change of an export before it has ended"""
     takes_paths: ClassVar[bool] = True
     """whether an address without scheme is a path of this machine"""
+    looks_like_corpus: ClassVar[bool] = False
+    """whether a folder of the target has files that a night over that folder would read as rows"""
     page_ids: ClassVar[int] = 8_192
     """number of ids that are read at once; servers of OpenSearch give at most 10,000"""
 

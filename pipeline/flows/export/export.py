@@ -21,7 +21,6 @@ from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.releases.prune import OWN_FOLDERS
 from pipeline.store.releases.release import Releases
 from pipeline.store.rows.arrays import one_chunk
-from pipeline.targets.parquet import ParquetTarget
 from pipeline.targets.target import EMPTY, UNKNOWN, HeldRelease, Position, Target
 from pipeline.text.key_tables.partitions import partition_of
 from pipeline.text.normalize import blake2b_digests
@@ -148,12 +147,12 @@ def _refuse_own_folder(releases: Releases, target: Target) -> None:
 
 
 def _refuse_folder_of_corpus(manifest: ReleaseManifest, target: Target) -> None:
-    """Raise ConfigError for Parquet files among those of the corpus: the next night would read them.
+    """Raise ConfigError for a folder among the files of the corpus if the next night would read its files.
 
     A relative URI of the corpus cannot be checked: the folder that it is relative to is not stored.
     """
     uri = manifest.settings.get("corpus", {}).get("uri")
-    if not (uri and isinstance(target, ParquetTarget) and ("://" in uri or uri.startswith(("/", "~")))):
+    if not (uri and target.looks_like_corpus and ("://" in uri or uri.startswith(("/", "~")))):
         return
     if is_in_corpus(uri, f"{target.address}/{target.name}"):
         raise ConfigError(

@@ -27,6 +27,7 @@ from pipeline.store.releases.prune import prune
 from pipeline.store.releases.release import Releases
 from pipeline.targets.lancedb import LanceTarget
 from pipeline.targets.parquet import ParquetTarget
+from pipeline.targets.qdrant import QdrantTarget
 from pipeline.targets.target import TARGETS, Position
 from tests.conftest import ROOT, CommandResult
 from tests.flows.export.nights import (
@@ -104,9 +105,14 @@ def test_no_export_is_written_among_the_files_of_the_corpus(root, tmp_path):
 
 @pytest.mark.parametrize(
     ("uri", "kind", "is_refused"),
-    [("{}/**", ParquetTarget, True), ("{}", LanceTarget, False), (".", ParquetTarget, False)],
+    [
+        ("{}/**", ParquetTarget, True),
+        ("{}", QdrantTarget, True),
+        ("{}", LanceTarget, False),
+        (".", ParquetTarget, False),
+    ],
 )
-def test_only_parquet_files_that_the_corpus_surely_reads_are_refused(
+def test_only_folders_whose_files_the_corpus_surely_reads_are_refused(
     root, tmp_path, monkeypatch, uri, kind, is_refused
 ):
     """A relative URI is relative to a folder that the release does not name."""
