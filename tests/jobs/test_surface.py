@@ -122,14 +122,21 @@ def test_a_closed_pipe_is_not_reported_as_a_defect(tmp_path: Path):
 
 
 @pytest.mark.parametrize("module", ["jobs.cli", "typer", "pydantic", "yaml"])
-def test_an_interrupt_while_modules_are_imported_is_quiet(module: str):
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        ("SIGINT", 130, ""),
+        ("SIGTERM", 75, "error: stopped by SIGTERM before the command began: run it again\n"),
+    ],
+)
+def test_a_signal_while_modules_are_imported_ends_the_process(module: str, number: str, code: int, said: str):
     program = f"""
 import builtins, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 plain = builtins.__import__
 def interrupted(name, *rest):
     if name == {module!r}:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.{number})
     return plain(name, *rest)
 sys.argv = ["manta", "nightly"]
 from manta.__main__ import run
@@ -139,7 +146,7 @@ run()
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
     )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", said)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import TypeVar
 
 from pipeline.errors import ConfigError, TransientError
@@ -143,6 +144,9 @@ _REFUSALS = {
     "CredentialRetrievalError": ("credentials in the environment", _CREDENTIALS),
 }
 
+# Codes of MinIO, Ceph and others for a full store or bucket; 507 is the code of answers without a body.
+_FULL = {"QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "507"}
+
 
 def is_transient(error: BaseException) -> bool:
     """Return whether a retry may succeed, as after throttling, timeouts, lost connections, server errors.
@@ -203,7 +207,7 @@ def retrying(call: Callable[[], T], where: str) -> T:
         where: URI or path for error messages.
 
     Raises:
-        TransientError: the operation still fails at the deadline.
+        TransientError: the operation still fails at the deadline, or the store is full.
         ConfigError: the store refuses the credentials, or the bucket does not exist.
     """
     start, ceiling = time.monotonic(), _FIRST_PAUSE_S
@@ -249,9 +253,17 @@ def positive_number(variable: str, default: float) -> float:
     return value
 
 
-def refusal(error: BaseException, where: str) -> ConfigError | None:
+def refusal(error: BaseException, where: str) -> ConfigError | TransientError | None:
     """Return the error for a refusal that the user can resolve; None for any other error."""
     code, status = answer_of(error)
+    if code in _FULL or status == HTTPStatus.INSUFFICIENT_STORAGE:
+        return TransientError(
+            where,
+            "space for a new object",
+            f"{code or status}: {error}",
+            "free space in the store (manta releases prune), or raise its quota, and run again: finished "
+            "work is kept",
+        )
     code = code or (f"{type(error).__name__} {status}" if status else type(error).__name__)
     if str(error).startswith("Forbidden: "):  # gcsfs, for the status 403
         code = "HttpError 403"

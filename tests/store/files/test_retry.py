@@ -120,6 +120,24 @@ def test_permanent_errors_are_final(error: Exception):
     assert not is_transient(error)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        s3_answer("QuotaExceeded", 403),
+        s3_answer("XMinioStorageFull", 507),
+        translated(OSError(5, "Insufficient Storage"), s3_answer("507", 507)),
+    ],
+    ids=repr,
+)
+def test_a_full_store_is_not_a_fault_of_the_settings(error: Exception):
+    def call() -> None:
+        raise error
+
+    with pytest.raises(TransientError, match=r"expected space for a new object, .*run again"):
+        retrying(call, "s3://bucket/key")
+    assert not is_transient(error), "it is not repeated for two minutes"
+
+
 def test_the_code_and_the_status_of_an_answer_are_those_of_its_library():
     assert answer_of(s3_answer("SlowDown", 503)) == ("SlowDown", 503)
     assert answer_of(translated(OSError(16, "words"), s3_answer("SlowDown", 503))) == ("SlowDown", 503)
