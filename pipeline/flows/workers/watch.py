@@ -160,7 +160,10 @@ class Watch:
         self._nodes, self._nodes_checked = nodes_alive(), time.monotonic()
         for address in take_lost(self._nodes):
             left = sum(self._demand.fit([node]) > 0 for _, node in self._nodes.values())
-            announce(f"node {address} is lost; its unfinished work is repeated on the {left} that are left")
+            others = (
+                f"on the {left} that {'is' if left == 1 else 'are'} left" if left else "when a node joins"
+            )
+            announce(f"node {address} is lost; its unfinished work is repeated {others}")
         if joined := take_joined(self._nodes):
             asked = in_daemon_thread(lambda: warn_of_unusable(joined), "manta-joined")
             asked.add_done_callback(_announce_error)

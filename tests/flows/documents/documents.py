@@ -24,6 +24,7 @@ NEEDS = {
     "pip install": "the package index: tests/infra resolves the image's lines",
     "pytest": "is how this is run",
     "python -m tests.models.config_fields": "minutes: tests/models/test_config_fields.py compares its table",
+    "python -m tests.alone": "the machine for itself: tests/test_alone.py runs a small one",
     "python -m tests.chaos": "minutes: tests/chaos plays a short one",
     "python -m tests.gpu": "a GPU: tests/gpu/test_gpu.py runs its parts small on the CPU",
     "python -m tests.benchmarks.": "evaluation data and an idle machine; that the module is there is tested",

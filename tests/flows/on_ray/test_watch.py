@@ -204,5 +204,5 @@ def test_a_node_lost_between_two_calls_is_reported_once_by_the_next(
 ):
     watching(call)
     watching(call)
-    message = "node 10.0.0.9 is lost; its unfinished work is repeated on the 1 that are left"
+    message = "node 10.0.0.9 is lost; its unfinished work is repeated on the 1 that is left"
     assert capsys.readouterr().err.count(message) == 1
