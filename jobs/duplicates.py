@@ -1,6 +1,7 @@
 """Find groups of nearly equal texts in a published release.
 
 manta duplicates releases
+manta duplicates releases --drop drop.txt  # then: manta nightly corpus.exclude=drop.txt
 python -m jobs.duplicates releases --threshold 0.98 --release 3 --json
 """
 
@@ -24,6 +25,15 @@ class NearDuplicatesOptions:
     release: Annotated[
         int | None,
         typer.Option("--release", metavar="N", help="An older release; default: the current one."),
+    ] = None
+    drop: Annotated[
+        str | None,
+        typer.Option(
+            "--drop",
+            metavar="FILE",
+            help="Add the ids of all rows of each group but the first to FILE, for corpus.exclude: a text "
+            "file, or Parquet if its name ends with .parquet. Ids that FILE has already stay.",
+        ),
     ] = None
     commits_root: CommitsRoot = None
     as_json: Json = False
@@ -49,7 +59,7 @@ def duplicates(options: NearDuplicatesOptions) -> None:
 def _find(options: NearDuplicatesOptions) -> Answer:
     refuse_few_addresses()
     from pipeline.flows.duplicates.compare import DuplicateSearch
-    from pipeline.flows.duplicates.find import find_duplicates
+    from pipeline.flows.duplicates.find import drop_repeated, find_duplicates
     from pipeline.log import Stages, counted
     from pipeline.store.releases.release import Releases
 
@@ -57,6 +67,7 @@ def _find(options: NearDuplicatesOptions) -> Answer:
     manifest = releases.get_or_current(options.release)
     search = DuplicateSearch(releases.store, manifest, options.threshold)
     was_done, found = find_duplicates(search, stages)
+    dropped = None if options.drop is None else drop_repeated(search, found, options.drop)
     file, page = (releases.store.uri_of(each.path) for each in (found.file, found.page))
     facts = {
         "status": "unchanged" if was_done else "done",
@@ -67,12 +78,19 @@ def _find(options: NearDuplicatesOptions) -> Answer:
         "report": page,
         "seconds": stages.seconds(),
     }
+    if dropped is not None:
+        facts |= {"drop": options.drop, "dropped": dropped.added, "drop_ids": dropped.ids}
     lines = [
         *(["these were found before; nothing to do"] if was_done else []),
         f"release {found.release}: {counted(found.groups, 'group')} of near-duplicates with "
         f"{found.grouped:,} of {counted(found.rows, 'row')} (cosine {found.threshold:g} or more)",
         f"groups  {file}",
         f"report  {page}",
+        *(
+            [f"drop    {options.drop}: {counted(dropped.added, 'id')} added, {dropped.ids:,} in all"]
+            if dropped
+            else []
+        ),
     ]
     return Answer(facts, "\n".join(lines))
 

@@ -17,7 +17,7 @@ from pipeline.config import written_value
 from pipeline.errors import ConfigError, TransientError
 from pipeline.log import counted, duration
 from pipeline.settings import Job
-from pipeline.store.records.units import BAD_FILES, FILTERED
+from pipeline.store.records.units import BAD_FILES, describe_filtered
 from pipeline.store.releases.manifest import RELEVANCE, RELEVANCE_CHANGE, USER_QUERY_RECALL
 
 Verify = Annotated[
@@ -92,8 +92,8 @@ def _describe_rows(counts: dict[str, int], rows: int) -> str:
     shown = f" ({', '.join(changes)})" if changes else ""
     if bad := counts.get(BAD_FILES):
         shown = f"{shown}, {counted(bad, 'file')} that could not be read left out"
-    if filtered := counts.get(FILTERED):
-        shown = f"{shown}, {counted(filtered, 'row')} filtered (corpus.where)"
+    if filtered := describe_filtered(counts):
+        shown = f"{shown}, {filtered}"
     if not counts["quarantined"]:
         return shown
     prefix = "quarantined_"

@@ -8,10 +8,11 @@ from pipeline.log import Stages, counted
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.settings import ChunkSettings, CorpusSettings, EncoderSettings, Job
-from pipeline.store.records.units import FILTERED, SKIPPED_FILES, Corpus
+from pipeline.store.records.units import SKIPPED_FILES, Corpus, describe_filtered
 from pipeline.store.releases.release import Releases
 from pipeline.text.chunks.cut import TextCutter
 from pipeline.text.formats.docstrings import harvest_docstrings
+from pipeline.text.formats.excluded_ids import with_excluded_ids
 from pipeline.text.formats.reader import CorpusSurvey, read_batches
 from pipeline.text.formats.reject_rows import SourceBatch
 from pipeline.text.ingest.chunking import ChunkedCorpus, Cutter, CutTexts
@@ -36,17 +37,20 @@ class EncoderCutter(Cutter):
 
 
 def corpus_of(job: Job, encoder: EncoderSettings | None = None) -> CorpusSettings:
-    """Return the job's corpus settings; with corpus.chunk, add the cutter that fits the job's encoder.
+    """Return the job's corpus settings with the ids of corpus.exclude, and the cutter of corpus.chunk.
+
+    The cutter fits the job's encoder.
 
     Args:
         encoder: settings of the job's encoder with a path that workers can read; None: the job's own.
 
     Raises:
-        ConfigError: corpus.chunk.max_tokens is more than the encoder takes.
+        ConfigError: corpus.chunk.max_tokens is more than the encoder takes, or corpus.exclude is missing.
+        DataError: corpus.exclude cannot be read.
     """
-    chunk = job.corpus.chunk
+    corpus, chunk = with_excluded_ids(job.corpus), job.corpus.chunk
     if chunk.by is None:
-        return job.corpus
+        return corpus
     folder = open_folder(job.encoder)
     if chunk.max_tokens is not None and chunk.max_tokens > folder.max_length:
         raise ConfigError(
@@ -57,7 +61,7 @@ def corpus_of(job: Job, encoder: EncoderSettings | None = None) -> CorpusSetting
         )
     encoder = encoder or with_absolute_paths(job.encoder)
     cutter = EncoderCutter(space_id=folder.space_id, chunk=chunk, encoder=encoder)
-    return ChunkedCorpus(**dict(job.corpus), cutter=cutter)
+    return ChunkedCorpus(**dict(corpus), cutter=cutter)
 
 
 def describe_live(corpus: Corpus) -> str:
@@ -101,14 +105,11 @@ def read_corpus(ingestion: Callable[[OnProgress], Corpus], stages: Stages) -> Co
 
 
 def describe_unread(corpus: Corpus) -> str:
-    """Describe the rows and files that corpus.where and corpus.max_rows left out; "" if none.
+    """Describe the rows and files that settings of the corpus left out; "" if none.
 
     The unread rest of a file counts as one file, not as rows, if its number of rows is unknown.
     """
     rows, files = corpus.counts.get("skipped", 0), corpus.counts.get(SKIPPED_FILES, 0)
     names = [f"{counted(rows, 'row')}"] * bool(rows) + [f"the rest of {counted(files, 'file')}"] * bool(files)
-    filtered = corpus.counts.get(FILTERED, 0)
-    return ", ".join(
-        [f"{counted(filtered, 'row')} filtered (corpus.where)"] * bool(filtered)
-        + [f"{' and '.join(names)} beyond corpus.max_rows not read"] * bool(names)
-    )
+    beyond = f"{' and '.join(names)} beyond corpus.max_rows not read" if names else ""
+    return ", ".join(filter(None, (describe_filtered(corpus.counts), beyond)))

@@ -41,6 +41,8 @@ class NightCounts(RowCounts):
     reused: int = 0
     reasons: Mapping[str, int] = {}
     """quarantined rows by reason"""
+    filters: Mapping[str, int] = {}
+    """filtered rows by setting: where, exclude"""
     new: int = 0
     changed: int = 0
     deleted: int = 0

@@ -70,6 +70,10 @@ class CorpusSettings(Settings):
     of `manta search --where`, on any columns of the files. Rows for which it is not true are left out before
     their texts are checked, and counted as filtered; a row on which it fails, because a value has another
     type, is quarantined. null: all rows"""
+    exclude: Uri | None = None
+    """file of ids whose rows are left out, a path or URI: a text file with one id on each line, or a Parquet
+    file with a column id, such as `manta duplicates --drop` writes. They are counted as filtered; ids that no
+    row has are counted, too. null: none"""
     chunk: ChunkSettings = ChunkSettings()
     """how long texts are cut into chunks; by default they are not"""
     harvest: Literal["docstrings"] | None = None

@@ -60,9 +60,9 @@ class GateSettings(Settings):
     max_deleted: Annotated[float, Field(ge=0, le=1)] | None = 0.2
     """largest proportion of the previous release's rows (with corpus.chunk, documents) whose ids may be gone
     from the corpus. A corpus that is a window of n nights loses 1 / n of them every night. Rows that are in
-    the files and that corpus.where leaves out now are counted apart, in a gate of their own with this limit.
-    This and the next three gates are judged before anything is encoded, from ten rows in the previous release
-    on"""
+    the files and are filtered now (corpus.where, corpus.exclude) are counted apart, in a gate of their own
+    with this limit. This and the next three gates are judged before anything is encoded, from ten rows in the
+    previous release on"""
     max_empty_texts: Annotated[float, Field(ge=0, le=1)] | None = 0.1
     """largest increase of the proportion of rows without a text since the previous release"""
     max_shorter_texts: Annotated[float, Field(ge=0, le=1)] | None = 0.5

@@ -12,7 +12,7 @@ from pipeline.flows.augment.model_units import MakeUnit, stage_folders, total_ro
 from pipeline.flows.augment.result import Augmentation
 from pipeline.flows.augment.variant_units import AssembleUnit
 from pipeline.flows.context import FlowContext, map_kept_units
-from pipeline.flows.corpus import harvest_corpus, read_corpus
+from pipeline.flows.corpus import corpus_of, harvest_corpus, read_corpus
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.night.steps import check_root
 from pipeline.flows.workers.cluster import connect, is_local, local_workers
@@ -246,7 +246,7 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
         continued = PreviousCorpus(parent, parent.next_ordinal if parent else 0)
         corpus = read_corpus(
             lambda on_progress: ingest(
-                job.corpus, job.augment.unit_rows, store, continued, TaskRunner(on_progress=on_progress)
+                corpus_of(job), job.augment.unit_rows, store, continued, TaskRunner(on_progress=on_progress)
             ),
             stages,
         )
@@ -284,7 +284,7 @@ def _is_current(job: Job, store: Store, previous: Augmented, plan: VariantPlan) 
     """Return whether the job would write the same manifest again, and whether its units are complete."""
     if previous.settings_digest != plan.digest:
         return False
-    if previous.corpus_digest != corpus_digest(job.corpus, list_files(job.corpus)):
+    if previous.corpus_digest != corpus_digest(corpus_of(job), list_files(job.corpus)):
         return False
     sizes = {entry.path: entry.size for entry in store.list(plan.folder)}
     return all(sizes.get(unit.path) == unit.bytes for unit in previous.units)

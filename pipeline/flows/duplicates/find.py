@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.errors import ConfigError
 from pipeline.flows.duplicates.compare import ROUNDING, ComparedRows, DuplicateSearch, compare
 from pipeline.flows.rows import LiveRows, units_by_ordinal
 from pipeline.index.files.ids import Ids
@@ -16,9 +19,11 @@ from pipeline.index.search.near_duplicates import Pairs, candidate_pairs
 from pipeline.log import Stages, announce, packages
 from pipeline.report.duplicates import DuplicateRow, DuplicatesReport, render
 from pipeline.store.files.lease import lease
+from pipeline.store.files.open_store import store_of
 from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
 from pipeline.store.records.write_once import load_or_make, store_by_content, store_table_by_content
+from pipeline.text.formats.excluded_ids import read_ids, write_ids
 
 _GROUPS, _ROWS = 20, 5  # groups that are shown, and rows of each group
 _PAIRS = 20  # pairs that are shown
@@ -146,6 +151,40 @@ def find_duplicates(search: DuplicateSearch, stages: Stages) -> tuple[bool, Foun
             compared = compare(search, parts, pairs)
             bar.add(len(pairs.left))
         return False, load_or_make(search.store, path, FoundDuplicates, lambda: _store(search, compared))
+
+
+class DroppedIds(NamedTuple):
+    """Numbers of ids in a file for corpus.exclude."""
+
+    added: int
+    """ids that this command added"""
+    ids: int
+    """all ids"""
+
+
+def drop_repeated(search: DuplicateSearch, found: FoundDuplicates, file: str) -> DroppedIds:
+    """Add the ids of all rows of each group but the first to a file for corpus.exclude.
+
+    Ids that the file has already stay: the rows that they name are not in the release any more, and would
+    come back otherwise.
+
+    Raises:
+        ConfigError: the rows of the release are chunks, or an id cannot be a line of a text file.
+    """
+    if "documents" in search.manifest.counts:
+        raise ConfigError(
+            f"--drop {file}",
+            "a release whose rows are whole texts, since corpus.exclude names those",
+            "a release of documents that are cut into chunks (corpus.chunk)",
+            "choose the documents to leave out yourself, from the file of groups",
+        )
+    table = pq.read_table(found.file.open(search.store))
+    repeated = table["id"].filter(pc.not_equal(table["id"], table["first_id"]))
+    store, name = store_of(file)
+    before = read_ids(file) if store.exists(name) else set()
+    ids = before | {str(row_id) for row_id in repeated.to_pylist()}
+    write_ids(file, ids)
+    return DroppedIds(len(ids) - len(before), len(ids))
 
 
 def _candidates(search: DuplicateSearch, parts: Parts, stages: Stages) -> Pairs:

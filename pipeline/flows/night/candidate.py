@@ -25,6 +25,7 @@ from pipeline.store.records.units import (
     FILTERED,
     LEFT_OUT,
     SKIPPED_FILES,
+    UNMATCHED_IDS,
     VALUES_DROPPED,
     Corpus,
     StageRecord,
@@ -57,6 +58,7 @@ _CORPUS_COUNTS = (
     EMPTIED,
     LEFT_OUT,
     FILTERED,
+    UNMATCHED_IDS,
 )
 
 
@@ -207,5 +209,5 @@ def count_rows(corpus: Corpus, live: LiveUnits, previous: PreviousRelease, store
     return counts | {
         name: count
         for name, count in sum_counts((corpus.counts, quarantined)).items()
-        if name.startswith("quarantined_") or name in _CORPUS_COUNTS
+        if name.startswith(("quarantined_", "filtered_")) or name in _CORPUS_COUNTS
     }

@@ -28,7 +28,14 @@ from pipeline.report.night import NightReport, render
 from pipeline.report.refused_corpus import RefusedCorpus, render_refused
 from pipeline.settings import Job
 from pipeline.store.files.base import Store
-from pipeline.store.records.units import BAD_FILES, FILTERED, VALUES_DROPPED, Corpus, counts_under
+from pipeline.store.records.units import (
+    BAD_FILES,
+    FILTERED,
+    UNMATCHED_IDS,
+    VALUES_DROPPED,
+    Corpus,
+    counts_under,
+)
 from pipeline.store.releases.manifest import Choice, Gate, ReleaseManifest, report_path
 from pipeline.store.releases.release import Releases
 from pipeline.text.tokens.coverage import token_facts
@@ -162,8 +169,8 @@ def _with_rejected(
     counts: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int]
 ) -> dict[str, int]:
     """Return a release's counts, updated by rows and files rejected or filtered since its corpus was read."""
-    others = (BAD_FILES, VALUES_DROPPED, FILTERED)
-    names = [name for name in {**before, **now} if name.startswith("quarantined") or name in others]
+    others, parts = (BAD_FILES, VALUES_DROPPED, UNMATCHED_IDS), ("quarantined", FILTERED)
+    names = [name for name in {**before, **now} if name.startswith(parts) or name in others]
     rows = {"total": now["rows"] - before.get("rows", now["rows"])}
     changes = rows | {name: now.get(name, 0) - before.get(name, 0) for name in sorted(names)}
     return dict(counts) | {

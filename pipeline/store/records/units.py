@@ -11,6 +11,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from pipeline.config import Settings, digest_of
 from pipeline.errors import Defect
+from pipeline.log import counted
 from pipeline.store.records.sealed_json import FileRef, Stored
 
 CHUNKS_READ = "chunks_read"
@@ -24,7 +25,10 @@ SKIPPED_FILES = "skipped_files"
 EMPTIED = "emptied_files"
 """Name of a count: files that had rows on an earlier night and have none now."""
 FILTERED = "filtered"
-"""Name of a count: rows that corpus.where leaves out."""
+"""Name of a count: rows that corpus.where and corpus.exclude leave out; filtered_where and filtered_exclude
+are its parts."""
+UNMATCHED_IDS = "unmatched_excluded_ids"
+"""Name of a count: ids of corpus.exclude that no row has, at least: a row with a repeated id counts again."""
 LEFT_OUT = "left_out_files"
 """Name of a count: files below the corpus's URI that are not read because of their names."""
 
@@ -79,7 +83,7 @@ class RowCounts(Settings):
     skipped: int = 0
     """rows that were not read, because there are more than corpus.max_rows"""
     filtered: int = 0
-    """rows that corpus.where leaves out"""
+    """rows that corpus.where and corpus.exclude leave out"""
 
     @model_serializer(mode="wrap")
     def _without_filtered(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -290,6 +294,20 @@ class StageRecord(Stored):
 def counts_under(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
     """Return the counts whose name begins with `prefix`, by the rest of the name."""
     return {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)}
+
+
+def describe_filtered(counts: Mapping[str, int]) -> str:
+    """Describe the rows that corpus.where and corpus.exclude leave out; "" if none."""
+    if not (rows := counts.get(FILTERED, 0)):
+        return ""
+    parts = ", ".join(f"corpus.{name} {count:,}" for name, count in counts_under("filtered_", counts).items())
+    return f"{counted(rows, 'row')} filtered ({parts})"
+
+
+def describe_unmatched(counts: Mapping[str, int]) -> str:
+    """Describe the ids of corpus.exclude that no row has; "" if none."""
+    ids = counts.get(UNMATCHED_IDS, 0)
+    return f"{counted(ids, 'id')} of corpus.exclude or more in no row of the corpus" if ids else ""
 
 
 def sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

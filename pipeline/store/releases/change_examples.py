@@ -24,7 +24,7 @@ class ChangedRows(Stored):
     """number of input rows that are no longer live; a row that was cut into chunks counts once. None in files
     of earlier versions"""
     filtered_documents: int = 0
-    """number of these rows that corpus.where leaves out"""
+    """number of these rows that corpus.where and corpus.exclude leave out"""
 
     @staticmethod
     def path(corpus_id: str) -> str:

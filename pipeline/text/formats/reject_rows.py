@@ -14,8 +14,8 @@ from pipeline.text.formats.row_filter import FilteredRows
 from pipeline.text.normalize import normalize, valid_utf8
 from pipeline.text.sources.sources import SourceFile
 
-FILTERED = pa.schema([("id", pa.string()), ("row", pa.int64())])
-"""Schema of filtered rows: id as a string, null if it cannot be read, and row number."""
+FILTERED = pa.schema([("id", pa.string()), ("row", pa.int64()), ("by", pa.string())])
+"""Schema of filtered rows: id as a string, null if it cannot be read, row number, `where` or `exclude`."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SourceBatch:
     bad: pa.Table
     """a quarantine table, sorted by row number"""
     filtered: pa.Table
-    """`FILTERED`: rows that corpus.where leaves out"""
+    """`FILTERED`: rows that corpus.where or corpus.exclude leave out"""
     position: int = 0
     """input bytes read so far"""
     surrogates: tuple[int, ...] = ()
@@ -77,13 +77,18 @@ class SourceBatch:
         )
 
 
-def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
+def sift(raw: RawBatch, file: SourceFile, excluded: frozenset[str] = frozenset()) -> SourceBatch:
     """Normalize the texts of a batch and reject rows without an id or a text.
 
-    Rows that corpus.where leaves out are not checked. A rejected row has the first reason that applies:
-    filter_failed, invalid_utf8, null_id, empty.
+    Rows that corpus.where or corpus.exclude leave out are not checked. A rejected row has the first reason
+    that applies: filter_failed, invalid_utf8, null_id, empty.
+
+    Args:
+        excluded: ids of the rows that corpus.exclude leaves out.
     """
-    raw, filtered = _filter(raw)
+    raw, named = _exclude(raw, excluded)
+    raw, others = _filter(raw)
+    filtered = pa.concat_tables([named, others])
     table = raw.rows.combine_chunks()
     checked = ["id", "text"] if is_text(table["id"].type) else ["text"]
     valid_by_column = {name: valid_utf8(one_chunk(table[name])) for name in checked} | {
@@ -120,6 +125,26 @@ def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
     return sifted
 
 
+def _exclude(raw: RawBatch, ids: frozenset[str]) -> tuple[RawBatch, pa.Table]:
+    """Return the rows whose id is not among `ids`, and the others (`FILTERED`), rejected ones included."""
+    if not ids:
+        return raw, FILTERED.empty_table()
+    names = _readable(raw.rows["id"])
+    is_excluded = np.fromiter((name in ids for name in names), bool, len(names))
+    rows = [(name, row) for name, row in zip(names, raw.rows["row"].to_pylist(), strict=True) if name in ids]
+    rows += [(bad.id, bad.row) for bad in raw.rejected if bad.id in ids]
+    filtered = [{"id": name, "row": row, "by": "exclude"} for name, row in rows]
+    numbers, kept = {row for _, row in rows}, raw.rows.filter(pa.array(~is_excluded))
+    found = raw.filtered
+    if found is not None:
+        left_out = found.left_out[~np.isin(found.left_out, list(numbers))]
+        failed = {row: reason for row, reason in found.failed.items() if row not in numbers}
+        found = FilteredRows(left_out, failed)
+    rejected = [bad for bad in raw.rejected if bad.row not in numbers]
+    raw = replace(raw, rows=kept, rejected=rejected, filtered=found)
+    return raw, pa.Table.from_pylist(filtered, FILTERED)
+
+
 def _filter(raw: RawBatch) -> tuple[RawBatch, pa.Table]:
     """Return the rows that corpus.where lets through, and the rows that it leaves out (`FILTERED`).
 
@@ -141,10 +166,11 @@ def _filter(raw: RawBatch) -> tuple[RawBatch, pa.Table]:
     ]
     ids = raw.rows["id"].filter(pa.array(is_left_out))
     without_id = left_out[~np.isin(left_out, numbers)]  # their id or text has a wrong type
-    known = pa.table([_readable(ids), numbers[is_left_out]], schema=FILTERED)
-    unknown = pa.table([pa.nulls(len(without_id), pa.string()), without_id], schema=FILTERED)
+    names = [*_readable(ids), *(None for _ in without_id)]
+    of_rows = np.concatenate([numbers[is_left_out], without_id])
+    filtered = pa.table([names, of_rows, pa.repeat("where", len(names))], schema=FILTERED)
     rows = raw.rows.filter(pa.array(~is_left_out & ~has_failed))
-    return replace(raw, rows=rows, rejected=rejected), pa.concat_tables([known, unknown])
+    return replace(raw, rows=rows, rejected=rejected), filtered
 
 
 def _reasons(bad: pa.Table, valid_by_column: dict[str, np.ndarray]) -> Iterator[RejectedRow]:

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from pipeline.config import Settings
 from pipeline.errors import DataError, Defect
 from pipeline.settings import CHUNK_COLUMNS, CorpusSettings
+from pipeline.text.formats.excluded_ids import ExcludingCorpus
 from pipeline.text.key_tables.line_numbers import MAX_CHUNKS, chunk_lines
 
 CutTexts = Callable[[Sequence[str]], list[np.ndarray]]
@@ -28,7 +29,7 @@ class Cutter(Settings):
         raise NotImplementedError
 
 
-class ChunkedCorpus(CorpusSettings):
+class ChunkedCorpus(ExcludingCorpus):
     """Corpus settings with `chunk`, and with the value that cuts the texts."""
 
     cutter: Cutter

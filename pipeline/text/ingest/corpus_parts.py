@@ -19,6 +19,7 @@ from pipeline.store.records.units import (
     EMPTIED,
     LEFT_OUT,
     SKIPPED_FILES,
+    UNMATCHED_IDS,
     Changes,
     Corpus,
     CorpusUnit,
@@ -29,6 +30,7 @@ from pipeline.store.records.units import (
 )
 from pipeline.store.releases.change_examples import ChangedRow
 from pipeline.store.rows.address import ordinal_of
+from pipeline.text.formats.excluded_ids import excluded_ids
 from pipeline.text.formats.quarantine import QuarantineFile
 from pipeline.text.ingest.corpus_record import reading_digest
 from pipeline.text.ingest.read_files import ReadRecord
@@ -182,6 +184,9 @@ def _count_rows(
 ) -> dict[str, int]:
     """Sum the counts of the files, and check that every row is good, quarantined or filtered."""
     counts = sum_counts(file.notes for file in files)
+    excluded = len(excluded_ids(tonight.corpus))
+    if unmatched := max(0, excluded - counts.get("filtered_exclude", 0)):
+        counts[UNMATCHED_IDS] = unmatched
     if tonight.left_out:
         counts[LEFT_OUT] = tonight.left_out
     good = sum(unit.rows - unit.dead for unit in outcome.units)

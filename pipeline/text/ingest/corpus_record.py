@@ -5,7 +5,8 @@ from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
 from pipeline.store.files.base import Store
 from pipeline.store.files.file_sizes import ListedFiles
-from pipeline.store.records.units import BAD_FILES, FILTERED, Corpus, counts_under
+from pipeline.store.records.units import BAD_FILES, FILTERED, Corpus, counts_under, describe_filtered
+from pipeline.text.formats.excluded_ids import ExcludingCorpus
 from pipeline.text.ingest.chunking import ChunkedCorpus
 from pipeline.text.normalize import NORMALIZER_VERSION
 from pipeline.text.sources.sources import SourceFile, columns_read
@@ -13,11 +14,12 @@ from pipeline.text.sources.sources import SourceFile, columns_read
 # Increased with every change of the temporary files, of the sizes of buckets, and of how items are formed.
 _WORK_VERSION = 6
 
-NOT_READING = frozenset({"uri", "snapshot", "format", "harvest", "max_quarantined", "fingerprint"})
+NOT_READING = frozenset({"uri", "snapshot", "format", "harvest", "max_quarantined", "fingerprint", "exclude"})
 """Settings of a corpus that do not decide how a file is read.
 
-They name the files, whose names, sizes and stamps are compared anyway, or limit what may be quarantined. All
-other settings count; the settings of chunks only if texts are cut.
+They name the files, whose names, sizes and stamps are compared anyway, or the file of excluded ids, of which
+the ids count, or limit what may be quarantined. All other settings count; the settings of chunks only if
+texts are cut.
 """
 # Settings that are in every digest. Newer settings are left out at their defaults, so that digests stay the
 # same.
@@ -30,10 +32,14 @@ def reading_digest(corpus: CorpusSettings) -> str:
 
     If it changes, unchanged files have to be read again.
     """
-    settings = dump_for_digest(corpus, leave_out=NOT_READING | {"chunk", "cutter"}, always=_FIRST_READING)
+    settings = dump_for_digest(
+        corpus, leave_out=NOT_READING | {"chunk", "cutter", "excluded"}, always=_FIRST_READING
+    )
     if isinstance(corpus, ChunkedCorpus):
         chunk = dump_for_digest(corpus.chunk, leave_out=frozenset(), always=_FIRST_CHUNK)
         settings |= {"chunk": chunk, "space_id": corpus.cutter.space_id}
+    if isinstance(corpus, ExcludingCorpus) and corpus.excluded is not None:
+        settings |= {"excluded": corpus.excluded.digest}
     return digest_of({"corpus": settings, "normalizer": NORMALIZER_VERSION})
 
 
@@ -95,7 +101,7 @@ def first_missing_file(store: Store, corpus: Corpus) -> str | None:
 def check_good_rows(record: Corpus, corpus: CorpusSettings, store: Store) -> None:
     """Raise DataError if no row is good, or more than corpus.max_quarantined of the rows are quarantined.
 
-    Rows that corpus.where leaves out do not count.
+    Rows that corpus.where and corpus.exclude leave out do not count.
     """
     rows, good, bad = (record.counts[name] for name in ("rows", "good", "quarantined"))
     remedy = f"see {store.uri_of(record.quarantine.path)}" if record.quarantine else "check corpus.uri"
@@ -103,7 +109,8 @@ def check_good_rows(record: Corpus, corpus: CorpusSettings, store: Store) -> Non
     reasons = ", ".join(f"{reason} {count}" for reason, count in quarantined.items())
     if filtered := record.counts.get(FILTERED, 0):
         rows -= filtered
-        reasons = ", ".join(filter(None, (reasons, f"{filtered} more left out by corpus.where")))
+        remedy = remedy if record.quarantine else "check corpus.where and corpus.exclude"
+        reasons = ", ".join(filter(None, (reasons, describe_filtered(record.counts))))
     if not good:
         skipped = f", {record.counts[BAD_FILES]} unusable files" if BAD_FILES in record.counts else ""
         raise DataError(

@@ -18,7 +18,15 @@ from pipeline.store.files.base import Store, in_threads, sha256_of
 from pipeline.store.files.local import ScratchStore
 from pipeline.store.records.dead import write_address_pieces
 from pipeline.store.records.sealed_json import FileRef
-from pipeline.store.records.units import BAD_FILES, EMPTIED, VALUES_DROPPED, Corpus, CorpusUnit, TableBucket
+from pipeline.store.records.units import (
+    BAD_FILES,
+    EMPTIED,
+    VALUES_DROPPED,
+    Corpus,
+    CorpusUnit,
+    TableBucket,
+    describe_unmatched,
+)
 from pipeline.store.releases.change_examples import ChangedRows
 from pipeline.text.ingest.bucket_plan import bucket_bytes, group_buckets
 from pipeline.text.ingest.copy_table import GatherCopies, ResolveTexts, UnitsToCopyTo
@@ -378,7 +386,8 @@ def ingest(
     check_good_rows(record, corpus, store)
     unreadable = _noted(record, BAD_FILES, "left out (corpus.bad_files=skip), because they cannot be read")
     emptied = _noted(record, EMPTIED, "had rows, and now none")
-    for sentence in filter(None, (listed.warning, unreadable, emptied, _dropped(record))):
+    sentences = (listed.warning, unreadable, emptied, _dropped(record), describe_unmatched(record.counts))
+    for sentence in filter(None, sentences):
         announce(f"warning: {sentence}")
     return record
 

@@ -1,6 +1,6 @@
 """Read files of a corpus: good rows go to parts, in partitions by id, and bad rows to the quarantine.
 
-The ids of rows that corpus.where leaves out are stored as hashes: they distinguish rows of the previous
+The ids of rows that are filtered are stored as hashes: they distinguish rows of the previous
 corpus that are filtered now from deleted ones.
 """
 
@@ -93,7 +93,7 @@ class ReadRecord(Stored):
     """the item's files, each with the counts of its rows in this item"""
     quarantine: FileRef | None
     filtered: FileRef | None = None
-    """`ID_HASHES` of the rows that corpus.where leaves out, in partitions"""
+    """`ID_HASHES` of the filtered rows, in partitions"""
 
 
 def files_to_read(
@@ -288,6 +288,7 @@ class _Reading:
         self.quarantine_file.add(batch.bad)
         if batch.filtered.num_rows:
             self.filtered.append(id_hashes(batch.filtered.filter(batch.filtered["id"].is_valid())))
+            self.notes.update(f"filtered_{setting}" for setting in batch.filtered["by"].to_pylist())
         self.rows += batch.rows
         self.notes.update(
             control_characters=sum(map(count_control_characters, batch.good["text"].chunks)),

@@ -58,7 +58,7 @@ class BucketRecord(Stored):
     deleted_documents: int = 0
     """number of input rows that were live in the previous corpus and are not any more"""
     filtered_documents: int = 0
-    """number of these rows that corpus.where leaves out tonight"""
+    """number of these rows that are filtered tonight"""
     revived: FileRef | None = None
     """`REVIVED`, in the order of (file, row)"""
     dead: FileRef | None = None
@@ -172,7 +172,7 @@ class ResolveBucket:
         return pa.table(columns, schema=schema)
 
     def _count_filtered(self, bucket: int, resolved: ResolvedIds) -> int:
-        """Count the deleted rows whose id a row has that corpus.where leaves out."""
+        """Count the deleted rows whose id a filtered row has."""
         if not (self.filtered and resolved.deleted.num_rows):
             return 0
         width = self.partitions // self.buckets

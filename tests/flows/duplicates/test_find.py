@@ -122,6 +122,28 @@ def test_copies_are_found_at_a_threshold_of_one(publish):
     assert (found.largest, found.grouped) == (41, 41)
 
 
+def test_rows_that_are_dropped_leave_one_row_of_each_group_in_the_next_release(
+    publish, manta: Callable[..., CommandResult], tmp_path: Path
+):
+    overrides, file = ("index.kind=flat", "whiten.mode=off"), tmp_path / "drop.txt"
+    root = publish(*overrides)
+    arguments = ("duplicates", root, "--threshold", "0.9999", "--drop", str(file))
+    facts = json.loads(manta(*arguments, "--json").out)
+    table = pq.read_table(facts["file"]).to_pylist()
+    repeated = sorted(row["id"] for row in table if row["id"] != row["first_id"])
+    assert file.read_text().splitlines() == repeated
+    assert facts["dropped"] == facts["drop_ids"] == facts["repeated"] == len(repeated)
+    assert f"drop    {file}: 0 ids added, {len(repeated)} in all" in manta(*arguments).out
+    overrides = (*overrides, f"corpus.exclude={file}", "gates.max_deleted=0.5")
+    publish(*overrides)
+    release = open_release(root)
+    assert len(release) == 160 - len(repeated)
+    assert release.manifest.counts["filtered_exclude"] == len(repeated)
+    assert json.loads(manta(*arguments, "--json").out)["dropped"] == 0
+    assert file.read_text().splitlines() == repeated, "ids of rows that are gone stay"
+    assert find_duplicates(search_of(root, 0.9999), Stages())[1].groups == 0
+
+
 def test_dead_rows_are_in_no_group(publish):
     overrides = ("index.kind=hnsw", "whiten.mode=off")
     first = find_duplicates(search_of(publish(*overrides), 0.9999), Stages())[1]

@@ -21,8 +21,11 @@ from pipeline.store.files.base import Store
 from pipeline.store.files.open_store import open_store
 from pipeline.store.records.units import Corpus
 from pipeline.store.releases.change_examples import ChangedRows
+from pipeline.text.formats.excluded_ids import read_ids, with_excluded_ids, write_ids
+from pipeline.text.ingest.corpus_record import corpus_digest, reading_digest
 from pipeline.text.ingest.ingest import ingest
 from pipeline.text.ingest.tonights_files import PreviousCorpus
+from pipeline.text.sources.sources import list_files
 from tests.text.ingest.editing import addresses
 
 Value = int | float | str | bool | list[int] | None
@@ -90,7 +93,7 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.clock, self.rows = folder / "in", 0, dict[str, list[Row]]()
-        self.folder.mkdir()
+        self.folder.mkdir(parents=True)
 
     def put(self, name: str, rows: list[Row]) -> None:
         self.rows[name] = rows
@@ -281,7 +284,7 @@ def test_filtered_rows_are_not_checked_and_do_not_count_as_quarantined(tmp_path:
     corpus = CorpusSettings(uri=str(tmp_path / "a.jsonl"), where="lang = 'de'")
     counts = ingest(corpus, 100, open_store(tmp_path / "out")).counts
     assert (counts["rows"], counts["good"], counts["quarantined"], counts["filtered"]) == (13, 1, 1, 11)
-    with pytest.raises(DataError, match=r"1 of 2 rows \(empty 1, 11 more left out by corpus\.where\)"):
+    with pytest.raises(DataError, match=r"1 of 2 rows \(empty 1, 11 rows filtered \(corpus\.where 11\)\)"):
         ingest(corpus.model_copy(update={"max_quarantined": 0.4}), 100, open_store(tmp_path / "out"))
 
 
@@ -319,3 +322,101 @@ def test_columns_of_every_kind_can_be_filtered(tmp_path: Path):
         corpus = ingest(CorpusSettings(uri=str(tmp_path / "in"), where=where), 100, store)
         assert {str(row_id) for row_id in of_units(store, corpus)} == ids, where
         assert corpus.counts["filtered"] == 4 - len(ids)
+
+
+def excluding(folder: Path, file: Path | str | None, **others: Any) -> CorpusSettings:
+    corpus = CorpusSettings(uri=str(folder), exclude=None if file is None else str(file), **others)
+    return with_excluded_ids(corpus)
+
+
+@pytest.mark.slow
+@given(
+    parquet_rows,
+    json_rows,
+    st.lists(st.tuples(st.sets(st.sampled_from("abcdef")), filters), min_size=2, max_size=3),
+)
+@settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+def test_a_changed_file_of_ids_changes_exactly_their_rows(
+    first: list[Row], second: list[Row], nights: list[tuple[set[str], str | None]]
+):
+    """The corpus equals that of a first night over files without these rows; the files stay unchanged."""
+    with TemporaryDirectory() as folder:
+        files, others = Files(Path(folder)), Files(Path(folder) / "others")
+        first = [*first, ("kept", "a text", 1, "fr")]
+        files.put("1.parquet", first)
+        files.put("2.jsonl", second)
+        store, last, excluded = open_store(Path(folder) / "out"), None, Path(folder) / "excluded.txt"
+        for number, (ids, where) in enumerate(nights):
+            excluded.write_text("".join(f"{each}\n" for each in sorted(ids)))
+            previous = PreviousCorpus(last, last.next_ordinal if last else 0)
+            corpus = excluding(files.folder, excluded, where=where, max_quarantined=1)
+            last = ingest(corpus, 4, store, previous)
+            others.put("1.parquet", [row for row in first if row[0] not in ids])
+            others.put("2.jsonl", [row for row in second if row[0] not in ids])
+            other_store = open_store(Path(folder) / f"fresh-{number}")
+            without = CorpusSettings(uri=str(others.folder), where=where, max_quarantined=1)
+            fresh = ingest(without, 4, other_store)
+            assert of_units(store, last) == of_units(other_store, fresh)
+            gone = sum(row[0] in ids for row in (*first, *second))
+            filtered = fresh.counts.get("filtered", 0) + gone
+            assert last.counts.get("filtered", 0) == filtered
+            assert last.counts["rows"] == fresh.counts["rows"] + gone
+            assert last.counts["quarantined"] == fresh.counts["quarantined"]
+
+
+def test_ids_that_no_row_has_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    files, store = Files(tmp_path), open_store(tmp_path / "out")
+    files.put("1.parquet", [(str(number), f"text {number}", number, "de") for number in range(20)])
+    excluded = tmp_path / "ids.txt"
+    excluded.write_text("3\r\n7\n\nabsent\nnot here\n7\n")
+    corpus = ingest(excluding(files.folder, excluded, where="price < 10"), 100, store)
+    assert of_units(store, corpus).keys() == {str(number) for number in range(10)} - {"3", "7"}
+    found = {name: corpus.counts.get(name) for name in ("filtered", "filtered_where", "filtered_exclude")}
+    assert found == {"filtered": 12, "filtered_where": 10, "filtered_exclude": 2}
+    assert corpus.counts["unmatched_excluded_ids"] == 2
+    assert "2 ids of corpus.exclude or more in no row of the corpus" in capsys.readouterr().err
+    excluded.write_text("7\n3\nabsent\nnot here\n")
+    again = excluding(files.folder, excluded, where="price < 10")
+    assert corpus_digest(again, list_files(again)) == corpus.digest, "the order of the ids does not count"
+    excluded.write_text("\n")
+    nobody = excluding(files.folder, excluded, where="price < 10")
+    assert reading_digest(nobody) == reading_digest(excluding(files.folder, None, where="price < 10"))
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string(), pa.large_string()])
+def test_ids_of_a_parquet_file_leave_out_rows_with_ids_of_any_type(tmp_path: Path, kind: pa.DataType):
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"id": [1, 2, 3], "text": ["one", "two", "three"]}), tmp_path / "in/1.parquet")
+    table = pa.table({"group": [1, 1], "id": pa.array([2, None]).cast(kind)})
+    pq.write_table(table, tmp_path / "ids.parquet")
+    store = open_store(tmp_path / "out")
+    corpus = ingest(excluding(tmp_path / "in", tmp_path / "ids.parquet"), 100, store)
+    assert set(of_units(store, corpus).values()) == {"one", "three"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "found"),
+    [
+        ("none.txt", None, ConfigError, "no such file"),
+        ("ids.csv", b"id\n1\n", ConfigError, "one id on each line"),
+        ("ids.parquet", b"id\n1\n", DataError, "write the file again"),
+        ("ids.txt", b"a\xff\n", DataError, "UTF-8"),
+    ],
+)
+def test_a_file_of_ids_that_cannot_be_read_is_refused(
+    tmp_path: Path, name: str, content: bytes | None, error: type[Exception], found: str
+):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(error, match=rf"{name}.*{found}"):
+        excluding(tmp_path, tmp_path / name)
+
+
+def test_written_ids_are_read_again_and_those_that_cannot_be_lines_need_parquet(tmp_path: Path):
+    ids = ["b", "a 1", "ö", "line\nbreak", " "]
+    write_ids(str(tmp_path / "ids.parquet"), ids)
+    assert read_ids(str(tmp_path / "ids.parquet")) == set(ids)
+    write_ids(str(tmp_path / "ids.txt"), ids[:3])
+    assert read_ids(str(tmp_path / "ids.txt")) == set(ids[:3])
+    with pytest.raises(ConfigError, match=r"name a \.parquet file"):
+        write_ids(str(tmp_path / "ids.txt"), ids)

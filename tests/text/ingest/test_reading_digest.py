@@ -16,6 +16,7 @@ OTHER: dict[str, Any] = {
     "text": "body",
     "keep": ("lang",),
     "where": "lang = 'de'",
+    "exclude": "ids.txt",
     "harvest": "docstrings",
     "max_rows": 7,
     "bad_files": "skip",

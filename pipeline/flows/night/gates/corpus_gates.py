@@ -13,7 +13,7 @@ from pipeline.flows.night.previous_release import PreviousRelease
 from pipeline.flows.night.release_changes import differing_values
 from pipeline.log import announce, counted
 from pipeline.models.folder.folder import open_folder
-from pipeline.settings import Job
+from pipeline.settings import CorpusSettings, Job
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.files.range_reader import RangeReader
 from pipeline.store.records.units import BAD_FILES, FILTERED, Corpus, CorpusUnit
@@ -69,8 +69,11 @@ def _gates(
     causes = tuple(_possible_causes(context.job, release, corpus))
     if settings.max_deleted is not None:
         yield "deleted_rows", _deleted_gate(lost, release.release, settings.max_deleted, causes)
-        if context.job.corpus.where is not None:
-            yield "filtered_rows", _filtered_gate(lost, release.release, settings.max_deleted, causes)
+        if filters := _filters(context.job.corpus):
+            yield (
+                "filtered_rows",
+                _filtered_gate(lost, release.release, filters, settings.max_deleted, causes),
+            )
     texts = _Texts(context, release, previous.corpus if corpus.parent else None, corpus, causes)
     if settings.max_empty_texts is not None:
         yield "empty_texts", texts.empty(settings.max_empty_texts)
@@ -110,7 +113,7 @@ class DeletedRows(NamedTuple):
     at_least: bool = False
     """True if ids could not be compared, so that the number is a lower bound"""
     filtered: int = 0
-    """rows of the previous release that corpus.where leaves out; they are not among the deleted ones"""
+    """rows of the previous release that are filtered now; they are not among the deleted ones"""
 
 
 def count_deleted(store: Store, previous: PreviousRelease, corpus: Corpus) -> DeletedRows:
@@ -135,10 +138,18 @@ def _deleted_gate(lost: DeletedRows, release: int, limit: float, causes: Iterabl
     return _at_most("max_deleted", proportion, limit, found, causes)
 
 
-def _filtered_gate(lost: DeletedRows, release: int, limit: float, causes: Iterable[str]) -> Gate:
+def _filters(corpus: CorpusSettings) -> str:
+    """Name the settings that leave rows out; "" if none is set."""
+    set_here = {"corpus.where": corpus.where, "corpus.exclude": corpus.exclude}
+    return " and ".join(name for name, value in set_here.items() if value is not None)
+
+
+def _filtered_gate(
+    lost: DeletedRows, release: int, filters: str, limit: float, causes: Iterable[str]
+) -> Gate:
     proportion = lost.filtered / lost.before
     subject = f"{lost.filtered:,} of {counted(lost.before, lost.noun)}"
-    found = f"{subject} of release {release} ({proportion:.1%}) are left out by corpus.where;"
+    found = f"{subject} of release {release} ({proportion:.1%}) are left out by {filters};"
     return _at_most("max_deleted", proportion, limit, found, causes)
 
 

@@ -247,9 +247,9 @@ def _sample(files: list[SourceFile], corpus: CorpusSettings) -> _Sample:
             corpus.uri,
             "a row with an id and a text in the first batches",
             "none",
-            "check corpus.id, corpus.text and corpus.where",
+            "check corpus.id, corpus.text, corpus.where and corpus.exclude",
         )
-    exact = None not in survey.rows.values() and corpus.where is None
+    exact = None not in survey.rows.values() and corpus.where is None and corpus.exclude is None
     rows = round(sum(count or 0 for count in survey.rows.values()) * passed / (passed + filtered))
     if not exact:
         unknown = sum(file.size for file in files if survey.rows.get(file.name) is None)

@@ -279,7 +279,7 @@ class _Checks:
                 corpus.uri,
                 "rows with an id and a text",
                 f"none among the first {rows}" + (f", {filtered} of them filtered" if filtered else ""),
-                "check corpus.id, corpus.text and corpus.where",
+                "check corpus.id, corpus.text, corpus.where and corpus.exclude",
             )
         unique = "ids unique"
         if repeated:
@@ -347,7 +347,7 @@ class _Checks:
         if self.job.gates.relevance.queries is not None:
             found.append(f"gates.relevance: {read_judgements(self.job.gates.relevance.queries).count}")
             if self.files:
-                check_judged_ids_in_files(self.job.gates, self.job.corpus, self.files)
+                check_judged_ids_in_files(self.job.gates, corpus_of(self.job), self.files)
         return "; ".join(found)
 
     def cluster(self) -> str:

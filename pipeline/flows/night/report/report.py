@@ -30,7 +30,14 @@ from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_s
 from pipeline.stats.spectrum import spectrum_of
 from pipeline.stats.tensors import unpack
 from pipeline.store.files.base import Store
-from pipeline.store.records.units import BAD_FILES, EMPTIED, LEFT_OUT, Corpus, counts_under
+from pipeline.store.records.units import (
+    BAD_FILES,
+    EMPTIED,
+    LEFT_OUT,
+    Corpus,
+    counts_under,
+    describe_unmatched,
+)
 from pipeline.store.releases.change_examples import ChangedRow, ChangedRows
 from pipeline.store.releases.fixed_query_results import Answers, Hit
 from pipeline.store.releases.manifest import READABLE, ReleaseManifest, report_path
@@ -223,6 +230,8 @@ def _file_warnings(counts: Mapping[str, int]) -> Iterator[str]:
         yield f"{counted(bad, 'file')} of the corpus left out as unreadable; the quarantine says why"
     if left_out := counts.get(LEFT_OUT):
         yield f"{counted(left_out, 'file')} below corpus.uri not read, by the names of the files"
+    if unmatched := describe_unmatched(counts):
+        yield unmatched
     if emptied := counts.get(EMPTIED):
         yield f"{counted(emptied, 'file')} of the corpus had rows before this release, and now none"
 
@@ -284,6 +293,7 @@ def _row_counts(candidate: Candidate) -> NightCounts:
         encoded=counts["encoded"],
         reused=counts["reused"],
         reasons=counts_under("quarantined_", counts),
+        filters=counts_under("filtered_", counts),
         new=counts["new"],
         changed=counts["changed"],
         deleted=counts["deleted"],

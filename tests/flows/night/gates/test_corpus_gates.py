@@ -350,13 +350,13 @@ def test_rows_that_a_new_filter_leaves_out_are_judged_apart_from_deleted_rows(
     assert found["row_conservation"].passed
     page = Path(some.report).read_text()
     assert "filtered: corpus.where" in page
-    assert "8 rows filtered (corpus.where)" in page
+    assert "8 rows filtered (corpus.where 8)" in page
     where = "corpus.where=id like '%-2%'"
     error = refused(night, ROWS[:34], where)
     assert error.refusals == (
         "16 of 26 rows of release 2 (61.5%) are left out by corpus.where; 20% at most; corpus.where is "
         "\"id like '%-2%'\", it was \"id not like '%-0%' or id = 'id-00' or id = 'id-01'\"; 24 rows filtered "
-        "(corpus.where); check the corpus; if this is intended, set gates.max_deleted=1 for one night",
+        "(corpus.where 24); check the corpus; if this is intended, set gates.max_deleted=1 for one night",
     )
     assert error.gates["deleted_rows"]["value"] == 0
     assert night(ROWS[:34], where, "gates.max_deleted=1").rows == 10
