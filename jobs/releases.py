@@ -127,13 +127,13 @@ def _releases_command(work: Callable[..., Answer]) -> Command:
 
 @_releases_command
 def list_releases(run: ReleasesRun) -> Answer:
-    """List every commit with its release; the current one is marked.
+    """List every commit with its release, the current one marked, and nights that published nothing.
 
     Exit code 3 if a commit is missing, or if the newest is damaged and may be a hold.
     """
     from jobs.releases_output import commit_list
 
-    return commit_list(run.open(), run.root)
+    return commit_list(run.open(), run.root, run.width)
 
 
 @_releases_command

@@ -7,20 +7,28 @@ from jobs.layout import table, table_within
 from pipeline.errors import ConfigError, DataError
 from pipeline.log import Stages, counted, printable, size
 from pipeline.store.releases.manifest import manifest_path, report_path
+from pipeline.store.releases.unpublished import SHOWN, unpublished_nights
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pipeline.store.records.sealed_json import FileRef
     from pipeline.store.releases.copy_root import Copied
     from pipeline.store.releases.manifest import ReleaseManifest
     from pipeline.store.releases.release import Releases
+    from pipeline.store.releases.unpublished import UnpublishedNight
     from pipeline.store.releases.verify import Fault
 
 _QUARANTINE_COLUMNS = ("file", "row", "id", "detail", "excerpt")
 _MAX_FAULTS = 20
 
 
-def commit_list(opened: "Releases", root: str) -> Answer:
-    """List the commits in order, with rows, index and space of their releases."""
+def commit_list(opened: "Releases", root: str, width: int | None) -> Answer:
+    """List the commits in order, with rows, index and space of their releases, and unpublished nights.
+
+    Args:
+        width: width of the output in terminal cells; None without a limit.
+    """
     current, with_manifest, history = opened.current(), set(opened.numbers()), opened.history()
     of_current = (each.commit for each in history if current and each.release == current.release)
     current_commit = max(of_current, default=0)
@@ -57,9 +65,25 @@ def commit_list(opened: "Releases", root: str) -> Answer:
         text += f"\n\nheld at release {held.release} since {held.committed_at}{why}"
     answer: dict[str, object] = {"root": root, "current": current.release if current else None}
     answer |= {"held": held.release if held else None, "commits": facts}
+    nights = unpublished_nights(opened.store)
+    answer["unpublished"] = [night.model_dump(mode="json") | {"report": night.report} for night in nights]
+    text += _unpublished_lines(nights, width)
     if damage is None:
         return Answer(answer, text)
     return Answer(answer | {"damage": str(damage)}, f"{text}\n\n{damage}", damage.exit_code)
+
+
+def _unpublished_lines(nights: "Sequence[UnpublishedNight]", width: int | None) -> str:
+    """Return a table of the newest nights that published nothing, oldest first; "" without any."""
+    if not nights:
+        return ""
+    lines = [
+        (night.at, night.status, str(night.exit_code), night.report or "", night.reason)
+        for night in reversed(nights[:SHOWN])
+    ]
+    shown = table_within(lines, ("at", "night", "exit code", "report", "reason"), width)
+    more = f" (the newest {SHOWN} of {len(nights)})" if len(nights) > SHOWN else ""
+    return f"\n\nnights that published nothing{more}\n\n{shown}"
 
 
 def _manifest_or_none(opened: "Releases", number: int) -> "ReleaseManifest | None":

@@ -20,6 +20,7 @@ from pipeline.charts.frame import (
 from pipeline.report.page import render_template
 from pipeline.store.releases.commits import Commit
 from pipeline.store.releases.summary import Summary
+from pipeline.store.releases.unpublished import UnpublishedNight
 
 _MARGIN = 0.12  # room above the highest and below the lowest point, as a proportion of the range
 # Smallest range of an axis that does not start at 0, as a proportion of the highest value: otherwise noise
@@ -91,6 +92,10 @@ class Overview:
     """digest of the store's state, from which a later run sees that the page is up to date"""
     commits_root: str | None = None
     """URI of the store of the commits; None if they are below the root"""
+    unpublished: tuple[UnpublishedNight, ...] = ()
+    """nights that published nothing, newest first"""
+    more_unpublished: int = 0
+    """number of such nights that the page leaves out"""
 
 
 def render(overview: Overview) -> str:

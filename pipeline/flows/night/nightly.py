@@ -26,7 +26,7 @@ from pipeline.flows.night.publish import (
     refuse_corpus,
     unchanged_outcome,
 )
-from pipeline.flows.night.report.releases_page import refresh_page_at_end
+from pipeline.flows.night.report.releases_page import end_recorded
 from pipeline.flows.night.steps import (
     check_before_reading,
     check_row_count,
@@ -62,7 +62,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
     """
     with (
         metrics_written_to(job.release.metrics_file),
-        refresh_page_at_end(releases := open_releases(job)),
+        end_recorded(releases := open_releases(job)),
         mlflow_night(job, releases.store, stages) as night,
     ):
         store = releases.store

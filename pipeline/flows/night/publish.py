@@ -38,6 +38,7 @@ from pipeline.store.records.units import (
 )
 from pipeline.store.releases.manifest import Choice, Gate, ReleaseManifest, report_path
 from pipeline.store.releases.release import Releases
+from pipeline.store.releases.unpublished import record_night
 from pipeline.text.tokens.coverage import token_facts
 
 NightStatus = Literal["published", "unchanged", "overtaken", "held"]
@@ -207,6 +208,9 @@ def _unmeasured_gates(job: Job, release: ReleaseManifest) -> Iterator[str]:
 def _held_outcome(held: RootHeld, releases: Releases, folder: str) -> NightOutcome:
     """Announce that the candidate is kept in `folder` because the root is held, and describe the night."""
     announce(f"{held}; the candidate is kept at {folder}")
+    why = f"release {held.number} has been held since {held.since}" + f": {held.reason}" * bool(held.reason)
+    candidate = folder.removeprefix(f"{releases.store.uri}/")
+    record_night(releases.store, "waiting", why, candidate=candidate)
     facts = {
         "held_since": held.since,
         "reason": held.reason,

@@ -174,8 +174,14 @@ def count_night(outcome: str, exit_code: int = 0) -> None:
 
 def count_failed_night(error: BaseException) -> None:
     """Count a night that an error ended: a refusal, a signal by which it was stopped, or a failure."""
-    outcome = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-    count_night("refused" if isinstance(error, GatesRefused) else outcome, exit_code_of(error))
+    count_night(outcome_of_error(error), exit_code_of(error))
+
+
+def outcome_of_error(error: BaseException) -> Literal["refused", "stopped", "failed"]:
+    """Return how a night ended that an error ended."""
+    if isinstance(error, GatesRefused):
+        return "refused"
+    return "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
 
 
 @contextlib.contextmanager

@@ -1,13 +1,16 @@
 """Write the page of all releases, index.html at the root, from the commits and a summary of each release."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.config import digest_of
-from pipeline.errors import DataError, PipelineError
+from pipeline.errors import DataError, GatesRefused, PipelineError
+from pipeline.exit_codes import exit_code_of
+from pipeline.flows.workers.metrics import outcome_of_error
 from pipeline.index.measure.metrics import IndexMetrics
-from pipeline.log import announce
+from pipeline.log import announce, ends_by
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.write_once import load_or_make
 from pipeline.store.releases.commits import Commit
@@ -15,13 +18,21 @@ from pipeline.store.releases.fixed_query_results import Answers
 from pipeline.store.releases.manifest import ReleaseManifest, report_path
 from pipeline.store.releases.release import Releases
 from pipeline.store.releases.summary import Summary, summary_path
+from pipeline.store.releases.unpublished import (
+    NIGHTS,
+    SHOWN,
+    UnpublishedNight,
+    record_night,
+    unpublished_nights,
+)
 
 if TYPE_CHECKING:
     from pipeline.report.releases import Overview
 
 PAGE = "index.html"
-_VERSION = 3  # version of the page; pages of other versions are written again
+_VERSION = 4  # version of the page; pages of other versions are written again
 _EVENTS = 20  # rollbacks and holds on the page
+_RECORDING_S = 10.0
 
 
 def write_summary(
@@ -60,10 +71,44 @@ def load_summary(store: Store, number: int) -> Summary | None:
 
 
 @contextmanager
-def refresh_page_at_end(releases: Releases) -> Iterator[None]:
-    """Refresh the page after the block, unless the block raises."""
-    yield
+def end_recorded(releases: Releases) -> Iterator[None]:
+    """Refresh the page after the night that runs in the block; first record the error that ends it, if any.
+
+    The record of an error, and the page after it, have ten seconds: the store may be the reason of the error.
+    """
+
+    def record(error: BaseException) -> None:
+        recording = threading.Thread(target=_record_error, args=(releases, error), daemon=True)
+        recording.start()
+        recording.join(_RECORDING_S)
+        if recording.is_alive():
+            announce("the end of this night is not recorded below the root: the store does not answer")
+
+    try:
+        with ends_by(record):  # a thread may end the process, as for a lost cluster
+            yield
+    except BaseException as error:
+        record(error)
+        raise
     refresh_page(releases)
+
+
+def _record_error(releases: Releases, error: BaseException) -> None:
+    """Record the night that an error ends, and refresh the page. A failure is logged, not raised."""
+    store, candidate = releases.store, None
+    reason = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, GatesRefused):
+        candidate, reason = error.candidate.removeprefix(f"{store.uri}/"), "; ".join(error.refusals)
+    elif isinstance(error, KeyboardInterrupt):
+        reason = "stopped by a signal; the next run continues it"
+    try:
+        if not releases.commits.numbers() and not store.list("candidates"):
+            return  # perhaps no root: the settings may name the folder of something else
+        status, code = outcome_of_error(error), exit_code_of(error)
+        record_night(store, status, reason, exit_code=code, candidate=candidate)
+        refresh_page(releases)
+    except (PipelineError, OSError) as failure:
+        announce(f"the end of this night is not recorded below the root: {failure}")
 
 
 def refresh_page(releases: Releases) -> None:
@@ -81,11 +126,14 @@ def _write_page(releases: Releases) -> None:
     store = releases.store
     # computed first: if somebody commits from here on, the next call writes the page again
     state = _state_digest(releases)
-    if _shows(store, state) or not (history := releases.history()):
+    if _shows(store, state):
+        return
+    history, nights = releases.history(), unpublished_nights(store)
+    if not history and not nights:
         return
     from pipeline.report.releases import render  # imported here, because most nights do not need it
 
-    store.write(PAGE, render(_overview(releases, history, state)).encode())
+    store.write(PAGE, render(_overview(releases, history, nights, state)).encode())
 
 
 def _shows(store: Store, state: str) -> bool:
@@ -96,11 +144,14 @@ def _shows(store: Store, state: str) -> bool:
         return False
 
 
-def _overview(releases: Releases, history: Sequence[Commit], state: str) -> "Overview":
+def _overview(
+    releases: Releases, history: Sequence[Commit], nights: Sequence[UnpublishedNight], state: str
+) -> "Overview":
     """Collect the values that the page shows.
 
     Args:
         history: all commits, the oldest first.
+        nights: records of nights that published nothing, the newest first.
     """
     from pipeline.report.releases import Overview, ReleaseRow
 
@@ -122,12 +173,18 @@ def _overview(releases: Releases, history: Sequence[Commit], state: str) -> "Ove
         damage=str(releases.commits.sequence_error(releases.commits.numbers()) or ""),
         state=state,
         commits_root=commits_uri if commits_uri != releases.store.uri else None,
+        unpublished=tuple(nights[:SHOWN]),
+        more_unpublished=max(0, len(nights) - SHOWN),
     )
 
 
 def _state_digest(releases: Releases) -> str:
-    """Return a digest of everything that the page shows, from two listings."""
-    stored = (*releases.commits.store.list("commits", ".json"), *releases.store.list("releases"))
+    """Return a digest of everything that the page shows, from three listings."""
+    stored = (
+        *releases.commits.store.list("commits", ".json"),
+        *releases.store.list("releases"),
+        *releases.store.list(NIGHTS),
+    )
     return digest_of(
         [_VERSION, releases.store.uri, [[entry.path, entry.size, entry.stamp] for entry in stored]]
     )
