@@ -111,7 +111,7 @@ def job_command(
         def run_command(say: Say) -> None:
             file, arguments = None, tuple(overrides or ())
             try:
-                file = _config_file(config) if config else None
+                file = config_file(config) if config else None
                 job = load_settings(Job, file, arguments)
                 if loads_libraries and not print_config:
                     refuse_few_addresses()
@@ -187,7 +187,7 @@ def named_configs() -> dict[str, Path]:
     }
 
 
-def _config_file(path_or_name: Path) -> Path:
+def config_file(path_or_name: Path) -> Path:
     """Return the path of the settings file that --config names, which may be one that comes with Manta.
 
     A file in the working directory takes precedence. Names may be given without their folder: cert for

@@ -46,7 +46,8 @@ def nightly(run: CommandRun, verify: Verify = False) -> Answer:
 
     Publishes a new release below release.root if the corpus or the settings have changed and every gate is
     passed. A candidate that a gate refuses is kept for inspection and not published. While the root is held,
-    this applies to every candidate. A night that was stopped continues where it was when it is started again.
+    or with release.publish=approval, a candidate that passed waits for `manta releases promote`. A night that
+    was stopped continues where it was when it is started again.
     If files of the current release are missing, they are written again.
 
     At the end, exports the current release (release.after) and prunes (release.keep). If one of them fails,
@@ -57,15 +58,18 @@ def nightly(run: CommandRun, verify: Verify = False) -> Answer:
     outcome = night(run.job, run.stages, verbose=run.verbose, verify=verify)
     rows = _count_texts(outcome.facts["counts"], outcome.rows)
     release = f"release {outcome.release} with {rows}"
+    current = f"{release} stays current" if outcome.release else "there is no release yet"
     first = {
         "published": f"published release {outcome.release}: {rows}"
         + _describe_rows(outcome.facts["counts"], outcome.rows),
-        "unchanged": f"{outcome.facts.get('why', '')}: {release} stays current",
-        "held": f"not published: {release} is held; the candidate passed every gate",
+        "unchanged": f"{outcome.facts.get('why', '')}: {current}",
+        "held": f"not published: {release} is held; the candidate passed every gate and waits",
+        "waiting": f"not published: the candidate passed every gate and waits for its approval; {current}",
         "overtaken": f"another run published release {outcome.release} meanwhile: this one changed nothing",
     }[outcome.status]
     lines = [
         f"{first}, {duration(sum(stage.seconds for stage in run.stages.finished))}",
+        *(_promote_line(run.job, outcome.facts) if "candidate" in outcome.facts else ()),
         *(f"  note    {note}" for note in outcome.facts.get("notes", ())),
         *(f"  failed  {failure}; the next night tries again" for failure in outcome.failures),
         *_query_lines(outcome.facts["gates"]),
@@ -73,6 +77,8 @@ def nightly(run: CommandRun, verify: Verify = False) -> Answer:
         f"  report  {outcome.report}",
         f"  search  {search_command(run.job)}",
     ]
+    if not outcome.release:
+        lines.pop()  # there is nothing to search
     facts = outcome.facts | {"seconds": run.stages.seconds()}
     return Answer(facts, "\n".join(lines), TransientError.exit_code if outcome.failures else 0)
 
@@ -113,6 +119,16 @@ def _query_lines(gates: dict[str, Any]) -> list[str]:
         lines.append(f"  recall  recall@10 is {user_recall['value']:.4f} for gates.queries{addition}")
     relevance = [gates[name] for name in (RELEVANCE, RELEVANCE_CHANGE) if name in gates]
     return [*lines, *(f"  scores  {gate['sentence']}" for gate in relevance)]
+
+
+def _promote_line(job: Job, facts: dict[str, Any]) -> tuple[str, ...]:
+    """Return the lines that say since when the candidate waits, if this night did not make it, and how to
+    publish it.
+    """
+    commits = ["--commits-root", job.release.commits_root] if job.release.commits_root else []
+    name = facts["candidate"].rpartition("/")[2]
+    command = shlex.join(["manta", "releases", "promote", job.release.root, name, "--by", "NAME", *commits])
+    return (*([f"  note    {facts['why']}"] if "why" in facts else []), f"  approve {command}")
 
 
 def search_command(job: Job) -> str:

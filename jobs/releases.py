@@ -1,4 +1,4 @@
-"""List, show, compare, verify, roll back, hold, prune and copy published releases.
+"""List, show, compare, verify, promote, roll back, hold, prune and copy releases.
 
 manta releases list releases
 python -m jobs.releases rollback releases 3
@@ -7,6 +7,7 @@ python -m jobs.releases rollback releases 3
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,18 +21,23 @@ from jobs.command import (
     Root,
     Verbose,
     application,
+    config_file,
     print_answer,
     with_own_options,
 )
 from jobs.layout import output_width, table
+from pipeline.config import load_settings
 from pipeline.errors import ConfigError
 from pipeline.log import announce, counted, size
 
 if TYPE_CHECKING:
+    from pipeline.flows.events import EventName
+    from pipeline.settings import EventSettings
+    from pipeline.store.releases.commits import Commit
     from pipeline.store.releases.release import Releases
 
 releases = application(
-    help="List, show, compare, verify, roll back, hold, prune and copy published releases.",
+    help="List, show, compare, verify, promote, roll back, hold, prune and copy releases.",
     no_args_is_help=True,
 )
 
@@ -46,6 +52,17 @@ GraceHours = Annotated[
         "--grace-hours",
         min=0,
         help="Keep younger files that no release names: a running night may have written them.",
+    ),
+]
+
+
+EventConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="The job's YAML, whose release.on_event is told of the change. Default: nobody is told.",
     ),
 ]
 
@@ -133,7 +150,7 @@ def list_releases(run: ReleasesRun) -> Answer:
     """
     from jobs.releases_output import commit_list
 
-    return commit_list(run.open(), run.root, run.width)
+    return commit_list(run.open(), run.root, run.other_command("promote"), run.width)
 
 
 @_releases_command
@@ -207,6 +224,7 @@ def verify(
 def rollback(
     run: ReleasesRun,
     number: Annotated[str, typer.Argument(metavar="N", help="The release that becomes current again.")],
+    config: EventConfig = None,
 ) -> Answer:
     """Make an older release current again, by a new commit; nothing is removed.
 
@@ -215,9 +233,10 @@ def rollback(
     """
     run, (chosen,) = run.parse_numbers(number)
     assert chosen is not None, "typer requires the argument"
-    opened = run.open()
+    receiver, opened = _receiver(config), run.open()
     commit = opened.rollback(chosen)
     _refresh(opened)
+    _tell(receiver, "rolled back", opened, commit)
     text = (
         f"release {chosen} is current again (commit {commit.commit})\n"
         "The next night publishes a new release from the corpus and the settings.\n"
@@ -236,39 +255,80 @@ def hold(
     reason: Annotated[
         str, typer.Option("--reason", metavar="TEXT", help="The reason, which the list shows.")
     ] = "",
+    config: EventConfig = None,
 ) -> Answer:
     """Keep a release current until `manta releases release`.
 
-    Nights still build a candidate and check its gates, keep it below candidates/, and publish nothing.
-    Rollbacks are refused.
+    Nights still build a candidate and check its gates, and publish nothing: the last candidate that passed
+    waits for `manta releases promote`, after the hold. Rollbacks are refused.
     """
     run, (chosen,) = run.parse_numbers(number)
-    opened = run.open()
+    receiver, opened = _receiver(config), run.open()
+    before = opened.commits.numbers()
     commit = opened.hold(chosen, reason)
     _refresh(opened)
+    if commit.commit not in before:  # otherwise it was held already
+        _tell(receiver, "held", opened, commit)
     text = (
         f"release {commit.release} has been held since {commit.committed_at} (commit {commit.commit})\n"
-        f"Nights build candidates, but publish none until this command: {run.other_command('release')}"
+        f"Nights build candidates, but publish none until this command: {run.other_command('release')}\n"
+        f"Then the one that waits can be published, too: {run.other_command('promote')} CANDIDATE --by NAME"
     )
     return Answer(commit.model_dump(mode="json"), text)
 
 
 @_releases_command
-def release(run: ReleasesRun) -> Answer:
+def release(run: ReleasesRun, config: EventConfig = None) -> Answer:
     """End a hold: the next night publishes again."""
     from pipeline.store.releases.release import no_release
 
-    opened = run.open()
+    receiver, opened = _receiver(config), run.open()
     commit = opened.unhold()
     if commit is None:
         if not opened.history():
             raise no_release(opened.store)
         return Answer({"released": False}, f"{run.root}: nothing is held")
     _refresh(opened)
+    _tell(receiver, "released", opened, commit)
     text = (
         f"release {commit.release} is no longer held (commit {commit.commit}); the next night publishes again"
     )
     return Answer({"released": True, **commit.model_dump(mode="json")}, text)
+
+
+@_releases_command
+def promote(
+    run: ReleasesRun,
+    candidate: Annotated[
+        str, typer.Argument(metavar="CANDIDATE", help="Its folder, or the first digits of its id.")
+    ],
+    by: Annotated[str, typer.Option("--by", metavar="NAME", help="Who approves the candidate.")],
+    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; it is kept in the commit.")] = "",
+    config: EventConfig = None,
+) -> Answer:
+    """Publish the candidate that waits for its approval, after checking its files and gates again.
+
+    The new files are compared by sha256 and opened as a search opens them. The commit records NAME, the note,
+    the user and the host. Exit code 5 if the candidate does not wait any more, or another release has
+    overtaken it; 3 if a file of it is damaged; 2 while the root is held. A repeated command ends with 0 as
+    long as the release is current.
+    """
+    from pipeline.flows.night.approval import promote as publish
+
+    receiver, opened = _receiver(config), run.open()
+    commit, is_new = publish(opened, candidate, by, note)
+    _refresh(opened)
+    if is_new:
+        _tell(receiver, "promoted", opened, commit)
+    assert commit.approval is not None
+    who = f"approved by {commit.approval.by} at {commit.committed_at}"
+    first = (
+        f"published release {commit.release}"
+        if is_new
+        else f"nothing changed: it is release {commit.release}"
+    )
+    facts = commit.model_dump(mode="json") | {"is_new": is_new}
+    return Answer(facts, f"{first} release {commit.release} (candidate {commit.approval.candidate}, {who})")
 
 
 @_releases_command
@@ -283,7 +343,9 @@ def prune(
         bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")
     ] = False,
 ) -> Answer:
-    """Remove older releases and every file that only they need, and refused candidates.
+    """Remove older releases and every file that only they need, and refused or superseded candidates.
+
+    The candidate that waits for its approval stays.
 
     The files of `manta evaluate` below evaluations/ stay.
     """
@@ -334,6 +396,23 @@ def copy(
     copied = copy_root(run.open(), new, stages, only_current=current)
     _refresh(new)
     return describe_copy(copied, new.store.uri, stages)
+
+
+def _receiver(config: Path | None) -> "EventSettings":
+    """Return the release.on_event of a settings file; one without a receiver for None."""
+    from pipeline.settings import EventSettings, Job
+
+    return load_settings(Job, config_file(config)).release.on_event if config else EventSettings()
+
+
+def _tell(receiver: "EventSettings", event: "EventName", opened: "Releases", commit: "Commit") -> None:
+    """Tell the receiver of a commit."""
+    from pipeline.flows.events import tell
+
+    facts = {"release": commit.release, "commit": commit.commit, "reason": commit.reason or None}
+    if commit.approval is not None:
+        facts |= commit.approval.model_dump()
+    tell(receiver, event, opened.store.uri, **facts)
 
 
 def _refresh(opened: "Releases") -> None:

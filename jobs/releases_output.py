@@ -1,6 +1,6 @@
 """Format the results of `manta releases list`, `show`, `quarantine`, `verify` and `copy`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.command import Answer
 from jobs.layout import table, table_within
@@ -8,25 +8,28 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.log import Stages, counted, printable, size
 from pipeline.store.releases.manifest import manifest_path, report_path
 from pipeline.store.releases.unpublished import SHOWN, unpublished_nights
+from pipeline.store.releases.waiting import ending_of, waiting_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeline.store.records.sealed_json import FileRef
+    from pipeline.store.releases.commits import Commit
     from pipeline.store.releases.copy_root import Copied
     from pipeline.store.releases.manifest import ReleaseManifest
     from pipeline.store.releases.release import Releases
-    from pipeline.store.releases.unpublished import UnpublishedNight
     from pipeline.store.releases.verify import Fault
+    from pipeline.store.releases.waiting import WaitingState
 
 _QUARANTINE_COLUMNS = ("file", "row", "id", "detail", "excerpt")
 _MAX_FAULTS = 20
 
 
-def commit_list(opened: "Releases", root: str, width: int | None) -> Answer:
+def commit_list(opened: "Releases", root: str, promote: str, width: int | None) -> Answer:
     """List the commits in order, with rows, index and space of their releases, and unpublished nights.
 
     Args:
+        promote: shell command that publishes the candidate that waits, without its name.
         width: width of the output in terminal cells; None without a limit.
     """
     current, with_manifest, history = opened.current(), set(opened.numbers()), opened.history()
@@ -41,6 +44,7 @@ def commit_list(opened: "Releases", root: str, width: int | None) -> Answer:
         facts.append({
             "commit": commit.commit, "kind": commit.kind, "release": commit.release,
             "committed_at": commit.committed_at, "reason": commit.reason,
+            "approval": commit.approval and commit.approval.model_dump(),
             "current": commit.commit == current_commit, "pruned": is_pruned,
             "gone": [fault.path for fault in missing.get(commit.release or 0, ())],
             "rows": manifest and manifest.rows, "index": manifest and manifest.index.kind,
@@ -50,9 +54,9 @@ def commit_list(opened: "Releases", root: str, width: int | None) -> Answer:
         if manifest:
             details = (f"{manifest.rows:,}", manifest.index.kind, manifest.space_id[:12])
         mark = "*" if commit.commit == current_commit else " "
-        lines.append((f"{mark} {commit.release}", commit.kind, commit.committed_at, *details))
-    text = table(lines, ("release", "commit", "at", "rows", "index", "space"))
-    text = text if lines else f"{root}: no release yet; `manta nightly` publishes the first"
+        cells = (f"{mark} {commit.release}", commit.kind, commit.committed_at, *details)
+        lines.append((*cells, _approval_cell(commit)))
+    text = _commit_table(lines) or f"{root}: no release yet; `manta nightly` publishes the first"
     for release, faults in missing.items():
         text += "".join(f"\n\nrelease {release} is damaged: {fault}" for fault in faults)
     damage = opened.commits.sequence_error(opened.commits.numbers())
@@ -60,25 +64,87 @@ def commit_list(opened: "Releases", root: str, width: int | None) -> Answer:
         held = opened.commits.hold()
     except DataError as error:
         held, damage = None, error
-    if held:
-        why = f": {printable(held.reason)}" if held.reason else ""
-        text += f"\n\nheld at release {held.release} since {held.committed_at}{why}"
-    answer: dict[str, object] = {"root": root, "current": current.release if current else None}
-    answer |= {"held": held.release if held else None, "commits": facts}
-    nights = unpublished_nights(opened.store)
-    answer["unpublished"] = [night.model_dump(mode="json") | {"report": night.report} for night in nights]
-    text += _unpublished_lines(nights, width)
+    text += _held_line(held) if held else ""
+    number = current.release if current else None
+    nights = _unpublished(opened, number, history, promote, width)
+    text, damage = f"{text}{nights.text}", damage or nights.damage
+    answer = {"root": root, "current": number, "held": held and held.release, "commits": facts} | nights.facts
     if damage is None:
         return Answer(answer, text)
     return Answer(answer | {"damage": str(damage)}, f"{text}\n\n{damage}", damage.exit_code)
 
 
-def _unpublished_lines(nights: "Sequence[UnpublishedNight]", width: int | None) -> str:
+def _held_line(held: "Commit") -> str:
+    why = f": {printable(held.reason)}" if held.reason else ""
+    return f"\n\nheld at release {held.release} since {held.committed_at}{why}"
+
+
+def _approval_cell(commit: "Commit") -> str:
+    if commit.approval is None:
+        return ""
+    return f"{commit.approval.by}: {commit.approval.note}" if commit.approval.note else commit.approval.by
+
+
+def _commit_table(lines: "Sequence[tuple[str, ...]]") -> str:
+    """Return the table of commits, without the column of approvals if none has one; "" without commits."""
+    if not lines:
+        return ""
+    header = ("release", "commit", "at", "rows", "index", "space", "approved by")
+    columns = len(header) - (not any(line[-1] for line in lines))
+    return table([line[:columns] for line in lines], header[:columns])
+
+
+class _Unpublished(NamedTuple):
+    """The waiting candidate and the nights that published nothing, for the list of releases."""
+
+    facts: dict[str, object]
+    text: str
+    damage: DataError | None
+
+
+def _unpublished(
+    opened: "Releases", current: int | None, history: "Sequence[Commit]", promote: str, width: int | None
+) -> _Unpublished:
+    """Describe the candidate that waits, and the nights that published nothing.
+
+    Args:
+        current: number of the current release.
+        history: all commits.
+        promote: see `commit_list`.
+        width: width of the output in terminal cells; None without a limit.
+    """
+    state, damage = None, None
+    try:
+        state = waiting_state(opened.store, opened.commits, current)
+    except DataError as error:
+        damage = error
+    nights = [
+        night.model_dump(mode="json") | {"report": night.report, "status": ending_of(night, state, history)}
+        for night in unpublished_nights(opened.store)
+    ]
+    waiting = state and state.record.model_dump(mode="json") | {"overtaken_by": state.overtaken_by}
+    text = f"{_waiting_lines(state, promote)}{_unpublished_lines(nights, width)}"
+    return _Unpublished({"waiting": waiting, "unpublished": nights}, text, damage)
+
+
+def _waiting_lines(state: "WaitingState | None", promote: str) -> str:
+    """Describe the candidate that waits; "" if none does."""
+    if state is None or state.overtaken_by:
+        return ""
+    record = state.record
+    return (
+        f"\n\ncandidate {record.candidate} with {counted(record.rows, 'row')} waits for its approval since "
+        f"{record.at}: {printable(record.reason)}\n  report  {record.folder}/report.html\n"
+        f"  approve {promote} {record.candidate} --by NAME"
+    )
+
+
+def _unpublished_lines(nights: "Sequence[dict[str, Any]]", width: int | None) -> str:
     """Return a table of the newest nights that published nothing, oldest first; "" without any."""
     if not nights:
         return ""
     lines = [
-        (night.at, night.status, str(night.exit_code), night.report or "", night.reason)
+        (night["at"], night["status"], str(night["exit_code"]), night["report"] or "", night["reason"])
         for night in reversed(nights[:SHOWN])
     ]
     shown = table_within(lines, ("at", "night", "exit code", "report", "reason"), width)

@@ -138,6 +138,12 @@ class GatesRefused(PipelineError):
         )
 
 
+class CandidateRefused(_ExplainedError):
+    """A candidate that cannot be published any more, or whose gates do not pass; nothing was published."""
+
+    exit_code = 5
+
+
 @dataclass(eq=False)
 class RootHeld(PipelineError):
     """The root is held at a release; nothing was published."""

@@ -30,8 +30,9 @@ from pipeline.store.releases.summary import Summary
 from pipeline.text.tokens.coverage import ScriptCoverage, script_phrase
 from pipeline.transforms.choose import Curve
 
-Status = Literal["published", "refused", "held"]
-"""held: the night passed every gate and is not published, because the root is held at another release."""
+Status = Literal["published", "refused", "held", "waiting"]
+"""held, waiting: the night passed every gate and is not published, because the root is held, or because it
+needs an approval."""
 
 
 class NightCounts(RowCounts):
@@ -104,8 +105,8 @@ class NightReport:
     commits_root: str | None = None
     """folder of the commits, if not below root"""
     status: Status
-    number: int | None
-    """number of the release; None for a refused candidate"""
+    number: int | str | None
+    """number of the release, or a text that stands for it until it is known; None for a candidate"""
     candidate: str
     """id of the manifest"""
     parent: int | None = None

@@ -21,6 +21,7 @@ from pipeline.report.page import render_template
 from pipeline.store.releases.commits import Commit
 from pipeline.store.releases.summary import Summary
 from pipeline.store.releases.unpublished import UnpublishedNight
+from pipeline.store.releases.waiting import Waiting
 
 _MARGIN = 0.12  # room above the highest and below the lowest point, as a proportion of the range
 # Smallest range of an axis that does not start at 0, as a proportion of the highest value: otherwise noise
@@ -71,6 +72,15 @@ class ReleaseRow:
 
 
 @dataclass(frozen=True)
+class UnpublishedRow:
+    """A night that published nothing."""
+
+    night: UnpublishedNight
+    ending: str
+    """what became of it; for a candidate that waited, its present state"""
+
+
+@dataclass(frozen=True)
 class Overview:
     """Values of the page."""
 
@@ -92,7 +102,9 @@ class Overview:
     """digest of the store's state, from which a later run sees that the page is up to date"""
     commits_root: str | None = None
     """URI of the store of the commits; None if they are below the root"""
-    unpublished: tuple[UnpublishedNight, ...] = ()
+    waiting: Waiting | None = None
+    """the candidate that waits for its approval"""
+    unpublished: tuple[UnpublishedRow, ...] = ()
     """nights that published nothing, newest first"""
     more_unpublished: int = 0
     """number of such nights that the page leaves out"""

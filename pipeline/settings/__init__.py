@@ -23,7 +23,7 @@ from pipeline.settings.evaluate import (
 from pipeline.settings.gates import GateSettings, RelevanceSettings
 from pipeline.settings.index import IndexSettings
 from pipeline.settings.pairs import PairsSettings
-from pipeline.settings.release import ExportSettings, ReleaseSettings
+from pipeline.settings.release import EventSettings, ExportSettings, ReleaseSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.settings.whiten import FlowSettings, WhitenSettings
 
@@ -38,6 +38,7 @@ __all__ = [
     "EncodeSettings",
     "EncoderSettings",
     "EvaluateSettings",
+    "EventSettings",
     "ExportSettings",
     "FitSettings",
     "FlowSettings",

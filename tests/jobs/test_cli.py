@@ -37,7 +37,10 @@ JOBS = (
     "serve",
     "duplicates",
 )
-OF_RELEASES = ("list", "show", "diff", "quarantine", "verify", "rollback", "hold", "release", "prune", "copy")
+OF_RELEASES = (
+    *("list", "show", "diff", "quarantine", "verify"),
+    *("promote", "rollback", "hold", "release", "prune", "copy"),
+)
 
 
 @pytest.fixture
@@ -182,6 +185,8 @@ def test_the_output_of_print_config_loads_to_the_same_settings(tmp_path: Path, m
         (("releases", "verify", "{root}"), 3, "expected a published release"),
         (("releases", "copy", "{root}", "{root}-2"), 3, "expected a published release"),
         (("releases", "copy", "{root}", "{root}/copy"), 2, "a root outside"),
+        (("releases", "promote", "{root}", "0123456789", "--by", "Ann"), 5, "that waits, found none"),
+        (("releases", "promote", "{root}", "it", "--by", "Ann"), 2, "at least 6 digits of its id"),
         (("pairs",), 2, "pairs.kind: expected one of groups, neighbours, nli, sections, found none"),
         (("pairs", "pairs.kind=group", "pairs.data={corpus}"), 2, "did you mean 'groups'"),
         (("pairs", "pairs.kind=groups", "pairs.data={corpus}"), 3, "a column 'group' for the role group"),
@@ -243,5 +248,7 @@ def test_an_empty_root_lists_no_release(tmp_path: Path, manta: Manta):
         "current": None,
         "held": None,
         "commits": [],
+        "waiting": None,
+        "unpublished": [],
     }
     assert "no release yet" in manta("releases", "list", str(tmp_path)).out

@@ -115,7 +115,7 @@ def test_the_page_shows_all_metrics() -> None:
         (
             replace(FULL, status="held", number=None),
             "Why was candidate c0ffeec0 not published?",
-            "The root is held, so this candidate is kept for inspection; it passed every gate.",
+            "The root is held, so this candidate waits for its approval; it passed every gate.",
         ),
     ],
 )

@@ -25,6 +25,7 @@ from pipeline.store.files.file_sizes import ListedFiles
 from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.units import Corpus, CorpusUnit, StageRecord, UnitRecord, sum_counts
 from pipeline.store.releases.manifest import ReleaseManifest
+from pipeline.store.releases.waiting import WaitingRelease
 from pipeline.store.rows.arrays import is_text, one_chunk, plain_values
 from pipeline.text.formats.kept_values import check_values
 from pipeline.text.normalize import normalize
@@ -140,12 +141,16 @@ def _table_of(batch: Any) -> pa.Table:
 
 
 def encode(
-    context: FlowContext, corpus: Corpus, previous: ReleaseManifest | None = None
+    context: FlowContext,
+    corpus: Corpus,
+    previous: ReleaseManifest | None = None,
+    waiting: WaitingRelease | None = None,
 ) -> tuple[StageRecord, WorkerStats]:
     """Encode the units of the corpus that have no record yet, the largest first to keep all workers busy.
 
     Args:
         previous: the previous release. Its vectors of equal texts are copied if space and type are the same.
+        waiting: the candidate that waits, whose vectors are copied in the same way.
 
     Returns:
         The units of vectors in the order of the corpus, and the workers' timings and counters.
@@ -171,7 +176,7 @@ def encode(
                 context.workers.encode_settings(job.encode, pool),
                 space_id,
                 job.corpus.id,
-                units_by_ordinal(previous) if previous and _can_copy(previous, job, space_id) else (),
+                _units_to_copy_from(job, space_id, previous, waiting),
                 job.cluster.patience_s,
             )
             new_records, stats = encode_units(context, task, todo, pool, bar)
@@ -221,6 +226,17 @@ def check_any_vector(records: Sequence[UnitRecord], encoder: EncoderSettings, te
     if open_folder(encoder).whole_words:
         remedy = "use an encoder of the texts' language: they have no word that this one knows"
     raise ModelError(encoder.path, "finite, non-zero vectors", f"none for {texts}", remedy)
+
+
+def _units_to_copy_from(
+    job: Job, space_id: str, previous: ReleaseManifest | None, waiting: WaitingRelease | None
+) -> tuple[VectorUnit, ...]:
+    """Return the units of the previous release, and those of the waiting candidate that no release has."""
+    units = units_by_ordinal(previous) if previous and _can_copy(previous, job, space_id) else ()
+    if waiting is None or not _can_copy(waiting.manifest, job, space_id):
+        return units
+    first = waiting.record.first_ordinal
+    return (*units, *(unit for unit in units_by_ordinal(waiting.manifest) if unit.ordinal >= first))
 
 
 def _can_copy(previous: ReleaseManifest, job: Job, space_id: str) -> bool:

@@ -36,7 +36,7 @@ def follow_up(job: Job, releases: Releases, outcome: NightOutcome, stages: Stage
     Returns:
         The outcome with the steps under `after` of its facts, and with a sentence for each failed step.
     """
-    steps = _run_steps(job.release, releases, stages)
+    steps = _run_steps(job.release, releases, stages) if outcome.release else []
     failures = tuple(f"{step['step']} failed: {step['error']}" for step in steps if "error" in step)
     metrics.count_night(outcome.status, TransientError.exit_code if failures else 0)
     facts = outcome.facts | ({"after": steps} if steps else {})

@@ -4,7 +4,9 @@ from pipeline.flows.context import FlowContext
 from pipeline.flows.corpus import harvest_corpus, open_releases
 from pipeline.flows.encode.encode import encode, vector_units
 from pipeline.flows.encode.encoder_copy import encoder_copy_path, keep_encoder
+from pipeline.flows.events import told_of_errors
 from pipeline.flows.index.build import IndexInput
+from pipeline.flows.night.approval import unchanged_candidate
 from pipeline.flows.night.candidate import Candidate, CandidateParts, LiveUnits, make_manifest
 from pipeline.flows.night.check_gates import judge_candidate
 from pipeline.flows.night.follow_up import check_targets, follow_up, refusal_followed_up
@@ -25,6 +27,7 @@ from pipeline.flows.night.publish import (
     record_current,
     refuse_corpus,
     unchanged_outcome,
+    unchanged_wait_outcome,
 )
 from pipeline.flows.night.report.releases_page import end_recorded
 from pipeline.flows.night.steps import (
@@ -50,8 +53,9 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
     """Make and publish tonight's release.
 
     If another night published meanwhile, this one publishes nothing and ends as "overtaken". If files of the
-    current release are missing, they are made again, even if the corpus did not change. On a held root the
-    candidate is made, judged and kept, but not published. At the end, `follow_up` exports and prunes.
+    current release are missing, they are made again, even if the corpus did not change. On a held root, or
+    with release.publish=approval, the candidate is made and judged, and then waits for its approval. At the
+    end, `follow_up` exports and prunes.
 
     Args:
         verify: also compare every file of the current release with its sha256.
@@ -62,6 +66,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
     """
     with (
         metrics_written_to(job.release.metrics_file),
+        told_of_errors(job.release.on_event, job.release.root),
         end_recorded(releases := open_releases(job)),
         mlflow_night(job, releases.store, stages) as night,
     ):
@@ -80,6 +85,9 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         up_to_date = None if damage else same_release(job, previous, encoder)
         if up_to_date and has_same_files(job, previous):
             return follow_up(job, releases, unchanged_outcome(job, releases, previous), stages)
+        if damage is None and (waiting := unchanged_candidate(job, releases, previous, encoder)):
+            outcome = unchanged_wait_outcome(job, releases, previous, waiting)
+            return follow_up(job, releases, outcome, stages)
 
         check_before_reading(job, releases, previous)
         with (
@@ -92,9 +100,8 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
                     outcome = unchanged_outcome(job, releases, previous, corpus)
                 else:
                     context = workers.for_corpus(corpus)
-                    repairs = damage is not None
                     outcome = night.outcome = make_release(
-                        context, releases, previous, corpus, repairs=repairs
+                        context, releases, previous, corpus, repairs=damage is not None
                     )
             return follow_up(job, releases, outcome, stages)  # while Ray's agent takes metrics
 
@@ -117,7 +124,7 @@ def make_release(
     check_judged_ids(context, corpus)
     candidate = build_candidate(context, previous, corpus, judged.distinct_texts)
     comparison = judge_candidate(context, previous.release, candidate, judged, repairs=repairs)
-    return publish_or_refuse(context, releases, *comparison)
+    return publish_or_refuse(context, releases, previous, *comparison)
 
 
 def build_candidate(
@@ -126,7 +133,7 @@ def build_candidate(
     """Encode, transform and index the corpus. Results of an earlier run are reused."""
     job, store, folder = context.job, context.store, open_folder(context.job.encoder)
     encoder = keep_encoder(folder, store)
-    vectors, stats = encode(context, corpus, previous.release)
+    vectors, stats = encode(context, corpus, previous.release, previous.waiting)
     units = vector_units(job, corpus, vectors)
     rows = LiveRows(store, folder.space_id, job.corpus.id, corpus.dead)
     decision = decide_transform(context, rows, corpus, units, previous.release)

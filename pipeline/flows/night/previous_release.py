@@ -4,7 +4,7 @@ This module imports neither torch nor Ray.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.errors import DataError
 from pipeline.flows.corpus import corpus_of
@@ -16,6 +16,7 @@ from pipeline.store.records.units import Corpus
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.releases.release import Releases
 from pipeline.store.releases.verify import Fault, bytes_to_read, content_faults, size_faults
+from pipeline.store.releases.waiting import WaitingRelease, load_waiting_release
 from pipeline.text.ingest.corpus_record import corpus_digest
 from pipeline.text.ingest.tonights_files import PreviousCorpus
 from pipeline.text.sources.sources import SourceFile, list_corpus
@@ -31,6 +32,10 @@ class PreviousRelease:
     """why the corpus cannot be read; None if it was read, or before the first night"""
     next_ordinal: int = 0
     """lowest ordinal that no unit of any release has used"""
+    last_commit: int = 0
+    """highest commit when the night began; 0 without commits"""
+    waiting: WaitingRelease | None = None
+    """the candidate that waits for its approval"""
 
     def has_space(self, space_id: str) -> bool:
         """Return whether the current release has vectors of this space."""
@@ -38,7 +43,8 @@ class PreviousRelease:
 
     def parent_corpus(self, job: Job) -> PreviousCorpus:
         """Return the corpus that tonight's ingestion continues from."""
-        return PreviousCorpus(self.corpus, self.next_ordinal, self._rebuild_reason(job))
+        waiting = self.waiting.corpus if self.waiting else None
+        return PreviousCorpus(self.corpus, self.next_ordinal, self._rebuild_reason(job), waiting)
 
     def _rebuild_reason(self, job: Job) -> str | None:
         """Return why tonight's release cannot reuse units of the current release; None if it can."""
@@ -69,19 +75,25 @@ def load_previous(releases: Releases) -> PreviousRelease:
     Raises:
         DataError: the corpus record was changed after it was published.
     """
-    release = releases.current()
-    next_ordinal = releases.next_ordinal()
+    last_commit = max(releases.commits.numbers(), default=0)  # before the release of that commit is read
+    release, next_ordinal = releases.current(), releases.next_ordinal()
+    previous = PreviousRelease(
+        release,
+        next_ordinal=next_ordinal,
+        last_commit=last_commit,
+        waiting=load_waiting_release(releases.store, releases.commits, next_ordinal),
+    )
     if release is None:
-        return PreviousRelease(next_ordinal=next_ordinal)
+        return previous
     where = releases.store.uri_of(release.corpus.path)
     try:
         content = release.corpus.read(releases.store)
     except FileNotFoundError:
-        return PreviousRelease(release, None, f"{where} is gone", next_ordinal)
+        return replace(previous, corpus_problem=f"{where} is gone")
     try:
-        return PreviousRelease(release, Corpus.from_json(content, where), None, next_ordinal)
+        return replace(previous, corpus=Corpus.from_json(content, where))
     except DataError:  # its sha256 is right, so it is not damaged; it was written by another version
-        return PreviousRelease(release, None, f"{where} was written by another version", next_ordinal)
+        return replace(previous, corpus_problem=f"{where} was written by another version")
 
 
 def find_damage(store: Store, previous: PreviousRelease, stages: Stages, *, by_content: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""End a night: publish its candidate, or keep it unpublished if it is refused or the root is held."""
+"""End a night: publish its candidate, keep it because a gate refused it, or let it wait for its approval."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,6 +9,8 @@ from typing import Any, Literal
 from pipeline.config import to_yaml
 from pipeline.errors import GatesRefused, PublishConflict, RootHeld
 from pipeline.flows.context import FlowContext
+from pipeline.flows.events import tell
+from pipeline.flows.night.approval import tell_superseded, wait_for_approval, waiting_pages, withdraw
 from pipeline.flows.night.candidate import PACKAGES, Candidate
 from pipeline.flows.night.gates.corpus_gates import COMPARED_BY, JudgedCorpus
 from pipeline.flows.night.previous_release import PreviousRelease
@@ -38,10 +40,11 @@ from pipeline.store.records.units import (
 )
 from pipeline.store.releases.manifest import Choice, Gate, ReleaseManifest, report_path
 from pipeline.store.releases.release import Releases
-from pipeline.store.releases.unpublished import record_night
+from pipeline.store.releases.waiting import Waiting
 from pipeline.text.tokens.coverage import token_facts
 
-NightStatus = Literal["published", "unchanged", "overtaken", "held"]
+NightStatus = Literal["published", "unchanged", "overtaken", "held", "waiting"]
+BY_SETTING = "release.publish=approval"
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class NightOutcome:
 
     status: NightStatus
     release: int
-    """number of the release that is current now"""
+    """number of the release that is current now; 0 if none is, because the first candidate waits"""
     root: str
     report: str
     """URI of the report"""
@@ -63,32 +66,42 @@ class NightOutcome:
 
 
 def publish_or_refuse(
-    context: FlowContext, releases: Releases, candidate: Candidate, comparison: ReleaseComparison
+    context: FlowContext,
+    releases: Releases,
+    previous: PreviousRelease,
+    candidate: Candidate,
+    comparison: ReleaseComparison,
 ) -> NightOutcome:
-    """Publish the candidate, unless a gate failed, the root is held or another night has published meanwhile.
+    """Publish the candidate, or let it wait if the root is held or it needs an approval.
+
+    Nothing is published if another night has published meanwhile.
 
     Raises:
         GatesRefused: a gate failed; the error names the folder in which the candidate is kept for inspection.
     """
     store, manifest, report = context.store, candidate.manifest, summarize(context, candidate, comparison)
     if not all(gate.passed for gate in manifest.gates.values()):
-        folder = _store_candidate(store, candidate, replace(report, status="refused"))
+        folder = _store_refused(store, candidate, replace(report, status="refused"))
         raise _refused(folder, manifest.gates, manifest.choices)
+
+    def wait(status: Literal["waiting", "held"], reason: str) -> Waiting:
+        _store_summary(context, candidate, manifest, comparison)
+        pages = waiting_pages(replace(report, status=status))
+        return wait_for_approval(context, previous, manifest, pages, reason)
+
     try:
+        if context.job.release.publish == "approval":
+            releases.check_current(manifest)
+            return waiting_outcome(wait("waiting", BY_SETTING), releases, previous)
         published = releases.publish(manifest, lambda number: render(replace(report, number=number)))
     except RootHeld as held:
-        folder = _store_candidate(store, candidate, replace(report, status="held"))
-        return _held_outcome(held, releases, folder)
+        announce(str(held))
+        return waiting_outcome(wait("held", _describe_hold(held)), releases, previous, held)
     except PublishConflict as conflict:
         announce(str(conflict))
         return outcome_of("overtaken", releases.get(conflict.number), store.uri)
-    write_summary(
-        store,
-        published,
-        candidate.built.measured,
-        sum(stage.seconds for stage in context.stages.finished),
-        comparison.answers,
-    )
+    _store_summary(context, candidate, published, comparison)
+    _tell_published(context, published, previous)
     metrics.record_release(published.release, published.rows, time.time())
     queries = {"asked": len(comparison.changes), "changed": sum(each.differ for each in comparison.changes)}
     if comparison.changes:
@@ -97,6 +110,21 @@ def publish_or_refuse(
             f"{manifest.parent}"
         )
     return outcome_of("published", published, store.uri, {"queries": queries})
+
+
+def _store_summary(
+    context: FlowContext, candidate: Candidate, manifest: ReleaseManifest, comparison: ReleaseComparison
+) -> None:
+    seconds = sum(stage.seconds for stage in context.stages.finished)
+    write_summary(context.store, manifest, candidate.built.measured, seconds, comparison.answers)
+
+
+def _tell_published(context: FlowContext, published: ReleaseManifest, previous: PreviousRelease) -> None:
+    receiver, store, number = context.job.release.on_event, context.store, published.release
+    report = store.uri_of(report_path(number))
+    tell(receiver, "published", store.uri, release=number, rows=published.rows, report=report)
+    if previous.waiting is not None:
+        tell_superseded(receiver, store, previous.waiting.record, f"release {number} has overtaken it")
 
 
 def refuse_corpus(
@@ -154,6 +182,7 @@ def unchanged_outcome(
     """
     release = previous.release
     assert release is not None
+    withdraw(job, releases.store, previous)
     facts: dict[str, Any] = {"why": "nothing changed" if corpus is None else "files changed, but no row did"}
     notes = list(_unmeasured_gates(job, release))
     if corpus is not None:
@@ -205,19 +234,41 @@ def _unmeasured_gates(job: Job, release: ReleaseManifest) -> Iterator[str]:
         )
 
 
-def _held_outcome(held: RootHeld, releases: Releases, folder: str) -> NightOutcome:
-    """Announce that the candidate is kept in `folder` because the root is held, and describe the night."""
-    announce(f"{held}; the candidate is kept at {folder}")
-    why = f"release {held.number} has been held since {held.since}" + f": {held.reason}" * bool(held.reason)
-    candidate = folder.removeprefix(f"{releases.store.uri}/")
-    record_night(releases.store, "waiting", why, candidate=candidate)
-    facts = {
-        "held_since": held.since,
-        "reason": held.reason,
-        "candidate": folder,
-        "report": f"{folder}/report.html",
-    }
-    return outcome_of("held", releases.get(held.number), releases.store.uri, facts)
+def _describe_hold(held: RootHeld) -> str:
+    return f"release {held.number} has been held since {held.since}" + f": {held.reason}" * bool(held.reason)
+
+
+def unchanged_wait_outcome(
+    job: Job, releases: Releases, previous: PreviousRelease, record: Waiting
+) -> NightOutcome:
+    """Describe a night in which nothing changed since the night of the candidate that waits."""
+    held = None
+    if hold := releases.commits.hold():
+        held = RootHeld(int(hold.release or 0), hold.committed_at, releases.store.uri, hold.reason)
+    outcome = waiting_outcome(record, releases, previous, held)
+    assert previous.waiting is not None
+    notes = list(_unmeasured_gates(job, previous.waiting.manifest))
+    why = f"nothing changed since candidate {record.candidate}, which waits since {record.at}"
+    return replace(outcome, facts=outcome.facts | {"why": why, "notes": notes})
+
+
+def waiting_outcome(
+    record: Waiting,
+    releases: Releases,
+    previous: PreviousRelease,
+    held: RootHeld | None = None,
+) -> NightOutcome:
+    """Describe a night whose candidate waits. Before the first release, the candidate itself is described."""
+    store = releases.store
+    folder = store.uri_of(record.folder)
+    facts: dict[str, Any] = {"candidate": folder, "report": f"{folder}/report.html"}
+    if held is not None:
+        facts |= {"held_since": held.since, "reason": held.reason}
+    current = releases.get(held.number) if held else previous.release
+    if current is None:
+        facts |= {"release": None}
+    status: NightStatus = "waiting" if held is None else "held"
+    return outcome_of(status, current or record.load_manifest(store), store.uri, facts)
 
 
 def outcome_of(
@@ -247,7 +298,7 @@ def outcome_of(
     return NightOutcome(status, release.release, root, described["report"], release.rows, described)
 
 
-def _store_candidate(store: Store, candidate: Candidate, report: NightReport) -> str:
+def _store_refused(store: Store, candidate: Candidate, report: NightReport) -> str:
     """Write the candidate's manifest and report into a folder for inspection. Returns its URI."""
     folder = f"candidates/{candidate.manifest.id[:24]}"
     store.write(f"{folder}/manifest.json", candidate.manifest.to_json())

@@ -39,7 +39,7 @@ class EncodedCorpus(NamedTuple):
 def encode_corpus(job: Job, stages: Stages, *, verbose: bool = False) -> EncodedCorpus:
     """Run a night up to the units of vectors."""
     with _started(job, stages, verbose) as (context, previous, corpus):
-        vectors, _ = encode(context, corpus, previous.release)
+        vectors, _ = encode(context, corpus, previous.release, previous.waiting)
     return EncodedCorpus(context.store, corpus, vectors)
 
 

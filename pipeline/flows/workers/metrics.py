@@ -79,6 +79,12 @@ NIGHTS = MetricSeries("Counter", "manta_nights", "finished nights by outcome", (
 FOLLOW_UP_FAILED = MetricSeries(
     "Gauge", "manta_follow_up_failed", "1 if an export or the prune after a night failed, else 0", ("step",)
 )
+EVENTS = MetricSeries(
+    "Counter",
+    "manta_events",
+    "events that release.on_event was told, or did not take",
+    ("event", "outcome"),
+)
 RELEASE = MetricSeries("Gauge", "manta_release_number", "number of the current release")
 PUBLISHED = MetricSeries(
     "Gauge",

@@ -8,12 +8,25 @@ from typing import Any, Literal
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
+from pipeline.config import Settings
 from pipeline.errors import DataError
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.sealed_json import Stored
 
 _COMMIT = re.compile(r"commits/([0-9]{8})\.json")
 _MAX_NUMBER = 99_999_999  # the names have eight digits
+
+
+class Approval(Settings):
+    """The approval of a candidate that waited: who published it."""
+
+    candidate: str
+    """first digits of the candidate's id"""
+    by: str
+    note: str = ""
+    user: str
+    """name of the account"""
+    host: str
 
 
 class Commit(Stored):
@@ -31,13 +44,16 @@ class Commit(Stored):
     committed_at: str = ""
     reason: str = ""
     """reason of a hold, as the user gave it"""
+    approval: Approval | None = None
+    """who published a candidate that waited; None for the release of a night"""
 
     @model_serializer(mode="wrap")
-    def _without_empty_reason(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an empty reason, so that such commits have the same bytes as in earlier versions."""
+    def _without_empty_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out an empty reason or approval, so that commits have the bytes of earlier versions."""
         value: dict[str, Any] = dump(self)
-        if not self.reason:
-            del value["reason"]
+        for name in ("reason", "approval"):
+            if not value[name]:
+                del value[name]
         return value
 
 

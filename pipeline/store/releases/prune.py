@@ -21,6 +21,7 @@ from pipeline.store.releases.manifest import ReleaseManifest, manifest_path, rep
 from pipeline.store.releases.release import Releases
 from pipeline.store.releases.summary import summary_path
 from pipeline.store.releases.verify import needed_files
+from pipeline.store.releases.waiting import WAITING, commits_since, is_overtaken, load_waiting
 
 _EXPORTS = "exports"  # exports/ has leases of exports, and whatever users export to that folder
 
@@ -84,7 +85,8 @@ def prune(
         TransientError: a night, an export or a search for duplicates is running, and may need files that no
             kept release needs; or a service's lease names no release.
         DataError: the current release is unknown, because the newest commit is damaged; or a commit is
-            missing, so that its release would lose its files.
+            missing, so that its release would lose its files; or the files of the candidate that waits are
+            unknown.
     """
     store, series = releases.store, list_series(releases.store)
     numbers = releases.commits.numbers()
@@ -96,11 +98,13 @@ def prune(
     now = _now(store, dry_run=dry_run)
     if not ignore_leases:
         _refuse_if_leased(store, series, now)
+    waiting = _paths_of_waiting(releases)  # before the commits are read, because it may be promoted meanwhile
     recent = _recently_current(releases)
     leases, served = ([], set[int]()) if ignore_leases else _served(store, now)
     kept = {*recent[:keep], *served}
     needed, named_by_old = _divide_paths(releases, series, kept, keep)
     needed.add(leases)
+    needed.add(waiting)
     rule, removed = _Rule(needed, named_by_old, now - grace_s), _RemovalSums()
     # Records go first, so that no record is ever stored without its unit.
     for is_record in (True, False):
@@ -289,6 +293,20 @@ def _paths_of_damaged(releases: Releases, number: int) -> Iterator[str]:
         f"{where} cannot be read: the files of release {number} are kept; restore the commit from a copy"
     )
     yield from _paths(releases, manifest)
+
+
+def _paths_of_waiting(releases: Releases) -> list[str]:
+    """Return the paths of the files of the candidate that waits for its approval; none without one.
+
+    Raises:
+        DataError: its record or its manifest is damaged or missing, so that its files are unknown.
+    """
+    store, record = releases.store, load_waiting(releases.store)
+    if record is None or is_overtaken(commits_since(releases.commits, record)):
+        return []
+    announce(f"candidate {record.candidate} is kept: it has waited for its approval since {record.at}")
+    own = (entry.path for entry in store.list(record.folder))
+    return [WAITING, *own, *_paths(releases, record.load_manifest(store))]
 
 
 def _paths(releases: Releases, manifest: ReleaseManifest) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pipeline.store.files.local import LocalStore
 from pipeline.store.files.open_store import open_store
 from pipeline.store.records.release_units import UnitTable
 from pipeline.store.records.sealed_json import OtherSchema
-from pipeline.store.releases.commits import Commit, Commits, commit_path, utc_now
+from pipeline.store.releases.commits import Approval, Commit, Commits, commit_path, utc_now
 from pipeline.store.releases.manifest import ReleaseManifest, manifest_path, report_path
 from pipeline.store.releases.verify import Fault, size_faults
 
@@ -198,7 +198,12 @@ class Releases:
         except DataError:  # `current` skips a damaged release, so nothing uses its ordinals
             return None
 
-    def publish(self, candidate: ReleaseManifest, report: Callable[[int], str]) -> ReleaseManifest:
+    def publish(
+        self,
+        candidate: ReleaseManifest,
+        report: Callable[[int], str],
+        check: Callable[[], Approval | None] = lambda: None,
+    ) -> ReleaseManifest:
         """Make the candidate the current release.
 
         Two racing publishers try to create the commit of the same number, so that exactly one of them wins.
@@ -206,6 +211,8 @@ class Releases:
 
         Args:
             report: returns the HTML report for a release number.
+            check: raises an error if the candidate must not follow the commits that exist; returns the
+                approval that is recorded, if there is one. Called before every attempt to commit.
 
         Returns:
             The manifest with its release number.
@@ -217,6 +224,7 @@ class Releases:
         """
         number = self.commits.next_number()
         while True:
+            approval = check()
             self._check_publishable(candidate)
             release = candidate.model_copy(update={"release": number})
             if self._reserve(release):
@@ -228,6 +236,7 @@ class Releases:
                     manifest=manifest_path(number),
                     sha256=sha256(release.to_json()).hexdigest(),
                     committed_at=utc_now(),
+                    approval=approval,
                 )
                 if self.commits.create(commit):
                     return release
@@ -238,7 +247,7 @@ class Releases:
         published, _ = self._commit_and_manifest(number)
         while True:
             following = self.commits.next_number()
-            self._refuse_if_held(number)
+            self.refuse_if_held(number)
             if commit := self._recommit(published, following, "rollback"):
                 return commit
 
@@ -261,7 +270,7 @@ class Releases:
             published, _ = self._commit_and_manifest(wanted)
             if (held := self.commits.hold()) and held.release == wanted:
                 return held
-            self._refuse_if_held(wanted)
+            self.refuse_if_held(wanted)
             if commit := self._recommit(published, following, "hold", reason):
                 return commit
 
@@ -290,26 +299,36 @@ class Releases:
                 "kind": kind,
                 "committed_at": utc_now(),
                 "reason": reason,
+                "approval": None,
             }
         )
         return commit if self.commits.create(commit) else None
 
-    def _refuse_if_held(self, number: int) -> None:
-        """Raise ConfigError if release `number` cannot become current because the root is held."""
+    def refuse_if_held(self, wanted: int | str) -> None:
+        """Raise ConfigError if a release cannot become current because the root is held.
+
+        Args:
+            wanted: number of the release, or the name of a candidate.
+        """
         if held := self.commits.hold():
+            what = f"release {wanted}" if isinstance(wanted, int) else f"candidate {wanted}"
             raise ConfigError(
-                f"{self.store.uri}: release {number}",
+                f"{self.store.uri}: {what}",
                 "a root that is not held",
                 f"release {held.release} held since {held.committed_at}",
                 f"end the hold first: manta releases release {self.store.uri}",
             )
 
-    def _check_publishable(self, candidate: ReleaseManifest) -> None:
-        if held := self.commits.hold():
-            raise RootHeld(int(held.release or 0), held.committed_at, self.store.uri, held.reason)
+    def check_current(self, candidate: ReleaseManifest) -> None:
+        """Raise PublishConflict if another release than the candidate's parent is current."""
         current = self.current()
         if current is not None and current.release != candidate.parent:
             raise PublishConflict(number=current.release, winner=current.id)
+
+    def _check_publishable(self, candidate: ReleaseManifest) -> None:
+        if held := self.commits.hold():
+            raise RootHeld(int(held.release or 0), held.committed_at, self.store.uri, held.reason)
+        self.check_current(candidate)
         for fault in size_faults(self.store, candidate):
             raise TransientError(
                 self.store.uri_of(fault.path),

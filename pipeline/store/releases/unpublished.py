@@ -21,7 +21,7 @@ SHOWN = 20
 """number of records that the list and the page show"""
 _MAX_NIGHTS = 100  # a night that fails every few minutes must not fill the folder
 _MAX_REASON = 1_000  # characters; an error may quote a long value
-_RECORD = re.compile(rf"{NIGHTS}/\d{{8}}T\d{{6}}Z-[0-9a-f]{{8}}\.json")
+_RECORD = re.compile(rf"{NIGHTS}/\d{{8}}T\d{{6}}\.\d{{6}}Z-[0-9a-f]{{8}}\.json")
 
 
 Ending = Literal["waiting", "refused", "failed", "stopped"]
@@ -58,7 +58,7 @@ def record_night(
         candidate=candidate,
         host=socket.gethostname(),
     )
-    store.write(f"{NIGHTS}/{now:%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}.json", night.to_json())
+    store.write(f"{NIGHTS}/{now:%Y%m%dT%H%M%S.%fZ}-{uuid.uuid4().hex[:8]}.json", night.to_json())
     in_threads(store.delete, _record_paths(store)[:-_MAX_NIGHTS])
 
 

@@ -53,6 +53,10 @@ class ResolveTexts:
     """ordinals of the previous corpus's units"""
     kept_units: tuple[int, ...]
     """ordinals of the previous corpus's units that the new corpus keeps"""
+    waiting: tuple[TableBucket, ...] = ()
+    """buckets of the text table of the candidate that waits"""
+    waiting_units: tuple[int, ...] = ()
+    """ordinals of that candidate's units which no release has; all are higher than those of `old_units`"""
 
     def start(self) -> Callable[[int], TextBucketRecord]:
         """Return the function that writes a bucket."""
@@ -75,6 +79,12 @@ class ResolveTexts:
         if stored_lines is not None and is_base:
             unit = ordinal_of(stored_lines["address"].to_numpy())
             tables.append(stored_lines.filter(pa.array(np.isin(unit, self.kept_units))))
+        if self.waiting_units:
+            waiting = read_text_bucket(self.store, self.waiting, bucket, self.buckets, self.waiting_units)
+            if waiting is not None:
+                is_found = pc.is_in(new_lines["address"], value_set=one_chunk(sources["address"]))
+                others = new_lines.filter(pc.invert(is_found))
+                sources = pa.concat_tables([sources, _find_sources(others, waiting)])
         table = pa.concat_tables(tables).sort_by([("text_key", "ascending"), ("address", "ascending")])
         path = f"{self.tables}/texts-{bucket:05d}{'' if is_base else '-delta'}.parquet"
         ordinals = ordinal_of(sources["address"].to_numpy())

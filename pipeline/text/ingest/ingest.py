@@ -93,6 +93,8 @@ class Ingestion:
     """digest of the input; see `corpus_digest`"""
     corpus_id: str
     next_ordinal: int
+    waiting: Corpus | None
+    """corpus of the candidate that waits; see `PreviousCorpus`"""
     on_progress: OnProgress
 
     def run(self) -> Corpus:
@@ -238,7 +240,9 @@ class Ingestion:
         """Return the number of buckets of the text table, at least as many as in the previous corpus."""
         old = self.tonight.parent.texts if self.tonight.parent else ()
         old_rows = sum(unit.rows for unit in self.old_units) if kept else 0
-        return max(bucket_count(sum(bucket.rows_written for bucket in buckets) + old_rows), len(old))
+        waiting = self.waiting.texts if self.waiting else ()
+        rows = sum(bucket.rows_written for bucket in buckets) + old_rows
+        return max(bucket_count(rows), len(old), len(waiting))
 
     @property
     def old_units(self) -> tuple[CorpusUnit, ...]:
@@ -291,6 +295,10 @@ class Ingestion:
             old,
             tuple(unit.ordinal for unit in self.old_units),
             tuple(unit.ordinal for unit in kept),
+            self.waiting.texts if self.waiting else (),
+            tuple(unit.ordinal for unit in self.waiting.units if unit.ordinal >= self.next_ordinal)
+            if self.waiting
+            else (),
         )
         resolved = self._map(task, range(buckets))
         sources = tuple(bucket.sources for bucket in resolved)
@@ -366,6 +374,8 @@ def ingest(
     digest, parent = corpus_digest(corpus, listed.files), _usable_parent(parent or PreviousCorpus(), store)
     parent_facts = [parent.corpus and parent.corpus.id, parent.next_ordinal, parent.rebuild_reason or ""]
     corpus_id = digest_of([TABLES_VERSION, digest, *parent_facts, unit_rows])
+    if parent.waiting is not None and parent.waiting.id != corpus_id:
+        corpus_id = digest_of([TABLES_VERSION, digest, *parent_facts, unit_rows, parent.waiting.id])
     record = load_complete_corpus(store, corpus_id)
     if record is None:
         with store.scratch() as scratch:
@@ -380,6 +390,7 @@ def ingest(
                 digest=digest,
                 corpus_id=corpus_id,
                 next_ordinal=parent.next_ordinal,
+                waiting=parent.waiting,
                 on_progress=runner.on_progress,
             )
             record = _run(ingestion)
@@ -422,15 +433,18 @@ def _run(ingestion: Ingestion) -> Corpus:
 
 
 def _usable_parent(parent: PreviousCorpus, store: Store) -> PreviousCorpus:
-    """Return the parent with the reason to rebuild, if any, and without its corpus if that cannot be used."""
-    corpus = parent.corpus
+    """Return the parent with the reason to rebuild, if any, and without a corpus that cannot be used."""
+    waiting, corpus = parent.waiting, parent.corpus
+    if waiting and (waiting.version != TABLES_VERSION or first_missing_file(store, waiting)):
+        parent = replace(parent, waiting=None)
     if corpus is None:
         return parent
     # Do not reword the reasons: they are part of the corpus's id.
     if corpus.version != TABLES_VERSION:
-        return PreviousCorpus(None, parent.next_ordinal, "the corpus before was kept by another version")
+        why = "the corpus before was kept by another version"
+        return replace(parent, corpus=None, rebuild_reason=why)
     if missing := first_missing_file(store, corpus):
-        return PreviousCorpus(None, parent.next_ordinal, f"the corpus before lacks {missing}")
+        return replace(parent, corpus=None, rebuild_reason=f"the corpus before lacks {missing}")
     rows, dead = sum(unit.rows for unit in corpus.units), sum(unit.dead for unit in corpus.units)
     fullest = max((unit.rows for unit in corpus.units), default=1)
     max_units = max(_SMALL_UNITS, _MAX_UNITS * -(-rows // fullest))

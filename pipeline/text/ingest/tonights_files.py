@@ -29,6 +29,8 @@ class PreviousCorpus:
     """first unit ordinal that no release has used"""
     rebuild_reason: str | None = None
     """reason why none of its units can be kept; None if they can"""
+    waiting: Corpus | None = None
+    """corpus of the candidate that waits: vectors are copied from its units with `next_ordinal` or above"""
 
 
 @dataclass(frozen=True)

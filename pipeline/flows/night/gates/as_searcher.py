@@ -140,15 +140,36 @@ def try_as_searcher(
     Args:
         previous: the previous release, whose files are not read again if they were opened in this way.
     """
-    opened = previous if previous is not None and READABLE in previous.gates else None
-    try:
-        files = new_files(context.store, manifest, opened)
-    except DataError as error:  # the record of the corpus or the table of the units
-        return _gate(0, [str(error)])
-    trials, task = tuple(_plan(manifest, files)), TryCandidate(context.store, manifest.to_json())
+    planned = _trials(context.store, previous, manifest)
+    if isinstance(planned, Gate):
+        return planned
+    files, trials = planned
+    task = TryCandidate(context.store, manifest.to_json())
     is_small = sum(trial.read for trial in trials) <= _SMALL_BYTES
     faults = map(task.work, trials) if is_small else iter(map_in_order(context, task, trials))
-    return _gate(len(files), chain.from_iterable(faults))
+    return _gate(files, chain.from_iterable(faults))
+
+
+def try_again(store: Store, previous: ReleaseManifest | None, manifest: ReleaseManifest) -> Gate:
+    """Repeat `try_as_searcher` in this process and its children, without workers."""
+    planned = _trials(store, previous, manifest)
+    if isinstance(planned, Gate):
+        return planned
+    files, trials = planned
+    task = TryCandidate(store, manifest.to_json())
+    return _gate(files, chain.from_iterable(map(task.work, trials)))
+
+
+def _trials(
+    store: Store, previous: ReleaseManifest | None, manifest: ReleaseManifest
+) -> tuple[int, tuple[Trial, ...]] | Gate:
+    """Return the number of new files and the trials; the failed gate if the new files are unknown."""
+    opened = previous if previous is not None and READABLE in previous.gates else None
+    try:
+        files = new_files(store, manifest, opened)
+    except (DataError, FileNotFoundError) as error:  # the record of the corpus or the table of the units
+        return _gate(0, [str(error)])
+    return len(files), tuple(_plan(manifest, files))
 
 
 def check_written(store: Store, gate: Gate, files: Iterable[FileRef]) -> Gate:

@@ -25,6 +25,7 @@ from pipeline.store.releases.unpublished import (
     record_night,
     unpublished_nights,
 )
+from pipeline.store.releases.waiting import DIGITS, WAITING, ending_of, waiting_state
 
 if TYPE_CHECKING:
     from pipeline.report.releases import Overview
@@ -42,7 +43,7 @@ def write_summary(
     seconds: float,
     answers: tuple[Answers, ...],
 ) -> None:
-    """Store the summary of a new release.
+    """Store the summary of a new release, or of a candidate that waits, in its folder.
 
     It contains the night's duration, and recall and latency even if they have no gate. An error is logged,
     not raised: the page then lacks these values.
@@ -56,7 +57,9 @@ def write_summary(
     }
     try:
         summary = Summary.of(manifest).model_copy(update=measured_tonight)
-        store.write(summary_path(manifest.release), summary.to_json())
+        folder = f"candidates/{manifest.id[:DIGITS]}"
+        path = summary_path(manifest.release) if manifest.release else f"{folder}/summary.json"
+        store.write(path, summary.to_json())
     except (PipelineError, OSError) as error:
         announce(f"the summary of release {manifest.release} is not stored: {error}")
 
@@ -131,9 +134,10 @@ def _write_page(releases: Releases) -> None:
     history, nights = releases.history(), unpublished_nights(store)
     if not history and not nights:
         return
+    overview = _overview(releases, history, nights, state)
     from pipeline.report.releases import render  # imported here, because most nights do not need it
 
-    store.write(PAGE, render(_overview(releases, history, nights, state)).encode())
+    store.write(PAGE, render(overview).encode())
 
 
 def _shows(store: Store, state: str) -> bool:
@@ -153,12 +157,17 @@ def _overview(
         history: all commits, the oldest first.
         nights: records of nights that published nothing, the newest first.
     """
-    from pipeline.report.releases import Overview, ReleaseRow
+    from pipeline.report.releases import Overview, ReleaseRow, UnpublishedRow
 
     numbers, first_commits = releases.numbers(), {commit.release: commit for commit in reversed(history)}
     summaries = in_threads(lambda number: _load_or_make_summary(releases, number), reversed(numbers))
     reports = {entry.path for entry in releases.store.list("releases", ".html")}
     current, commits_uri = releases.current(), releases.commits.store.uri
+    damage, state_of_wait = releases.commits.sequence_error(releases.commits.numbers()), None
+    try:
+        state_of_wait = waiting_state(releases.store, releases.commits, current.release if current else None)
+    except DataError as error:
+        damage = damage or error
     return Overview(
         root=releases.store.uri,
         current=current.release if current else None,
@@ -170,20 +179,25 @@ def _overview(
         ),
         events=tuple(commit for commit in reversed(history) if commit.kind != "publish")[:_EVENTS],
         pruned=len({commit.release for commit in history}) - len(numbers),
-        damage=str(releases.commits.sequence_error(releases.commits.numbers()) or ""),
+        damage=str(damage or ""),
         state=state,
         commits_root=commits_uri if commits_uri != releases.store.uri else None,
-        unpublished=tuple(nights[:SHOWN]),
+        waiting=state_of_wait.record if state_of_wait and not state_of_wait.overtaken_by else None,
+        unpublished=tuple(
+            UnpublishedRow(night, ending_of(night, state_of_wait, history)) for night in nights[:SHOWN]
+        ),
         more_unpublished=max(0, len(nights) - SHOWN),
     )
 
 
 def _state_digest(releases: Releases) -> str:
-    """Return a digest of everything that the page shows, from three listings."""
+    """Return a digest of everything that the page shows, from listings."""
+    waiting = releases.store.entry(WAITING)
     stored = (
         *releases.commits.store.list("commits", ".json"),
         *releases.store.list("releases"),
         *releases.store.list(NIGHTS),
+        *((waiting,) if waiting else ()),
     )
     return digest_of(
         [_VERSION, releases.store.uri, [[entry.path, entry.size, entry.stamp] for entry in stored]]
