@@ -64,7 +64,12 @@ class InitOptions:
         str | None, typer.Option("--id", metavar="COLUMN", help="Column of the row's id; default: guessed.")
     ] = None
     text_column: Annotated[
-        str | None, typer.Option("--text", metavar="COLUMN", help="Column of the text; default: guessed.")
+        str | None,
+        typer.Option(
+            "--text",
+            metavar="COLUMN",
+            help="Column of the text, or a template like '{title}: {body}'; default: guessed.",
+        ),
     ] = None
     root: Annotated[
         str | None,

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AwareDatetime, Field, field_validator, model_validator
 
 from pipeline.config import Settings
+from pipeline.settings.text_template import parse_template
 
 # Not empty, because an empty path would be the working directory.
 Uri = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
@@ -62,7 +63,9 @@ class CorpusSettings(Settings):
     id: str = "id"
     """column of the row's id: string or integer, unique, stored unchanged"""
     text: str = "text"
-    """column of the text: string, or binary with UTF-8"""
+    """column of the text: string, or binary with UTF-8. Or a template over columns of strings and integers,
+    such as "{title}: {body}": a column that is null or blank is left out with the text before it; {{ and }}
+    are braces"""
     keep: tuple[str, ...] = ()
     """further columns to copy to the vectors and to search results"""
     where: Annotated[str, Field(min_length=1)] | None = None
@@ -92,6 +95,12 @@ class CorpusSettings(Settings):
     """how to recognize an unchanged file. fast: by its size and its modification time or ETag, so a file that
     was rewritten with the same size and time counts as unchanged; full: by its content, which reads every
     file every night"""
+
+    @field_validator("text")
+    @classmethod
+    def _text_is_a_column_or_a_template(cls, value: str) -> str:
+        parse_template(value)
+        return value
 
     @field_validator("snapshot", mode="before")
     @classmethod

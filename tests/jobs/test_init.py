@@ -62,6 +62,45 @@ def test_the_written_settings_publish_a_release(encoder: Path, cluster: Workers,
     assert (found["id"], found["title"]) == (7, texts[7][:9])
 
 
+@pytest.mark.slow
+def test_every_command_that_reads_the_corpus_takes_templates_and_filters(
+    encoder: Path, cluster: Workers, manta: Manta
+):
+    texts = sentences(60)
+    titles = [None if number % 3 == 0 else f"title {number}" for number in range(60)]
+    uri = written({"id": list(range(60)), "title": titles, "body": texts}, "docs/part-0.parquet")
+    assert manta("init", uri, "--text", "{title}: {body}").code == 0
+    assert load_settings(Job, "night.yaml").corpus.text == "{title}: {body}"
+    Path("excluded.txt").write_text("3\n")
+    settings = [f"encoder.path={encoder}", "corpus.where=id < 40", "corpus.exclude=excluded.txt"]
+    settings = ["--config", "night.yaml", *settings, "gates.recall_at_10="]
+    checked = manta("preflight", *settings)
+    assert checked.code == 0, checked.err
+    assert "0 would be quarantined and 21 filtered" in checked.out
+    plan = manta("plan", *settings, "--json")
+    assert json.loads(plan.out)["rows"] == 39, plan.err
+    night = json.loads(manta("nightly", *settings, "--json").out)
+    assert (night["rows"], night["counts"]["filtered"]) == (39, 21)
+    found = json.loads(
+        manta("search", "out/part-0", f"title 7: {texts[7]}", "-k", "1", "--json", "--texts").out
+    )
+    assert (found["id"], found["text"]) == (7, f"title 7: {texts[7]}")
+    assert manta("encode", *settings).code == 0
+    assert manta("augment", "--config", "night.yaml", "augment.variants.crop=crop", *settings[2:5]).code == 0
+    for command in (["nightly"], ["preflight"], ["plan"]):
+        ended = manta(*command, *settings, "corpus.text={titel} {body}")
+        assert ended.code == 2
+        assert "'titel', but the rows have the columns" in ended.err + ended.out
+
+
+def test_a_template_with_an_unknown_column_or_a_wrong_brace_is_refused(manta: Manta):
+    uri = written({"id": [1, 2], "text": ["a", "b"]})
+    for template, words in (("{title}: {text}", "a column 'title' for the text"), ("{text", "single {")):
+        ended = manta("init", uri, "--text", template)
+        assert (ended.code, Path("night.yaml").exists()) == (2, False)
+        assert words in ended.err
+
+
 def test_every_line_has_the_comment_of_its_setting(manta: Manta):
     manta("init", written({"id": ["a", "b"], "text": ["one text", "another"]}))
     lines = Path("night.yaml").read_text().splitlines()

@@ -3,7 +3,7 @@
 import importlib.util
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from itertools import islice
@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.augment.language import languages_of
-from pipeline.errors import DataError, PipelineError
+from pipeline.errors import ConfigError, DataError, PipelineError
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import RESULT_COLUMNS, CorpusSettings, EncoderSettings
+from pipeline.settings.text_template import TextTemplate, parse_template
 from pipeline.text.formats.json_values import parse_line, refuse_array
 from pipeline.text.formats.jsonl import read_blocks
 from pipeline.text.normalize import has_surrogates
@@ -85,31 +86,36 @@ def guess_corpus(
     Args:
         corpus: its uri and format.
         id_column: column of the ids; None to guess it.
-        text_column: column of the texts; None to guess it.
+        text_column: column of the texts, or a template over columns; None to guess it.
 
     Raises:
         DataError: there are no rows, a file is unreadable, or no column can be the id or the text.
+        ConfigError: the template is invalid, or names an unknown column.
     """
     listed = list_corpus(corpus)
     files, values = listed.files, _sample_columns(listed.files, corpus)
-    for role, column in (("text", text_column), ("id", id_column)):
+    template = None if text_column is None else _template(text_column)
+    named = [("text", column) for column in (template.columns if template else ())] + [("id", id_column)]
+    for role, column in named:
         if column is not None and column not in values:
-            raise DataError(
+            is_of_template = role == "text" and template is not None and not template.is_column
+            raise (ConfigError if is_of_template else DataError)(
                 corpus.uri,
                 f"a column {column!r} for the {role}",
                 f"the columns {', '.join(values) or '(none)'}",
                 f"name one of them with --{role}",
             )
     text = text_column or _guess_text(corpus, values, id_column)
-    id_column = id_column or _guess_id(corpus, values, text)
-    strings = [value for value in values[text] if isinstance(value, str)]
+    template = template or _template(text)
+    id_column = id_column or _guess_id(corpus, values, template.columns)
+    strings = list(_texts(values, template))
     return CorpusGuess(
         files=len(files),
         rows=max(map(len, values.values()), default=0),
         columns=tuple(values),
         id=id_column,
         text=text,
-        keep=_guess_kept(values, id_column, text),
+        keep=_guess_kept(values, id_column, template.columns if template.is_column else ()),
         language=guess_language(strings),
         script=_most_common(
             [SCRIPTS[number] for number in scripts_of(pa.array(strings, pa.large_string())).tolist()]
@@ -118,6 +124,27 @@ def guess_corpus(
         cut=_cut_proportion(strings),
         doubts=tuple(filter(None, (_doubt_ids(values, id_column), _doubt_splits(files), listed.warning))),
     )
+
+
+def _template(text: str) -> TextTemplate:
+    """Parse a column or a template for corpus.text; raise ConfigError if it is invalid."""
+    try:
+        return parse_template(text)
+    except ValueError as error:
+        raise ConfigError(
+            "--text", str(error), repr(text), "name a column, or correct the template"
+        ) from None
+
+
+def _texts(values: Values, template: TextTemplate) -> Iterator[str]:
+    """Yield the texts of the rows that have one."""
+    if template.is_column:
+        yield from (value for value in values[template.columns[0]] if isinstance(value, str))
+        return
+    for row in zip(*(values[name] for name in template.columns), strict=True):
+        fields = [str(value) if isinstance(value, str | int) else None for value in row]
+        if (text := template.render(fields)) is not None:
+            yield text
 
 
 def _cut_proportion(texts: Sequence[str]) -> float | None:
@@ -266,13 +293,13 @@ def _text_weight(name: str) -> float:
     return _ID_WEIGHT if _id_rank(name) <= len(_IDS) else 1
 
 
-def _guess_id(corpus: CorpusSettings, values: Values, text: str) -> str:
+def _guess_id(corpus: CorpusSettings, values: Values, texts: Sequence[str]) -> str:
     """Return a column of values that are distinct in nearly all rows.
 
     A column with the name of an id comes first, then one whose values are distinct in all rows.
     """
     unusable = {
-        name: _count_unusable_ids(column) for name, column in values.items() if name != text and column
+        name: _count_unusable_ids(column) for name, column in values.items() if name not in texts and column
     }
     candidates = [name for name, count in unusable.items() if count <= (1 - _UNIQUE) * len(values[name])]
     if not candidates:
@@ -295,13 +322,13 @@ def _id_rank(name: str) -> int:
     return len(_IDS) if lower.endswith(("id", "key")) else len(_IDS) + 1
 
 
-def _guess_kept(values: Values, id_column: str, text: str) -> tuple[str, ...]:
+def _guess_kept(values: Values, id_column: str, texts: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that search results should show beside the text: short plain columns."""
     reserved = {*RESULT_COLUMNS, id_column, "id"}
     short = [
         name
         for name, column in values.items()
-        if name not in (text, *reserved)
+        if name not in (*texts, *reserved)
         and _all_of(column, (str, int, float, date))
         and _mean_length(column) <= _MAX_KEPT_LENGTH
     ]

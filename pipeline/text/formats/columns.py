@@ -13,7 +13,7 @@ from pipeline.settings import CHUNK_COLUMNS, CorpusSettings
 from pipeline.store.rows.arrays import is_text, plain_type
 from pipeline.store.rows.nested import leaf_types, map_type
 from pipeline.store.rows.schema import corpus_schema
-from pipeline.text.sources.sources import SourceFile, filter_columns
+from pipeline.text.sources.sources import SourceFile, composed_columns
 
 # Largest number of leaves of a kept JSON column's type. Each leaf takes memory like a column, even if most
 # rows have no value in it.
@@ -134,10 +134,10 @@ def agree_on_columns(
 
     Raises:
         DataError: no file has one of the kept columns.
-        ConfigError: corpus.where does not fit any file.
+        ConfigError: corpus.where or a template of corpus.text does not fit any file.
     """
     id_column_type, refused = _agree_on_id(files, corpus)
-    refused |= _refuse_by_filter(files, corpus)
+    refused |= _refuse_without_columns(files, corpus)
     kept, leaves_out_keys = [], False
     for name in corpus.keep:
         if name == corpus.id:
@@ -169,32 +169,30 @@ def agree_on_columns(
     return Columns(id_column_type, tuple(kept), leaves_out_keys, chunked), refused
 
 
-def _refuse_by_filter(files: Sequence[FileColumns], corpus: CorpusSettings) -> dict[str, DataError]:
-    """Return the error of each Parquet file that lacks a column of corpus.where, by the file's name.
+def _refuse_without_columns(files: Sequence[FileColumns], corpus: CorpusSettings) -> dict[str, DataError]:
+    """Return the error of each Parquet file that lacks one of the composed columns, by the file's name.
 
     In a JSON file a missing column is null.
 
     Raises:
         ConfigError: no file has one of the columns, or its type fits the filter in no file.
     """
-    columns = filter_columns(corpus)
-    for name in columns:
+    columns = composed_columns(corpus)
+    for name, setting in columns.items():
         if files and all(name in file_columns.absent for file_columns in files):
             names = files[0].names
-            remedy = did_you_mean(name, names, "name one of these columns in corpus.where")
+            remedy = did_you_mean(name, names, f"name one of these columns in {setting}")
             found = f"{name!r}, but the rows have the columns {', '.join(names) or '(none)'}"
-            raise ConfigError("corpus.where", "columns of the corpus", found, remedy)
+            raise ConfigError(setting, "columns of the corpus", found, remedy)
     if files and all(file_columns.filter_misfit for file_columns in files):
         misfit = f"{files[0].file.uri}: {files[0].filter_misfit}"
         raise ConfigError(
             "corpus.where", "a filter that fits the columns' types", misfit, "change corpus.where"
         )
     return {
-        file_columns.file.name: missing_column(
-            file_columns.file, "corpus.where", next(iter(sorted(absent))), file_columns.names
-        )
-        for file_columns in files
-        if file_columns.file.format == "parquet" and (absent := file_columns.absent.intersection(columns))
+        each.file.name: missing_column(each.file, columns[missing[0]], missing[0], each.names)
+        for each in files
+        if each.file.format == "parquet" and (missing := [name for name in columns if name in each.absent])
     }
 
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from pipeline.settings import CorpusSettings
+from pipeline.settings.text_template import parse_template
 from pipeline.store.rows.arrays import is_text
 from pipeline.store.rows.nested import map_type
 from pipeline.text.formats.columns import (
@@ -24,7 +25,7 @@ from pipeline.text.formats.columns import (
     wrong_column_type,
 )
 from pipeline.text.normalize import has_surrogates, replace_surrogates
-from pipeline.text.sources.sources import SourceFile, filter_columns
+from pipeline.text.sources.sources import SourceFile, composed_columns
 
 MAX_DEPTH = 32  # levels of a nested value: Arrow and Parquet recurse at each level
 
@@ -255,12 +256,12 @@ class TypeInspection:
     has_negative_id: bool = False
     has_large_id: bool = False
     """whether an id is 2^63 or above, so that it needs uint64"""
-    filtered: tuple[str, ...] = ()
-    """columns that corpus.where names"""
+    composed: tuple[str, ...] = ()
+    """columns that corpus.where, or corpus.text as a template, names"""
 
     def __post_init__(self) -> None:
         self.types = dict.fromkeys((self.corpus.id, *self.corpus.keep), pa.null())
-        self.filtered = filter_columns(self.corpus)
+        self.composed = tuple(composed_columns(self.corpus))
 
     def add(self, block: JsonBlock) -> None:
         """Widen the types by the objects of a block.
@@ -269,7 +270,7 @@ class TypeInspection:
             DataError: the file is a JSON array, or a column is missing or has a wrong type.
         """
         refuse_array(self.file, block)
-        if self.example is not None and not self._lacks_filtered and self._has_known_types(block):
+        if self.example is not None and not self._lacks_composed and self._has_known_types(block):
             return
         parsed = (parse_line(line).value for line in block.lines.split(b"\n") if line.strip())
         objects = [value for value in parsed if value is not None]
@@ -278,7 +279,7 @@ class TypeInspection:
             self._check_text(objects)
         self._add_ids(objects)
         for value in objects:
-            self.present |= {*self.types, *self.filtered} & value.keys()
+            self.present |= {*self.types, *self.composed} & value.keys()
             for name in self.types.keys() - {self.corpus.id}:
                 self.types[name], fits = widen_type(self.types[name], value.get(name))
                 if not fits and isinstance(value[name], dict | list):
@@ -292,7 +293,7 @@ class TypeInspection:
         """
         example = self.example or {}
         absent = (
-            frozenset({*self.types, *self.filtered}) - self.present - self.file.partitions.keys()
+            frozenset({*self.types, *self.composed}) - self.present - self.file.partitions.keys()
             if example
             else frozenset()
         )
@@ -327,12 +328,12 @@ class TypeInspection:
     @property
     def is_final(self) -> bool:
         """True if further blocks cannot change the columns."""
-        return not self.corpus.keep and not self._lacks_filtered
+        return not self.corpus.keep and not self._lacks_composed
 
     @property
-    def _lacks_filtered(self) -> bool:
-        """True if no object so far has one of the columns that corpus.where names."""
-        return not self.present.union(self.file.partitions).issuperset(self.filtered)
+    def _lacks_composed(self) -> bool:
+        """True if no object so far has one of the composed columns."""
+        return not self.present.union(self.file.partitions).issuperset(self.composed)
 
     def _has_known_types(self, block: JsonBlock) -> bool:
         """Return whether Arrow can parse the block with the types found so far, so that none is widened.
@@ -350,8 +351,13 @@ class TypeInspection:
         return True
 
     def _check_text(self, objects: list[dict[str, Any]]) -> None:
-        """Raise DataError if no object of the first block has the text column, or none has a string in it."""
+        """Raise DataError if no object of the first block has the text column, or none has a string in it.
+
+        The columns of a template may occur later.
+        """
         name = self.corpus.text
+        if not parse_template(name).is_column:
+            return
         if name not in self.file.partitions and not any(name in json_object for json_object in objects):
             raise missing_column(self.file, "corpus.text", name, [*self.file.partitions, *objects[0]])
         texts = [json_object[name] for json_object in objects if json_object.get(name) is not None]

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.settings import CorpusSettings
+from pipeline.settings.text_template import TextTemplate, parse_template
 from pipeline.store.rows.arrays import array_of
 from pipeline.store.rows.nested import leaf_types, leaves
 from pipeline.store.rows.schema import stored_name
@@ -25,6 +26,7 @@ from pipeline.text.formats.json_values import (
     convert_value,
     integer_bits,
     is_id,
+    is_integer,
     parse_block,
     parse_line,
     show_value,
@@ -33,7 +35,7 @@ from pipeline.text.formats.quarantine import RejectedRow
 from pipeline.text.formats.reject_rows import RawBatch
 from pipeline.text.formats.row_filter import filter_objects
 from pipeline.text.normalize import has_surrogates, is_utf8, replace_surrogates
-from pipeline.text.sources.sources import SourceFile, filter_columns, open_file
+from pipeline.text.sources.sources import SourceFile, composed_columns, filter_columns, open_file
 from pipeline.text.sources.storage_errors import storage_errors
 
 
@@ -73,6 +75,7 @@ class LineParser:
     partition: dict[str, Any] = field(init=False)
     """values of rows that lack them; see `partition_values`"""
     filter_columns: tuple[str, ...] = field(init=False)
+    template: TextTemplate = field(init=False)
 
     def __post_init__(self) -> None:
         self.partition = {
@@ -80,6 +83,7 @@ class LineParser:
             for column, value in partition_values(self.schema, self.file, self.corpus).items()
         }
         self.filter_columns = filter_columns(self.corpus)
+        self.template = parse_template(self.corpus.text)
 
     def add(self, number: int, line: bytes) -> None:
         """Parse a line and add it to the rows or to the rejected lines."""
@@ -88,17 +92,14 @@ class LineParser:
             self.rejected.append(RejectedRow(number, reason, detail, text=line.decode(errors="replace")))
             return
         if self.filter_columns:
-            found = (value.get(name) for name in self.filter_columns)
-            names, of_file = self.filter_columns, self.file.partitions
-            values = [
-                of_file.get(name) if each is None else each for name, each in zip(names, found, strict=True)
-            ]
-            self.compared.append((number, values))
+            self.compared.append((number, self._values(value, self.filter_columns)))
         row_id, text, *kept_values = (
             self.partition.get(column) if value.get(key) is None else value[key]
             for column, key in keys_by_column(self.schema, self.corpus).items()
         )
-        type_errors = []
+        type_errors = list[str]()
+        if not self.template.is_column:
+            text = self._render(value, type_errors)
         if not isinstance(text, str | None):
             type_errors.append(f"{self.corpus.text} is {show_value(text)}, not a string")
         id_type = self.schema.field("id").type
@@ -116,6 +117,20 @@ class LineParser:
             )
         else:
             self.rows.append(self._to_row(number, row_id, text, kept_values))
+
+    def _values(self, value: dict[str, Any], names: Sequence[str]) -> list[Any]:
+        """Return an object's values of some columns; those of the file's hive partition where it has none."""
+        of_file = self.file.partitions
+        return [of_file.get(name) if value.get(name) is None else value[name] for name in names]
+
+    def _render(self, value: dict[str, Any], type_errors: list[str]) -> str | None:
+        """Return the text of an object by the template; append to `type_errors` for values of other types."""
+        names, texts = self.template.columns, list[str | None]()
+        for name, each in zip(names, self._values(value, names), strict=True):
+            if not isinstance(each, str | None) and not is_integer(each):
+                type_errors.append(f"{name} is {show_value(each)}, not a string or an integer")
+            texts.append(None if each is None else str(each))
+        return self.template.render(texts)
 
     def _to_row(
         self, number: int, row_id: Any, text: str | None, kept_values: Sequence[Any]
@@ -157,8 +172,9 @@ _BOM = b"\xef\xbb\xbf"
 def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
     """Find the types of a file's columns.
 
-    Without kept columns, the blocks up to the last new column of corpus.where are enough. Types of kept
-    columns depend on all rows that may be read, because a number with a decimal point may occur late.
+    Without kept columns, the blocks up to the last new column of corpus.where and of a template are enough.
+    Types of kept columns depend on all rows that may be read, because a number with a decimal point may occur
+    late.
 
     Raises:
         DataError: the file is a JSON array, or a column is missing from all objects or has no valid value.
@@ -179,9 +195,9 @@ def read(
     kept = [(stored_name(field.name), field.type) for field in columns.kept]
     schema = pa.schema([("id", columns.id), ("text", pa.string()), *kept])
     for block in read_blocks(file):
-        # Arrow drops nested keys that the type lacks; LineParser makes the value null, and counts it. A
-        # filter compares the values of a row as they are written, whatever the types of other rows.
-        by_line = columns.leaves_out_keys or corpus.where is not None
+        # Arrow drops nested keys that the type lacks; LineParser makes the value null, and counts it. Filters
+        # and templates take the values of a row as they are written, whatever the types of other rows.
+        by_line = columns.leaves_out_keys or bool(composed_columns(corpus))
         table = None if by_line else _parse_by_arrow(block, schema, file, corpus)
         if table is not None:
             yield RawBatch(table, block.position)

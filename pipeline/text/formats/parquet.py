@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.settings import CorpusSettings
+from pipeline.settings.text_template import parse_template
 from pipeline.store.rows.arrays import one_chunk, plain_table, plain_type
 from pipeline.store.rows.schema import stored_name
 from pipeline.text.formats.columns import (
@@ -24,11 +25,13 @@ from pipeline.text.formats.columns import (
 from pipeline.text.formats.kept_values import check_values
 from pipeline.text.formats.reject_rows import RawBatch
 from pipeline.text.formats.row_filter import FilteredRows, filter_table, parse_for
+from pipeline.text.normalize import valid_utf8
 from pipeline.text.sources.file_view import FileView, other_fields, view_of
 from pipeline.text.sources.sources import (
     LARGE_BYTES,
     SourceFile,
     columns_read,
+    composed_columns,
     filter_columns,
     open_file,
     open_ranges,
@@ -274,10 +277,12 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
         reader = pq.ParquetFile(stream, coerce_int96_timestamp_unit=_int96_unit(file))
     view = view_of(file, reader.schema_arrow, reader.metadata.num_rows)
     types = view.types(reader.schema_arrow)
-    kept = (("corpus.keep", name) for name in corpus.keep)
-    filtered = filter_columns(corpus)
-    compared = (("corpus.where", name) for name in filtered if name in types)
-    for setting, name in (("corpus.id", corpus.id), ("corpus.text", corpus.text), *kept, *compared):
+    composed, template = composed_columns(corpus), parse_template(corpus.text)
+    named = [("corpus.id", corpus.id)]
+    named += [("corpus.text", corpus.text)] if template.is_column else []
+    named += [("corpus.keep", name) for name in corpus.keep]
+    named += [(setting, name) for name, setting in composed.items() if name in types]
+    for setting, name in named:
         if name not in types:
             raise missing_column(file, setting, name, types)
         if (fields := other_fields(file, name, types[name])) is not None:
@@ -285,29 +290,39 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
     type_of_ids = id_type(types[corpus.id])
     if type_of_ids is None:
         raise wrong_column_type(file, "corpus.id", corpus.id, "string or integer", types[corpus.id])
-    text_type = plain_type(types[corpus.text])
-    is_text = has_offsets(text_type) or pa.types.is_fixed_size_binary(text_type)
-    if not (is_text or pa.types.is_null(text_type)):
-        raise wrong_column_type(
-            file, "corpus.text", corpus.text, "string (or binary holding UTF-8)", types[corpus.text]
-        )
+    for name in template.columns:
+        if name in types and not _holds_text(types[name], or_integers=not template.is_column):
+            expected = "string (or binary holding UTF-8)" + ("" if template.is_column else " or integer")
+            raise wrong_column_type(file, "corpus.text", name, expected, types[name])
     wanted = {name: types[name] for name in corpus.keep} | {corpus.id: type_of_ids}
     may_be_negative = _may_be_negative(reader.metadata, view, corpus.id, type_of_ids)
     divisions = _divide(reader.metadata, view, columns_read(corpus))
     rows = view.live_count(0, reader.metadata.num_rows)
-    compared_types = pa.schema([(name, plain_type(types[name])) for name in filtered if name in types])
-    absent = frozenset(filtered) - types.keys()
-    misfit = parse_for(corpus.where, compared_types) if corpus.where is not None and not absent else None
     return FileColumns(
         file,
         wanted,
         rows,
         may_be_negative,
         names=tuple(types),
-        absent=absent,
+        absent=frozenset(composed) - types.keys(),
         divisions=divisions,
-        filter_misfit=misfit if isinstance(misfit, str) else "",
+        filter_misfit=_filter_misfit(corpus, types),
     )
+
+
+def _holds_text(encoded: pa.DataType, *, or_integers: bool) -> bool:
+    kind = plain_type(encoded)
+    is_text = has_offsets(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_null(kind)
+    return bool(is_text or (or_integers and pa.types.is_integer(kind)))
+
+
+def _filter_misfit(corpus: CorpusSettings, types: Mapping[str, pa.DataType]) -> str:
+    """Return why corpus.where does not fit the types of its columns; "" if it does or one is missing."""
+    columns = filter_columns(corpus)
+    if corpus.where is None or not types.keys() >= set(columns):
+        return ""
+    parsed = parse_for(corpus.where, pa.schema([(name, plain_type(types[name])) for name in columns]))
+    return parsed if isinstance(parsed, str) else ""
 
 
 def _divide(metadata: pq.FileMetaData, view: FileView, columns: Sequence[str]) -> tuple[RowGroups, ...]:
@@ -417,8 +432,30 @@ def _raw_batch(
         nulled += (start + checked.nulled).tolist()
     ids = cast_column(table[corpus.id], columns.id, file, "corpus.id", corpus.id)
     numbers = pa.array(np.arange(start, start + len(table), dtype=np.int64))
-    rows = pa.table({"id": ids, "text": table[corpus.text], **kept, "row": numbers})
+    texts = _texts(table, start, corpus, not_utf8)
+    rows = pa.table({"id": ids, "text": texts, **kept, "row": numbers})
     return RawBatch(rows, 0, nulled=nulled, not_utf8=not_utf8)
+
+
+def _texts(
+    table: pa.Table, start: int, corpus: CorpusSettings, not_utf8: dict[str, np.ndarray]
+) -> pa.ChunkedArray | pa.Array:
+    """Return the texts; of a template, with the rows that are not UTF-8 added to `not_utf8`."""
+    template = parse_template(corpus.text)
+    if template.is_column:
+        return table[corpus.text]
+    columns = dict[str, list[str | None]]()
+    for name in dict.fromkeys(template.columns):
+        values = one_chunk(table[name])
+        if pa.types.is_integer(values.type) or pa.types.is_null(values.type):
+            columns[name] = values.cast(pa.string()).to_pylist()
+            continue
+        is_valid = valid_utf8(values)
+        not_utf8[name] = start + np.flatnonzero(~is_valid)
+        known = pc.if_else(pa.array(is_valid), values.cast(pa.large_binary()), None)
+        columns[name] = known.cast(pa.large_string()).to_pylist()
+    rows = zip(*(columns[name] for name in template.columns), strict=True)
+    return pa.array([template.render(row) for row in rows], pa.large_string())
 
 
 def _filtered(

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pipeline.errors import ConfigError, DataError
 from pipeline.log import counted
 from pipeline.settings import CorpusSettings
+from pipeline.settings.text_template import parse_template
 from pipeline.store.files.base import in_threads
 from pipeline.store.files.disk import regular_file
 from pipeline.store.files.open_store import store_of
@@ -116,7 +117,15 @@ def filter_columns(corpus: CorpusSettings) -> tuple[str, ...]:
 
 def columns_read(corpus: CorpusSettings) -> tuple[str, ...]:
     """Return the names of all columns that are read, each once."""
-    return tuple(dict.fromkeys((corpus.id, corpus.text, *corpus.keep, *filter_columns(corpus))))
+    texts = parse_template(corpus.text).columns
+    return tuple(dict.fromkeys((corpus.id, *texts, *corpus.keep, *filter_columns(corpus))))
+
+
+def composed_columns(corpus: CorpusSettings) -> dict[str, str]:
+    """Return the columns that corpus.where, or corpus.text as a template, names, each with that setting."""
+    template = parse_template(corpus.text)
+    texts = () if template.is_column else template.columns
+    return dict.fromkeys(texts, "corpus.text") | dict.fromkeys(filter_columns(corpus), "corpus.where")
 
 
 def list_files(corpus: CorpusSettings) -> list[SourceFile]:
