@@ -148,6 +148,14 @@ _REFUSALS = {
 _FULL = {"QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "507"}
 
 
+# Statuses that callers understand: no such object, a condition that is not met, a range beyond the end
+_UNDERSTOOD = {404, 409, 412, 416}
+
+
+class StoreRefusal(ConfigError):
+    """Raised if a store refuses a request for a reason that this module does not know."""
+
+
 def is_transient(error: BaseException) -> bool:
     """Return whether a retry may succeed, as after throttling, timeouts, lost connections, server errors.
 
@@ -208,7 +216,7 @@ def retrying(call: Callable[[], T], where: str) -> T:
 
     Raises:
         TransientError: the operation still fails at the deadline, or the store is full.
-        ConfigError: the store refuses the credentials, or the bucket does not exist.
+        ConfigError: the store refuses the credentials or the request, or the bucket does not exist.
     """
     start, ceiling = time.monotonic(), _FIRST_PAUSE_S
     limit = positive_number("MANTA_STORE_DEADLINE_S", _DEADLINE_S)
@@ -219,7 +227,7 @@ def retrying(call: Callable[[], T], where: str) -> T:
             return answer
         except Exception as error:
             if not is_transient(error):
-                if refused := refusal(error, where):
+                if refused := refusal(error, where) or _unknown_refusal(error, where):
                     raise refused from None
                 raise
             pause = random.uniform(0, ceiling)
@@ -271,3 +279,14 @@ def refusal(error: BaseException, where: str) -> ConfigError | TransientError | 
         return None
     expected, remedy = _REFUSALS[code]
     return ConfigError(where, expected, f"{code}: {error}", remedy)
+
+
+def _unknown_refusal(error: BaseException, where: str) -> StoreRefusal | None:
+    """Return the error for another answer that says that the request is at fault."""
+    code, status = answer_of(error)
+    if not 400 <= status < 500 or status in _UNDERSTOOD or isinstance(error, FileExistsError):
+        return None
+    found = f"{code or status}: {error}"
+    return StoreRefusal(
+        where, "a request that the store accepts", found, "check the permissions and the store's settings"
+    )

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from pipeline.config import credentials_of
 from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
-from pipeline.store.files.retry import is_of_client, is_transient, refusal
+from pipeline.store.files.retry import StoreRefusal, is_of_client, is_transient, refusal
 
 LEAVE_OUT = "; corpus.bad_files=skip leaves such files out"
 """End of the remedy of an error about a file of a corpus."""
@@ -31,6 +31,9 @@ def storage_errors(where: str, leave_out: str = LEAVE_OUT) -> Iterator[None]:
     """
     try:
         yield
+    except StoreRefusal as error:  # of a file, which corpus.bad_files may leave out
+        remedy = f"fix or remove the file, or its permissions{leave_out}"
+        raise DataError(where, "a readable file", error.found, remedy) from error
     except PipelineError:
         raise
     except Exception as error:

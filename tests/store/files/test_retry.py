@@ -15,8 +15,9 @@ import pyarrow as pa
 import pytest
 import requests
 
-from pipeline.errors import TransientError
+from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.store.files.retry import answer_of, is_transient, retrying
+from pipeline.text.sources.storage_errors import storage_errors
 
 
 def s3_answer(code: str, status: int) -> Exception:
@@ -136,6 +137,47 @@ def test_a_full_store_is_not_a_fault_of_the_settings(error: Exception):
     with pytest.raises(TransientError, match=r"expected space for a new object, .*run again"):
         retrying(call, "s3://bucket/key")
     assert not is_transient(error), "it is not repeated for two minutes"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (
+            translated(PermissionError(1, "not allowed"), s3_answer("MethodNotAllowed", 405)),
+            "MethodNotAllowed",
+        ),
+        (translated(OSError(22, "bad"), s3_answer("BadDigest", 400)), "BadDigest"),
+        (azure_answer(400, "InvalidHeaderValue"), "InvalidHeaderValue"),
+        (aiohttp_answer(411), "411"),
+    ],
+    ids=repr,
+)
+def test_an_unknown_refusal_names_the_request_and_its_code(error: Exception, code: str):
+    """It would seem to be an error of a disk, or a defect, far from the request."""
+
+    def call() -> None:
+        raise error
+
+    with pytest.raises(
+        ConfigError, match=f"s3://b/k: expected a request that the store accepts, found {code}: "
+    ):
+        retrying(call, "s3://b/k")
+    with (
+        pytest.raises(DataError, match=f"s3://b/k: expected a readable file, found {code}: "),
+        storage_errors("s3://b/k"),
+    ):
+        retrying(call, "s3://b/k")
+
+
+@pytest.mark.parametrize("status", [404, 409, 412, 416])
+def test_answers_that_callers_understand_stay_as_they_are(status: int):
+    answer = s3_answer("Code", status)
+
+    def call() -> None:
+        raise answer
+
+    with pytest.raises(type(answer)):
+        retrying(call, "s3://b/k")
 
 
 def test_the_code_and_the_status_of_an_answer_are_those_of_its_library():
