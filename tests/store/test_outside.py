@@ -5,6 +5,7 @@ is unpickled.
 import ast
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -253,6 +254,19 @@ def test_no_new_folder_or_file_can_be_made(
         with pytest.raises(PipelineError) as caught:
             call()
         assert caught.value.exit_code == code
+
+
+@pytest.mark.parametrize("operation", ["write", "create", "put"])
+def test_a_root_that_is_removed_while_a_file_is_written_is_a_transient_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+):
+    store, plain = open_store(tmp_path / "root"), os.fsync
+    (tmp_path / "file").write_bytes(b"x")
+    content = tmp_path / "file" if operation == "put" else b"x"
+    arguments = (content, "folder/name") if operation == "put" else ("folder/name", content)
+    monkeypatch.setattr(os, "fsync", lambda file: (plain(file), shutil.rmtree(tmp_path / "root", True)))
+    with pytest.raises(TransientError, match="a folder that stays while files are written"):
+        getattr(store, operation)(*arguments)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.store.files.base import (
     PARTIAL,
     Entry,
@@ -176,6 +176,9 @@ class LocalStore(Store):
 
         Args:
             replace: at the end of the block rename the temporary file to `file`, which may exist.
+
+        Raises:
+            TransientError: another process removes the folder.
         """
         _make_folder(file.parent, self.uri)
         temporary = file.parent / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(6)}"
@@ -185,6 +188,15 @@ class LocalStore(Store):
                 if replace:
                     os.replace(temporary, file)
             _sync_directory(file.parent)
+        except FileNotFoundError as error:
+            if str(error.filename) not in (str(temporary), str(file.parent)):
+                raise
+            raise TransientError(
+                str(file.parent),
+                "a folder that stays while files are written",
+                "none",
+                "see what removes it, and run again",
+            ) from error
         finally:
             with contextlib.suppress(OSError):  # `sweep` removes it later
                 temporary.unlink(missing_ok=True)
