@@ -1,5 +1,5 @@
-"""The instructions of the Dockerfile are parsed, because no image can be built here: copied files exist, and
-every installed package is locked by version and sha256.
+"""The instructions of the Dockerfile are parsed: copied files exist, and every installed package is locked by
+version and sha256. `test_image.py` builds the image.
 """
 
 import fnmatch
@@ -135,6 +135,12 @@ def test_pip_installs_only_locked_files_with_hashes():
     assert [file.strip('"') for file in files] == [f"{HOME}/locked/{name}.txt" for name in names]
 
 
+def test_each_layer_with_packages_is_pruned():
+    layers = [line for line in arguments("RUN") if "-r " in line]
+    assert len(layers) == 5
+    assert [line for line in layers if not line.endswith(f"sh {HOME}/prune.sh")] == []
+
+
 def test_pip_uses_one_package_index():
     texts = {
         file: file.read_text() for file in INFRA.rglob("*") if file.is_file() and file.suffix != ".png"
@@ -177,7 +183,7 @@ def test_the_image_installs_the_named_extras_and_is_not_built_if_one_fails(
     pip.write_text(f'#!/bin/sh\necho "$*"\ncase "$*" in *{failing or "none"}.txt) exit 1; esac\n')
     pip.chmod(0o700)
     done = subprocess.run(
-        ["/bin/sh", "-c", line],
+        ["/bin/sh", "-c", line.removesuffix(f"; sh {HOME}/prune.sh")],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "EXTRAS": extras},
         capture_output=True,
         text=True,
