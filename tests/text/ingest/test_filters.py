@@ -2,6 +2,7 @@
 
 import json
 import os
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,12 +22,15 @@ from pipeline.store.files.base import Store
 from pipeline.store.files.open_store import open_store
 from pipeline.store.records.units import Corpus
 from pipeline.store.releases.change_examples import ChangedRows
+from pipeline.text.formats import parquet
 from pipeline.text.formats.excluded_ids import read_ids, with_excluded_ids, write_ids
 from pipeline.text.ingest.corpus_record import corpus_digest, reading_digest
 from pipeline.text.ingest.ingest import ingest
 from pipeline.text.ingest.tonights_files import PreviousCorpus
 from pipeline.text.sources.sources import list_files
+from pipeline.text.task_map import TaskRunner
 from tests.text.ingest.editing import addresses
+from tests.text.ingest.task_maps import map_in_other_processes
 
 Value = int | float | str | bool | list[int] | None
 Answer = bool | str | None
@@ -420,3 +424,32 @@ def test_written_ids_are_read_again_and_those_that_cannot_be_lines_need_parquet(
     assert read_ids(str(tmp_path / "ids.txt")) == set(ids[:3])
     with pytest.raises(ConfigError, match=r"name a \.parquet file"):
         write_ids(str(tmp_path / "ids.txt"), ids)
+
+
+@pytest.mark.parametrize("name", ["ids.txt", "ids.parquet"])
+def test_ids_are_read_from_and_written_to_an_object_store(s3: str, name: str):
+    uri = f"{s3}/{uuid.uuid4().hex}/{name}"
+    with pytest.raises(ConfigError, match=r"corpus\.exclude: .*a file of ids"):
+        read_ids(uri)
+    write_ids(uri, ["a", "ö 1"])
+    assert read_ids(uri) == {"a", "ö 1"}
+
+
+def test_tasks_of_other_processes_and_row_groups_filter_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Settings, ids included, are pickled with the tasks; a file of ten row groups is read by ten items."""
+    monkeypatch.setattr(parquet, "_DIVISION_BYTES", 1)
+    (tmp_path / "in").mkdir()
+    numbers = list(range(100))
+    table = pa.table({"id": numbers, "text": [f"text {number}" for number in numbers], "price": numbers})
+    pq.write_table(table, tmp_path / "in/a.parquet", row_group_size=10)
+    (tmp_path / "ids.txt").write_text("".join(f"{number}\n" for number in range(0, 100, 3)))
+    corpus = excluding(tmp_path / "in", tmp_path / "ids.txt", where="price >= 15")
+    here, there = open_store(tmp_path / "here"), open_store(tmp_path / "there")
+    made = ingest(corpus, 100, here)
+    other = ingest(corpus, 100, there, runner=TaskRunner(map_in_other_processes))
+    assert made == other
+    kept = {f"text {number}" for number in numbers if number >= 15 and number % 3}
+    assert set(of_units(here, made).values()) == set(of_units(there, other).values()) == kept
+    assert made.counts["filtered"] == 100 - len(kept)
