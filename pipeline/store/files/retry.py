@@ -149,7 +149,7 @@ _FULL = {"QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull",
 
 
 # Statuses that callers understand: no such object, a condition that is not met, a range beyond the end
-_UNDERSTOOD = {404, 409, 412, 416}
+_UNDERSTOOD = {404, 412, 416}
 
 
 class StoreRefusal(ConfigError):

@@ -369,6 +369,9 @@ def read(
         view = view_of(file, reader.schema_arrow, metadata.num_rows)
         names, types = columns_read(corpus), view.types(reader.schema_arrow)
         wanted = view.stored_names(names)
+        if not wanted:
+            found, remedy = ", ".join(reader.schema_arrow.names), "write it with the columns of the table"
+            raise file.error(f"one of the columns {', '.join(names)}", found, remedy)
         live = view.live_count(0, metadata.num_rows)
         groups = groups or RowGroups(0, metadata.num_row_groups, 0, live, file.size)
         position = sum(metadata.row_group(number).num_rows for number in range(groups.first))

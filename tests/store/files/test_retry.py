@@ -149,6 +149,7 @@ def test_a_full_store_is_not_a_fault_of_the_settings(error: Exception):
         (translated(OSError(22, "bad"), s3_answer("BadDigest", 400)), "BadDigest"),
         (azure_answer(400, "InvalidHeaderValue"), "InvalidHeaderValue"),
         (aiohttp_answer(411), "411"),
+        (translated(PermissionError(1, "state"), s3_answer("InvalidBucketState", 409)), "InvalidBucketState"),
     ],
     ids=repr,
 )
@@ -169,7 +170,7 @@ def test_an_unknown_refusal_names_the_request_and_its_code(error: Exception, cod
         retrying(call, "s3://b/k")
 
 
-@pytest.mark.parametrize("status", [404, 409, 412, 416])
+@pytest.mark.parametrize("status", [404, 412, 416])
 def test_answers_that_callers_understand_stay_as_they_are(status: int):
     answer = s3_answer("Code", status)
 

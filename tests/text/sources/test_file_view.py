@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.errors import DataError
 from pipeline.store.records.units import Changes
 from pipeline.text.sources.sources import list_files
 from tests.text.ingest.lake_tables import added, change_type, commit, rows
@@ -70,3 +71,16 @@ def test_types_that_were_widened_are_those_of_the_table(
     other = DeltaNights(tmp_path / "again")
     other.set(uri=str(nights.root), keep=("lang", "value"), snapshot=1)
     assert kept_values(other, other.night(), "value") == (wider, widened)
+
+
+def test_a_data_file_without_any_column_of_the_table_is_named(tmp_path):
+    """Names of columns are compared with their case, as in any Parquet file."""
+    nights = DeltaNights(tmp_path)
+    first = rows(range(3))
+    nights.write(first)
+    (file,) = list_files(nights.corpus)
+    pq.write_table(first.rename_columns([name.upper() for name in first.column_names]), file.uri)
+    add = added(nights.root)[file.table.location]
+    commit(nights.root, {"add": {**add, "size": (nights.root / file.name).stat().st_size}})
+    with pytest.raises(DataError, match=r"expected one of the columns id, .*, found ID, "):
+        nights.night()
