@@ -188,7 +188,12 @@ def _variable(name: str) -> str:
 
 @contextlib.contextmanager
 def told_of_errors(settings: EventSettings, root: str) -> Iterator[None]:
-    """Tell of the error that ends the night in the block, if one does."""
+    """Tell of the error that ends the night in the block, if one does.
+
+    Args:
+        root: release.root; its store may be the reason of the error, so it is not opened here.
+    """
+    uri = root.rstrip("/") if "://" in root else os.path.abspath(os.path.expanduser(root))
 
     def tell_error(error: BaseException) -> None:
         candidate = error.candidate if isinstance(error, GatesRefused) else None
@@ -196,7 +201,7 @@ def told_of_errors(settings: EventSettings, root: str) -> Iterator[None]:
         tell(
             settings,
             metrics.outcome_of_error(error),
-            root,
+            uri,
             reason=reason,
             exit_code=exit_code_of(error),
             candidate=candidate,

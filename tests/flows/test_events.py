@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, DataError, GatesRefused
-from pipeline.flows.events import tell
+from pipeline.flows.events import tell, told_of_errors
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.metrics_file import RecordedMetrics
@@ -146,6 +146,26 @@ def test_a_command_gets_its_arguments_without_a_shell(tmp_path: Path, command: t
     (event,) = events(tmp_path)
     assert event["arguments"] == list(words)
     assert (event["event"], event["root"], event["release"]) == ("held", "s3://bucket/root", 3)
+
+
+def test_an_error_is_told_with_the_name_that_the_root_has_elsewhere(
+    tmp_path: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    settings = EventSettings(command=command)
+    for root in ("releases", "s3://bucket/root/"):
+        with pytest.raises(DataError), told_of_errors(settings, root):
+            raise DataError("here", "one thing", "another", "do this")
+    with pytest.raises(KeyboardInterrupt), told_of_errors(settings, "releases"):
+        raise KeyboardInterrupt
+    told = events(tmp_path)
+    local = str(tmp_path / "releases")
+    assert [event["root"] for event in told] == [local, "s3://bucket/root", local]
+    assert [(event["event"], event["exit_code"]) for event in told] == [
+        ("failed", 3),
+        ("failed", 3),
+        ("stopped", 130),
+    ]
 
 
 @pytest.mark.parametrize(
