@@ -6,7 +6,7 @@ Arrow parses a block in which every line is one object; any other block is parse
 import contextlib
 import gzip
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pipeline.settings import CorpusSettings
 from pipeline.settings.text_template import TextTemplate, parse_template
-from pipeline.store.rows.arrays import array_of
+from pipeline.store.rows.arrays import array_of, is_text
 from pipeline.store.rows.nested import leaf_types, leaves
 from pipeline.store.rows.schema import stored_name
 from pipeline.text.formats.columns import Columns, FileColumns, RowGroups
@@ -33,7 +33,7 @@ from pipeline.text.formats.json_values import (
 )
 from pipeline.text.formats.quarantine import RejectedRow
 from pipeline.text.formats.reject_rows import RawBatch
-from pipeline.text.formats.row_filter import filter_objects
+from pipeline.text.formats.row_filter import filter_objects, filter_table, parse_for, type_of_value
 from pipeline.text.normalize import has_surrogates, is_utf8, replace_surrogates
 from pipeline.text.sources.sources import SourceFile, composed_columns, filter_columns, open_file
 from pipeline.text.sources.storage_errors import storage_errors
@@ -166,6 +166,7 @@ class LineParser:
 
 _BLOCK_BYTES = 1 << 20  # bytes parsed at once: few, because one line that Arrow rejects makes its block slow
 _MAX_LINE_BYTES = 256 << 20  # a file with a longer line is not JSON lines
+_TYPED_LINES = 16  # lines of a block that are searched for the type of a compared column
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -195,12 +196,10 @@ def read(
     kept = [(stored_name(field.name), field.type) for field in columns.kept]
     schema = pa.schema([("id", columns.id), ("text", pa.string()), *kept])
     for block in read_blocks(file):
-        # Arrow drops nested keys that the type lacks; LineParser makes the value null, and counts it. Filters
-        # and templates take the values of a row as they are written, whatever the types of other rows.
-        by_line = columns.leaves_out_keys or bool(composed_columns(corpus))
-        table = None if by_line else _parse_by_arrow(block, schema, file, corpus)
-        if table is not None:
-            yield RawBatch(table, block.position)
+        # Arrow drops nested keys that the type lacks; LineParser makes the value null, and counts it.
+        batch = None if columns.leaves_out_keys else _parse_by_arrow(block, schema, file, corpus)
+        if batch is not None:
+            yield batch
         else:
             parser = LineParser(file, corpus, schema)
             for number, line in enumerate(block.lines.split(b"\n"), start=block.first):
@@ -247,23 +246,78 @@ def _read_piece(source: Any, file: SourceFile) -> bytes:
 
 def _parse_by_arrow(
     block: JsonBlock, schema: pa.Schema, file: SourceFile, corpus: CorpusSettings
-) -> pa.Table | None:
-    """Parse a block by Arrow; None unless every line is valid UTF-8 and one object that fits the schema."""
-    rows, keys = _count_object_lines(block.lines), keys_by_column(schema, corpus)
+) -> RawBatch | None:
+    """Parse a block by Arrow; None unless every line is valid UTF-8 and one object that fits the schema.
+
+    None, too, unless `LineParser` would give the same for the columns that a filter or a template names.
+    """
+    rows, keys, template = _count_object_lines(block.lines), keys_by_column(schema, corpus), None
+    if not parse_template(corpus.text).is_column:
+        del keys["text"]
+        template = parse_template(corpus.text)
     types = {key: schema.field(column).type for column, key in keys.items()}
     if rows is None or any(schema.field(column).type != types[key] for column, key in keys.items()):
         return None  # lines that are not objects, or one key for two columns of different types
+    if (composed := _composed_types(block, types, file, corpus)) is None:
+        return None
     try:
-        table = parse_block(block.lines, types)
+        table = parse_block(block.lines, composed | types)
+        texts = [table[name].cast(pa.string()) for name in template.columns] if template else []
+        compared = [table[name].cast(composed[name]) for name in filter_columns(corpus)]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
-    if table.num_rows != rows or any(_may_be_rounded(column) for column in table.columns):
+    if table.num_rows != rows or any(map(_may_be_rounded, (*table.columns, *compared))):
         return None
     columns = {column: table[key] for column, key in keys.items()}
+    if template:
+        values = zip(*(each.to_pylist() for each in texts), strict=True)
+        columns["text"] = pa.chunked_array([pa.array(map(template.render, values), pa.string())])
     for column, value in partition_values(schema, file, corpus).items():
         columns[column] = pc.fill_null(columns[column], value)
-    number = pa.array(np.arange(block.first, block.first + rows, dtype=np.int64))
-    return pa.table({**columns, "row": number}).combine_chunks()
+    numbers, filtered = np.arange(block.first, block.first + rows, dtype=np.int64), None
+    if corpus.where is not None:
+        named = pa.table(compared, names=list(filter_columns(corpus)))
+        if isinstance(parse_for(corpus.where, named.schema), str):
+            return None
+        filtered = filter_table(corpus.where, named, numbers)
+    in_order = {name: columns[name] for name in schema.names}
+    batch = pa.table({**in_order, "row": pa.array(numbers)}).combine_chunks()
+    return RawBatch(batch, block.position, filtered=filtered)
+
+
+def _composed_types(
+    block: JsonBlock, known: Mapping[str, pa.DataType], file: SourceFile, corpus: CorpusSettings
+) -> dict[str, pa.DataType] | None:
+    """Return types in which Arrow may take values of the columns that a filter or a template names.
+
+    The type of a compared column is that of its first value. An integer that is kept as such is compared as
+    a double, like every number of JSON, and put into a text as it is.
+
+    Args:
+        known: types of the id, the text and the kept columns.
+
+    Returns:
+        The types, or None if the block has to be parsed line by line.
+    """
+    names, template = composed_columns(corpus), parse_template(corpus.text)
+    if file.partitions.keys() & names.keys():
+        return None
+    types = {} if template.is_column else dict.fromkeys(template.columns, pa.string())
+    if any(name in known and not is_text(known[name]) and not _is_integer(known[name]) for name in types):
+        return None
+    first = block.lines.split(b"\n", _TYPED_LINES)[:_TYPED_LINES] if filter_columns(corpus) else []
+    objects = [parse_line(line).value or {} for line in first]
+    for name in filter_columns(corpus):
+        kind = type_of_value(next((each[name] for each in objects if each.get(name) is not None), None))
+        if kind not in (pa.string(), pa.bool_(), pa.float64()) or types.setdefault(name, kind) != kind:
+            return None
+        if name in known and known[name] != kind and not (_is_integer(known[name]) and kind == pa.float64()):
+            return None
+    return types
+
+
+def _is_integer(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind))
 
 
 def _may_be_rounded(column: pa.ChunkedArray) -> bool:

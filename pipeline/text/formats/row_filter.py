@@ -75,7 +75,7 @@ def filter_objects(
     """
     groups = defaultdict[tuple[pa.DataType, ...], list[tuple[int, Sequence[Any]]]](list)
     for row in rows:
-        groups[tuple(map(_type_of, row[1]))].append(row)
+        groups[tuple(map(type_of_value, row[1]))].append(row)
     left_out, failed = [np.zeros(0, np.int64)], dict[int, str]()
     for kinds, of_kinds in groups.items():
         values = zip(*(of_row for _, of_row in of_kinds), strict=True)
@@ -104,7 +104,7 @@ def _evaluate(where: str, batch: pa.RecordBatch, numbers: np.ndarray, failed: di
     return FilteredRows(np.zeros(0, np.int64), dict.fromkeys(numbers.tolist(), condition) | failed)
 
 
-def _type_of(value: Any) -> pa.DataType:
+def type_of_value(value: Any) -> pa.DataType:
     """Return the type in which a value of JSON is compared."""
     if value is None:
         return pa.null()
@@ -120,7 +120,7 @@ def _type_of(value: Any) -> pa.DataType:
 
 
 def _stored_value(value: Any, kind: pa.DataType) -> Any:
-    """Return a value of JSON as a value of its `_type_of`."""
+    """Return a value of JSON as a value of its `type_of_value`."""
     if pa.types.is_list(kind):
         return []
     if pa.types.is_decimal(kind):

@@ -24,6 +24,7 @@ from pipeline.store.records.units import Corpus
 from pipeline.store.releases.change_examples import ChangedRows
 from pipeline.text.formats import parquet
 from pipeline.text.formats.excluded_ids import read_ids, with_excluded_ids, write_ids
+from pipeline.text.formats.reader import read_batches, survey_files
 from pipeline.text.ingest.corpus_record import corpus_digest, reading_digest
 from pipeline.text.ingest.ingest import ingest
 from pipeline.text.ingest.tonights_files import PreviousCorpus
@@ -453,3 +454,41 @@ def test_tasks_of_other_processes_and_row_groups_filter_the_same_rows(
     kept = {f"text {number}" for number in numbers if number >= 15 and number % 3}
     assert set(of_units(here, made).values()) == set(of_units(there, other).values()) == kept
     assert made.counts["filtered"] == 100 - len(kept)
+
+
+PRICES: dict[str, list[Value]] = {
+    "one type": [1, 2.5, None, 3, 2**53 - 1],
+    "large integers": [1, 2**53, 2**60 + 1, None, 3],
+    "several types": [1, "3", True, None, [1]],
+    "strings": ["1", None, "de", "3", ""],
+}
+
+
+@pytest.mark.parametrize("keep", [(), ("price",)])
+@pytest.mark.parametrize("prices", PRICES)
+def test_the_answer_for_a_row_does_not_depend_on_the_rows_that_are_parsed_with_it(
+    tmp_path: Path, prices: str, keep: tuple[str, ...]
+):
+    """A file gives what its lines give in files of their own; Arrow parses some of them, Python others."""
+    rows = [(str(number), "one", price, "de") for number, price in enumerate(PRICES[prices])]
+    files, lines = Files(tmp_path), Files(tmp_path / "lines")
+    files.put("1.jsonl", rows)
+    lines.put("0.jsonl", [("first", "one", 1 if prices != "strings" else "1", "de")])
+    for number, row in enumerate(rows):
+        lines.put(f"{number + 1}.jsonl", [row])
+    for where in ("price < 3", "price is null", "price != 9007199254740992.5", "price in ('3', 'de')"):
+        for text in ("text", "{text} ({lang})"):
+            fates = list[dict[str, str]]()
+            for folder in (files.folder, lines.folder):
+                corpus = CorpusSettings(uri=str(folder), where=where, text=text, keep=keep)
+                found, fate = survey_files(list_files(corpus), corpus).columns, dict[str, str]()
+                for batch in (
+                    each for file in list_files(corpus) for each in read_batches(file, corpus, found)
+                ):
+                    good = zip(batch.good["id"].to_pylist(), batch.good["text"].to_pylist(), strict=True)
+                    fate |= dict(good) | dict.fromkeys(batch.filtered["id"].to_pylist(), "filtered")
+                    fate |= dict.fromkeys(batch.bad["id"].to_pylist(), "bad")
+                fate.pop("first", None)
+                fates.append(fate)
+            assert fates[0] == fates[1], (where, text)
+            assert len(fates[0]) == len(rows)
