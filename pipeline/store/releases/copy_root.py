@@ -22,6 +22,7 @@ from pipeline.store.releases.manifest import manifest_path, report_path
 from pipeline.store.releases.release import Releases, no_release
 from pipeline.store.releases.summary import summary_path
 from pipeline.store.releases.verify import WHOLE_BYTES, needed_files, stored_sha256
+from pipeline.store.releases.waiting import commits_since, is_overtaken, load_waiting
 
 _COPIERS = 4  # files copied concurrently
 _OTHER_FOLDERS = ("evaluations", "counts", "duplicates", AUGMENTED_FOLDER, "exports")
@@ -67,9 +68,10 @@ def copy_root(old: Releases, new: Releases, stages: Stages, *, only_current: boo
     """
     _refuse_nested(old.store, new.store)
     commits = _read_commits(old)
-    current = _newest_release(commits)
+    current = old.get(_newest_release(commits)).release  # refuses a root whose newest manifest is missing
     check_store(new.store, creates_once=new.commits.store is new.store)
     _missing_commits(commits, new.commits)  # refuses another root before any work
+    _announce_waiting(old)
     numbers = (current,) if only_current else tuple(old.numbers())
     with lease(new.store), _kept_by_prune(old, numbers), new.store.scratch() as scratch:
         copy = _Copy(old, new, scratch)
@@ -123,6 +125,16 @@ def _read_commits(old: Releases) -> dict[int, bytes]:
         raise no_release(old.store)
     contents = in_threads(lambda number: old.commits.store.read(commit_path(number)), numbers)
     return dict(zip(numbers, contents, strict=True))
+
+
+def _announce_waiting(old: Releases) -> None:
+    """Say that a candidate that waits for its approval is not copied."""
+    record = load_waiting(old.store)
+    if record is not None and not is_overtaken(commits_since(old.commits, record)):
+        announce(
+            f"candidate {record.candidate} waits for its approval in {old.store.uri} and is not copied: the "
+            "next night with the new root makes it again"
+        )
 
 
 def _newest_release(commits: Mapping[int, bytes]) -> int:

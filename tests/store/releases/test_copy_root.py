@@ -13,11 +13,13 @@ from pipeline.log import Stages
 from pipeline.store.files.base import Store
 from pipeline.store.files.local import LocalStore
 from pipeline.store.files.open_store import open_store
+from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.releases.copy_root import Copied, copy_root
 from pipeline.store.releases.manifest import manifest_path
 from pipeline.store.releases.prune import prune
 from pipeline.store.releases.release import Releases
 from pipeline.store.releases.verify import files_of
+from pipeline.store.releases.waiting import WAITING, Waiting
 from tests.conftest import REMOTE
 from tests.store.candidates import publish
 
@@ -270,6 +272,25 @@ def test_other_files_of_the_root_are_copied_or_counted(old: Store, tmp_path: Pat
     assert new.read("evaluations/scores.json") == b"[]"
 
 
+def test_a_waiting_candidate_is_named_as_not_copied(
+    old: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    record = Waiting(
+        candidate="c0ffee",
+        manifest=FileRef(path="candidates/c0ffee/manifest.json", sha256="0" * 64),
+        parent=2,
+        last_commit=5,
+        first_ordinal=3,
+        at="2026-11-29T02:30:00+00:00",
+        reason="release.publish=approval",
+        rows=1,
+    )
+    old.write(WAITING, record.to_json())
+    copied = copy(old, open_store(tmp_path / "new"))
+    assert "candidate c0ffee waits for its approval" in capsys.readouterr().err
+    assert copied.left_out == {"candidates": 1}
+
+
 @pytest.mark.parametrize("harm", ["changed", "missing"])
 def test_a_damaged_root_is_not_copied(old: Store, tmp_path: Path, harm: str):
     new, path = open_store(tmp_path / "new"), "indexes/one.faiss"
@@ -284,6 +305,15 @@ def test_a_damaged_root_is_not_copied(old: Store, tmp_path: Path, harm: str):
     old.write(path, content)
     copy(old, new)
     assert contents(new) == contents(old)
+
+
+@pytest.mark.parametrize("only_current", [False, True])
+def test_a_root_without_its_newest_manifest_is_not_copied(old: Store, tmp_path: Path, only_current: bool):
+    old.delete(manifest_path(2))
+    new = open_store(tmp_path / "new")
+    with pytest.raises(DataError, match="release 2: expected a committed release"):
+        copy(old, new, only_current=only_current)
+    assert not new.list()
 
 
 def test_a_file_of_an_unfinished_copy_is_written_again_if_its_bytes_differ(old: Store, tmp_path: Path):
