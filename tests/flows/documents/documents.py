@@ -45,8 +45,10 @@ NEEDS = {
     "manta releases promote": "a candidate that waits: tests/flows/night/test_approval.py has some",
     "manta search ROOT -": "standard input: tests/jobs/test_search.py gives it",
     "manta evaluate evaluate.names=[senteval]": "the transfer tasks: tests/evaluate has small ones",
+    "/etc/manta/": "the files of one machine: tests/infra/test_machine.py runs its recipes",
+    "/var/lib/manta/": "the files of one machine: tests/infra/test_machine.py runs its recipes",
 }
-"""the beginnings of commands that no test of the documents runs"""
+"""the beginnings of commands that no test of the documents runs, and folders that such commands name"""
 
 
 def commands(file: Path) -> list[str]:
@@ -89,7 +91,14 @@ def _spelled(command: str) -> list[str]:
 def need(command: str) -> str | None:
     """Return the reason why no test runs a command; None if a test runs it."""
     words = " ".join(shlex.split(command))
-    return next((reason for beginning, reason in NEEDS.items() if words.startswith(beginning)), None)
+    return next(
+        (
+            reason
+            for part, reason in NEEDS.items()
+            if words.startswith(part) or (part.startswith("/") and part in words)
+        ),
+        None,
+    )
 
 
 def python_blocks(file: Path) -> list[str]:

@@ -41,6 +41,7 @@ BARE = (
     "manta plan",
     "manta preflight",
     "manta releases prune",
+    "manta releases rollback",
     "manta export",
     "manta nightly --verify",
     "manta search",
