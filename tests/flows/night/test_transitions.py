@@ -28,7 +28,13 @@ from pipeline.store.releases.manifest import READABLE, Gate, ReleaseManifest
 from pipeline.store.releases.prune import prune
 from pipeline.store.releases.release import Releases
 from pipeline.store.releases.verify import size_faults
-from pipeline.store.releases.waiting import DIGITS, commits_since, describe_overtaking, load_waiting
+from pipeline.store.releases.waiting import (
+    DIGITS,
+    commits_since,
+    describe_overtaking,
+    is_overtaken,
+    load_waiting,
+)
 from tests.store.candidates import candidate
 
 PASSED = {READABLE: Gate(value=0, threshold=0, passed=True)}
@@ -198,7 +204,11 @@ class Transitions(RuleBasedStateMachine):
     @rule(operation=NAMES)
     def one(self, operation: str) -> None:
         self._age()
-        self._run(operation, LocalStore(self.root))
+        store = LocalStore(self.root)
+        record, commits = load_waiting(store), Releases(store).commits
+        self._run(operation, store)
+        if operation == "prune" and record is not None and not is_overtaken(commits_since(commits, record)):
+            assert load_waiting(store) == record, "a candidate that waits is not pruned"
 
     @rule(operations=st.tuples(NAMES, NAMES), turns=st.lists(st.booleans(), min_size=20, max_size=120))
     def two_at_once(self, operations: tuple[str, str], turns: Turns) -> None:
