@@ -150,7 +150,7 @@ def list_releases(run: ReleasesRun) -> Answer:
     """
     from jobs.releases_output import commit_list
 
-    return commit_list(run.open(), run.root, run.other_command("promote"), run.width)
+    return commit_list(run.open(), run.root, run.other_command("promote"))
 
 
 @_releases_command
@@ -328,7 +328,7 @@ def promote(
         else f"nothing changed: it is release {commit.release}"
     )
     facts = commit.model_dump(mode="json") | {"is_new": is_new}
-    return Answer(facts, f"{first} release {commit.release} (candidate {commit.approval.candidate}, {who})")
+    return Answer(facts, f"{first} (candidate {commit.approval.candidate}, {who})")
 
 
 @_releases_command

@@ -25,12 +25,11 @@ _QUARANTINE_COLUMNS = ("file", "row", "id", "detail", "excerpt")
 _MAX_FAULTS = 20
 
 
-def commit_list(opened: "Releases", root: str, promote: str, width: int | None) -> Answer:
+def commit_list(opened: "Releases", root: str, promote: str) -> Answer:
     """List the commits in order, with rows, index and space of their releases, and unpublished nights.
 
     Args:
         promote: shell command that publishes the candidate that waits, without its name.
-        width: width of the output in terminal cells; None without a limit.
     """
     current, with_manifest, history = opened.current(), set(opened.numbers()), opened.history()
     of_current = (each.commit for each in history if current and each.release == current.release)
@@ -66,7 +65,7 @@ def commit_list(opened: "Releases", root: str, promote: str, width: int | None) 
         held, damage = None, error
     text += _held_line(held) if held else ""
     number = current.release if current else None
-    nights = _unpublished(opened, number, history, promote, width)
+    nights = _unpublished(opened, number, history, promote)
     text, damage = f"{text}{nights.text}", damage or nights.damage
     answer = {"root": root, "current": number, "held": held and held.release, "commits": facts} | nights.facts
     if damage is None:
@@ -103,7 +102,7 @@ class _Unpublished(NamedTuple):
 
 
 def _unpublished(
-    opened: "Releases", current: int | None, history: "Sequence[Commit]", promote: str, width: int | None
+    opened: "Releases", current: int | None, history: "Sequence[Commit]", promote: str
 ) -> _Unpublished:
     """Describe the candidate that waits, and the nights that published nothing.
 
@@ -111,7 +110,6 @@ def _unpublished(
         current: number of the current release.
         history: all commits.
         promote: see `commit_list`.
-        width: width of the output in terminal cells; None without a limit.
     """
     state, damage = None, None
     try:
@@ -123,7 +121,7 @@ def _unpublished(
         for night in unpublished_nights(opened.store)
     ]
     waiting = state and state.record.model_dump(mode="json") | {"overtaken_by": state.overtaken_by}
-    text = f"{_waiting_lines(state, promote)}{_unpublished_lines(nights, width)}"
+    text = f"{_waiting_lines(state, promote)}{_unpublished_lines(nights)}"
     return _Unpublished({"waiting": waiting, "unpublished": nights}, text, damage)
 
 
@@ -139,17 +137,18 @@ def _waiting_lines(state: "WaitingState | None", promote: str) -> str:
     )
 
 
-def _unpublished_lines(nights: "Sequence[dict[str, Any]]", width: int | None) -> str:
-    """Return a table of the newest nights that published nothing, oldest first; "" without any."""
+def _unpublished_lines(nights: "Sequence[dict[str, Any]]") -> str:
+    """Describe the newest nights that published nothing, oldest first; "" without any."""
     if not nights:
         return ""
-    lines = [
-        (night["at"], night["status"], str(night["exit_code"]), night["report"] or "", night["reason"])
-        for night in reversed(nights[:SHOWN])
-    ]
-    shown = table_within(lines, ("at", "night", "exit code", "report", "reason"), width)
     more = f" (the newest {SHOWN} of {len(nights)})" if len(nights) > SHOWN else ""
-    return f"\n\nnights that published nothing{more}\n\n{shown}"
+    lines = [f"\n\nnights that published nothing{more}\n"]
+    for night in reversed(nights[:SHOWN]):
+        ending = f"{night['status']}, exit code {night['exit_code']}"
+        lines.append(f"{night['at']}  {ending}: {printable(night['reason'])}")
+        if night["report"]:
+            lines.append(f"  report  {night['report']}")
+    return "\n".join(lines)
 
 
 def _manifest_or_none(opened: "Releases", number: int) -> "ReleaseManifest | None":

@@ -229,9 +229,11 @@ def test_the_commands_that_hold_and_rollback_print_run_as_printed(
     where = (str(root), "--commits-root", str(commits))
     for command, number, printed_command in (("rollback", "1", "hold"), ("hold", None, "release")):
         out = manta("releases", command, where[0], *filter(None, [number]), *where[1:]).out
-        (printed,) = re.findall(r"manta releases .*", out)
-        words = shlex.split(printed)
+        printed = list(map(shlex.split, re.findall(r"manta releases .*", out)))
+        words = printed.pop(0)
         assert words == ["manta", "releases", printed_command, *where]
+        promote = ["manta", "releases", "promote", *where, "CANDIDATE", "--by", "NAME"]
+        assert printed == [promote] * (command == "hold")
         assert manta(*words[1:]).code == 0
         manta("releases", "release", *where)
 
