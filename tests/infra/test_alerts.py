@@ -117,6 +117,23 @@ CASES = [
         ),
     ),
     Case(
+        "MantaEventsNotTold",
+        "a receiver takes the event of one night, and not that of the next",
+        "15s",
+        {
+            'ray_manta_events_total{event="published",outcome="told"}': "_x40 1x8 _x2000",
+            'ray_manta_events_total{event="refused",outcome="failed"}': "_x40 1x8 _x2000",
+        },
+        silent=("9m", "2h"),
+        firing=(
+            Firing(
+                "30m",
+                "The receiver of release.on_event was not told - refused",
+                {"event": "refused"},
+            ),
+        ),
+    ),
+    Case(
         "MantaGateRefused",
         "one of two gates refuses the candidate of one night",
         "15s",
