@@ -32,7 +32,7 @@ pytest.importorskip("opencensus", reason="job submission needs ray[default]")
 
 pytestmark = pytest.mark.slow
 _PATIENCE_S = 180.0
-_MOST_UPLOADED = 4 << 20  # bytes; the code has about 3.3 MB
+_MOST_UPLOADED = 4 << 20  # bytes; the code of jobs has about 4.1 MB
 QUERIES = ["a man reads", "the lazy dog sleeps near the river"]
 
 
