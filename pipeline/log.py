@@ -80,6 +80,17 @@ def ends_by(end: Callable[[Exception], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def at_error(handle: Callable[[BaseException], None]) -> Iterator[None]:
+    """Call `handle` with the error that ends the block, or with which a thread ends the process meanwhile."""
+    try:
+        with ends_by(handle):
+            yield
+    except BaseException as error:
+        handle(error)
+        raise
+
+
+@contextlib.contextmanager
 def _member(members: list[T], member: T) -> Iterator[T]:
     members.append(member)
     try:

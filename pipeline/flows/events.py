@@ -6,6 +6,7 @@ hears of it: a failure is a warning, and a counter in the metrics.
 """
 
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -13,7 +14,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.parse
@@ -22,10 +22,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from pipeline.daemon import in_daemon_thread
 from pipeline.errors import GatesRefused, PipelineError
 from pipeline.exit_codes import exit_code_of
 from pipeline.flows.workers import metrics
-from pipeline.log import announce, ends_by
+from pipeline.log import announce, at_error
 from pipeline.settings import EventSettings
 from pipeline.settings.release import check_event_address
 
@@ -149,33 +150,29 @@ def _post(settings: EventSettings, content: bytes) -> None:
     request = urllib.request.Request(
         url, content, {"Content-Type": "application/json", "User-Agent": "manta", **headers}, method="POST"
     )
-    host, failures = urllib.parse.urlsplit(url).hostname, list[_Failure | None]()
-
-    def post() -> None:
-        failures.append(_failure_of_post(request, settings.timeout_s, f"{host}"))
-
+    host = urllib.parse.urlsplit(url).hostname
     # A thread, because the limit of urllib is one for each packet.
-    posting = threading.Thread(target=post, daemon=True)
-    posting.start()
-    posting.join(settings.timeout_s)
-    if not failures:
-        raise _Failure(f"{host} did not answer within {settings.timeout_s:g} s")
-    if failures[0] is not None:
-        raise failures[0]
+    posting = in_daemon_thread(lambda: _send(request, settings.timeout_s, f"{host}"), "manta-event")
+    try:
+        posting.result(settings.timeout_s)
+    except TimeoutError:
+        raise _Failure(f"{host} did not answer within {settings.timeout_s:g} s") from None
 
 
-def _failure_of_post(request: urllib.request.Request, timeout_s: float, host: str) -> _Failure | None:
+def _send(request: urllib.request.Request, timeout_s: float, host: str) -> None:
     try:
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=timeout_s):
-            return None
+            return
     except urllib.error.HTTPError as error:
         with error:
             is_final = error.code < 500 and error.code not in (408, 425, 429)
-            return _Failure(f"{host} answered with status {error.code}", is_final=is_final)
+            raise _Failure(f"{host} answered with status {error.code}", is_final=is_final) from None
     except urllib.error.URLError as error:
-        return _Failure(f"{host}: {error.reason}")
-    except Exception as error:  # a header that is not Latin-1, for example: its text may be a secret
-        return _Failure(f"{host}: {type(error).__name__}", is_final=isinstance(error, ValueError))
+        raise _Failure(f"{host}: {error.reason}") from None
+    except ValueError as error:  # a header that is not Latin-1, for example: its text may be a secret
+        raise _Failure(f"{host}: {type(error).__name__}", is_final=True) from None
+    except (OSError, http.client.HTTPException) as error:
+        raise _Failure(f"{host}: {type(error).__name__}") from None
 
 
 def _variable(name: str) -> str:
@@ -208,9 +205,5 @@ def told_of_errors(settings: EventSettings, root: str) -> Iterator[None]:
             report=candidate and f"{candidate}/report.html",
         )
 
-    try:
-        with ends_by(tell_error):  # a thread may end the process, as for a lost cluster
-            yield
-    except BaseException as error:
-        tell_error(error)
-        raise
+    with at_error(tell_error):
+        yield

@@ -2,6 +2,8 @@
 
 Both are done after every night, also after one that publishes nothing: so a failed step is tried again, and a
 release that a rollback made current is exported too. If nothing has changed, they change nothing.
+
+A module of its own: `nightly` makes a release, and this uses the current one, whoever made it.
 """
 
 import contextlib

@@ -17,7 +17,7 @@ from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.releases.unpublished import Ending, UnpublishedNight
 
 WAITING = "candidates/waiting.json"
-DIGITS = 24  # of a candidate's id, in the name of its folder
+DIGITS = 24  # number of digits of a candidate's id in the name of its folder
 
 
 class Waiting(Stored):

@@ -31,7 +31,7 @@ def storage_errors(where: str, leave_out: str = LEAVE_OUT) -> Iterator[None]:
     """
     try:
         yield
-    except StoreRefusal as error:  # of a file, which corpus.bad_files may leave out
+    except StoreRefusal as error:  # corpus.bad_files may leave out this file
         remedy = f"fix or remove the file, or its permissions{leave_out}"
         raise DataError(where, "a readable file", error.found, remedy) from error
     except PipelineError:

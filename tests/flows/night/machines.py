@@ -24,7 +24,11 @@ HEAD, PORT, JOBS = "10.77.0.1", 6379, "http://127.0.0.1:8265"
 _S3, _S3_PORT = "10.77.0.100", 8333  # a machine of its own, which no fault touches
 _BIN = Path(sys.executable).parent
 _CGROUPS = Path("/sys/fs/cgroup")
-_EACH = ["--object-store-memory=80000000", "--disable-usage-stats", "--block"]  # of `ray start` on every node
+_EACH = [
+    "--object-store-memory=80000000",
+    "--disable-usage-stats",
+    "--block",
+]  # options of `ray start` on every node
 # Ray reads the limit of a container from the root of its control group.
 _OWN_MEMORY = """
 if grep -q memory /proc/self/cgroup; then

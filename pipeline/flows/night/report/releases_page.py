@@ -10,7 +10,7 @@ from pipeline.errors import DataError, GatesRefused, PipelineError
 from pipeline.exit_codes import exit_code_of
 from pipeline.flows.workers.metrics import outcome_of_error
 from pipeline.index.measure.metrics import IndexMetrics
-from pipeline.log import announce, ends_by
+from pipeline.log import announce, at_error
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.write_once import load_or_make
 from pipeline.store.releases.commits import Commit
@@ -87,12 +87,8 @@ def end_recorded(releases: Releases) -> Iterator[None]:
         if recording.is_alive():
             announce("the end of this night is not recorded below the root: the store does not answer")
 
-    try:
-        with ends_by(record):  # a thread may end the process, as for a lost cluster
-            yield
-    except BaseException as error:
-        record(error)
-        raise
+    with at_error(record):
+        yield
     refresh_page(releases)
 
 
