@@ -145,7 +145,7 @@ def test_only_files_that_jobs_need_are_uploaded(head: Head, undisturbed: Path):
         "jobs/configs/nightly.yaml",
         "infra/kuberay/nightly.yaml",
     } <= {file.as_posix() for file in files}
-    # Ray stores the files uncompressed in the memory of the head: only the code of jobs and their settings may be there
+    # Ray stores the files uncompressed in the memory of the head: only code of jobs and settings may be there
     others = [
         file.as_posix()
         for file in files
