@@ -242,7 +242,7 @@ def _recall_note(report: NightReport) -> str:
     rows = "Recall is measured with rows of the corpus as queries."
     if USER_QUERY_RECALL in report.gates:
         return (
-            f"{rows} The line recall@10 queries is measured with the texts of gates.queries, which are not "
+            f"{rows} The line recall@10 queries is measured with the queries of gates.queries, which are not "
             "from the corpus; it is reported and refuses nothing."
         )
     if report.index.kind == "flat":

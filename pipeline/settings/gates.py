@@ -41,9 +41,10 @@ class GateSettings(Settings):
     upper end of the 95 % Wilson interval of its recall is below this"""
     queries: str | None = None
     """path or URI of a file with texts that users search for, one on each line, or Parquet with a column
-    query or text. The recall@10 of the first 1,000 is reported too, at the cost of one exact search of all
-    rows each night, and refuses nothing; the gate recall_at_10 uses rows of the corpus as queries. null: no
-    such file"""
+    query or text. Rows without a text may have a raw vector of the encoder, in columns vector and space_id.
+    The recall@10 of the first 1,000 queries is reported too, at the cost of one exact search of all rows
+    each night, and refuses nothing; the gate recall_at_10 uses rows of the corpus as queries. null: no such
+    file"""
     relevance: RelevanceSettings = RelevanceSettings()
     """judged queries of your own; by default there are none"""
     max_size_gib: Annotated[float, Field(gt=0)] | None = None

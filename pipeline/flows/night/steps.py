@@ -107,7 +107,7 @@ def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease
     check_store(releases.commits.store, creates_once=True)  # without it two nights could both publish
     check_index_and_transform(job, previous.release)
     row_cutter(corpus_of(job))  # raises if the prompt leaves no room for chunks
-    read_user_queries(job.gates)  # raises for an unreadable file
+    read_user_queries(job.gates, open_folder(job.encoder))  # raises for an unreadable file
     if job.gates.relevance.queries is not None:
         read_judgements(job.gates.relevance.queries)  # raises for an unreadable file, too
     if held := releases.commits.hold():

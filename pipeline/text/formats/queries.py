@@ -37,7 +37,7 @@ def read_texts(file: str, column: str | None = None) -> Iterator[str]:
         ConfigError: there is no such file.
         DataError: the file cannot be read, or is JSON or CSV.
     """
-    with _open(file) as stream:
+    with open_queries(file) as stream:
         if is_parquet(file):
             yield from _read_column(stream, file, column)
         else:
@@ -78,7 +78,7 @@ def _are_objects(line: str) -> bool:
 
 
 @contextlib.contextmanager
-def _open(file: str) -> Iterator[Any]:
+def open_queries(file: str) -> Iterator[Any]:
     """Open a file for reading; raise ConfigError if it is missing, DataError if it cannot be read.
 
     Errors of reading, which occur in the caller's `with` block, are converted too.

@@ -192,20 +192,46 @@ def test_recall_is_reported_for_given_queries_beside_rows(
     gate = outcome.facts["gates"]["recall_at_10_queries"]
     assert gate["value"] == pytest.approx(exact_recall(outcome.root, queries), abs=1e-9)
     assert (gate["threshold"], gate["passed"]) == (None, True)
-    assert "recall@10 of 40 texts of gates.queries" in gate["sentence"]
+    assert "recall@10 of 40 queries of gates.queries" in gate["sentence"]
     assert "recall@10 queries" in Path(outcome.report).read_text()
     again = remeasure(job, Stages()).gates["recall_at_10_queries"]
     assert again.model_dump(mode="json") == gate
     monkeypatch.setattr("pipeline.flows.night.gates.user_queries._MAX_QUERIES", 30)
     sentence = remeasure(job, Stages()).gates["recall_at_10_queries"].sentence
-    assert "recall@10 of 30 texts of gates.queries (only the first 30 are read) is " in sentence
+    assert "recall@10 of 30 queries of gates.queries (only the first 30 are read) is " in sentence
+
+
+def test_queries_of_users_may_be_vectors_of_the_encoder(make_job: Make, tmp_path: Path):
+    queries = [text.rpartition(" ")[0] for text in sentences(20, seed=5)]
+    (tmp_path / "queries.txt").write_text("\n".join(queries))
+    job = make_job("index.kind=IVF8,Flat", "index.nprobe=1", "gates.recall_at_10=0", "whiten.mode=off")
+    root = nightly(job, Stages()).root
+    release = open_release(root)
+    rows = {
+        "text": [text if number % 2 else None for number, text in enumerate(queries)],
+        "vector": [None if n % 2 else vector.tolist() for n, vector in enumerate(release.encode(queries))],
+        "space_id": [release.space_id] * len(queries),
+    }
+
+    def recall(file: str) -> float | None:
+        gates = job.gates.model_copy(update={"queries": str(tmp_path / file)})
+        return (
+            remeasure(job.model_copy(update={"gates": gates}), Stages()).gates["recall_at_10_queries"].value
+        )
+
+    pq.write_table(pa.table(rows), tmp_path / "queries.parquet")
+    assert recall("queries.parquet") == recall("queries.txt")
+    rows["space_id"] = ["another"] * len(queries)
+    pq.write_table(pa.table(rows), tmp_path / "other.parquet")
+    with pytest.raises(SpaceMismatch, match=f"space {release.space_id}, found another; give"):
+        nightly(make_job(f"gates.queries={tmp_path / 'other.parquet'}", "index.nprobe=2"), Stages())
 
 
 def test_unreadable_queries_are_refused_before_any_work(make_job: Make, tmp_path: Path):
     with pytest.raises(ConfigError, match="no such file"):
         nightly(make_job(f"gates.queries={tmp_path / 'missing.txt'}"), Stages())
     (tmp_path / "blank.txt").write_text("\n \n")
-    with pytest.raises(DataError, match="a text on each line"):
+    with pytest.raises(DataError, match="a text on each line, or a vector in each row"):
         nightly(make_job(f"gates.queries={tmp_path / 'blank.txt'}"), Stages())
     assert not list((tmp_path / "releases").rglob("*.parquet"))
 

@@ -343,7 +343,8 @@ class _Checks:
         """Check that the files of gates.queries and gates.relevance can be read and fit the corpus."""
         found = list[str]()
         if self.job.gates.queries is not None:
-            found.append(f"gates.queries: {counted(len(read_user_queries(self.job.gates)), 'text')}")
+            queries = read_user_queries(self.job.gates, open_folder(self.job.encoder))
+            found.append(f"gates.queries: {len(queries or ()):,} queries")
         if self.job.gates.relevance.queries is not None:
             found.append(f"gates.relevance: {read_judgements(self.job.gates.relevance.queries).count}")
             if self.files:
