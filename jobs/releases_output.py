@@ -6,7 +6,7 @@ from jobs.command import Answer
 from jobs.layout import table, table_within
 from pipeline.errors import ConfigError, DataError
 from pipeline.log import Stages, counted, printable, size
-from pipeline.store.releases.manifest import manifest_path, report_path
+from pipeline.store.releases.manifest import report_path
 from pipeline.store.releases.unpublished import SHOWN, unpublished_nights
 from pipeline.store.releases.waiting import ending_of, waiting_state
 
@@ -248,7 +248,7 @@ def verification(opened: "Releases", number: int | None, sizes: bool) -> Answer:
     chosen = newest if number is None else number
     faults = opened.missing_files(history).get(chosen or 0, [])
     files: tuple[FileRef, ...] = ()
-    if not any(fault.path == manifest_path(chosen or 0) for fault in faults):
+    if not any(fault.path in opened.manifest_paths([chosen or 0]).values() for fault in faults):
         manifest = opened.get_or_current(chosen)
         faults += _find_faults(opened, manifest, sizes)
         files = () if faults else files_of(opened.store, manifest)

@@ -14,6 +14,8 @@ from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.sealed_json import Stored
 
 _COMMIT = re.compile(r"commits/([0-9]{8})\.json")
+ERASURES = "erasures"
+"""folder of the receipts of erasures"""
 _MAX_NUMBER = 99_999_999  # the names have eight digits
 
 
@@ -29,15 +31,27 @@ class Approval(Settings):
     host: str
 
 
+class RewrittenManifest(Settings):
+    """The manifest of a release that an erasure replaced."""
+
+    release: int
+    before: str
+    """sha256 of the manifest that was replaced"""
+    manifest: str
+    """path of the manifest that replaces it"""
+    sha256: str
+
+
 class Commit(Stored):
     """A record that makes `release` current.
 
     A hold keeps its release current until an unhold. A void commit has no release: it only reserves its
-    number.
+    number. An erasure keeps the current release, and replaces the manifests of the releases whose rows it
+    erased.
     """
 
     commit: int
-    kind: Literal["publish", "rollback", "hold", "unhold", "void"]
+    kind: Literal["publish", "rollback", "hold", "unhold", "void", "erase"]
     release: int | None = None
     manifest: str | None = None
     sha256: str | None = None
@@ -46,12 +60,16 @@ class Commit(Stored):
     """reason of a hold, as the user gave it"""
     approval: Approval | None = None
     """who published a candidate that waited; None for the release of a night"""
+    erasure: str | None = None
+    """id of an erasure"""
+    rewritten: tuple[RewrittenManifest, ...] = ()
+    """the manifests that an erasure replaced"""
 
     @model_serializer(mode="wrap")
     def _without_empty_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an empty reason or approval, so that commits have the bytes of earlier versions."""
+        """Leave out empty fields of later versions, so that commits have the bytes of earlier versions."""
         value: dict[str, Any] = dump(self)
-        for name in ("reason", "approval"):
+        for name in ("reason", "approval", "erasure", "rewritten"):
             if not value[name]:
                 del value[name]
         return value
@@ -62,6 +80,7 @@ class Commits:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._rewritten: dict[int, dict[int, RewrittenManifest]] = {}
 
     def numbers(self) -> list[int]:
         """List the numbers of the commits, ascending. Other files in the folder are ignored."""
@@ -84,6 +103,28 @@ class Commits:
         commits = in_threads(self.read, self.numbers())
         return [commit for commit in commits if commit is not None and commit.kind != "void"]
 
+    def rewritten(self, after: int = 0) -> dict[int, RewrittenManifest]:
+        """Return the manifests that erasures after commit `after` replaced, by release; the last ones count.
+
+        A commit never changes, so each is read once.
+        """
+        numbers = [number for number in self.numbers() if number > after]
+        unknown = [number for number in numbers if number not in self._rewritten]
+        for number, commit in zip(unknown, in_threads(self.read, unknown), strict=True):
+            if commit is not None:
+                self._rewritten[number] = {each.release: each for each in commit.rewritten}
+        found: dict[int, RewrittenManifest] = {}
+        for number in numbers:
+            found |= self._rewritten.get(number, {})
+        return found
+
+    def follow(self, commit: Commit) -> Commit:
+        """Return the commit with the present manifest of its release, which an erasure may have replaced."""
+        found = None if commit.release is None else self.rewritten(commit.commit).get(commit.release)
+        if found is None:
+            return commit
+        return commit.model_copy(update={"manifest": found.manifest, "sha256": found.sha256})
+
     def unreadable(self) -> list[int]:
         """List the numbers of commits that cannot be read: damaged, or truncated before they took effect."""
         numbers = self.numbers()
@@ -91,14 +132,14 @@ class Commits:
         return [number for number, commit in zip(numbers, commits, strict=True) if commit is None]
 
     def hold(self) -> Commit | None:
-        """Return the hold in force; None if the root is not held.
+        """Return the hold in force; None if the root is not held. An erasure does not end a hold.
 
         Raises:
             DataError: a commit is damaged, and may be a hold.
         """
         for number in reversed(self.numbers()):
             commit = self.read_or_raise(number)
-            if commit is not None and commit.kind != "void":
+            if commit is not None and commit.kind not in ("void", "erase"):
                 return commit if commit.kind == "hold" else None
         return None
 

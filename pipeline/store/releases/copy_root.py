@@ -17,15 +17,15 @@ from pipeline.store.files.base import Store, in_threads, sha256_mismatch, sha256
 from pipeline.store.files.check_store import check_store
 from pipeline.store.files.lease import SERVED, is_lease, lease
 from pipeline.store.records.augmented import AUGMENTED_FOLDER, list_series
-from pipeline.store.releases.commits import Commit, Commits, commit_path
-from pipeline.store.releases.manifest import manifest_path, report_path
+from pipeline.store.releases.commits import ERASURES, Commit, Commits, commit_path
+from pipeline.store.releases.manifest import report_path
 from pipeline.store.releases.release import Releases, no_release
 from pipeline.store.releases.summary import summary_path
 from pipeline.store.releases.verify import WHOLE_BYTES, needed_files, stored_sha256
 from pipeline.store.releases.waiting import commits_since, is_overtaken, load_waiting
 
 _COPIERS = 4  # files copied concurrently
-_OTHER_FOLDERS = ("evaluations", "counts", "duplicates", AUGMENTED_FOLDER, "exports")
+_OTHER_FOLDERS = ("evaluations", "counts", "duplicates", AUGMENTED_FOLDER, "exports", ERASURES)
 """folders of files that no release names, and that a copy of the whole root has, too"""
 _MADE_AGAIN = ("commits", "index.html")  # not counted as left out
 
@@ -76,7 +76,7 @@ def copy_root(old: Releases, new: Releases, stages: Stages, *, only_current: boo
     with lease(new.store), _kept_by_prune(old, numbers), new.store.scratch() as scratch:
         copy = _Copy(old, new, scratch)
         files = copy.files_of(numbers) | ({} if only_current else copy.other_files())
-        left_out = copy.left_out(files.keys() | set(map(manifest_path, numbers)))
+        left_out = copy.left_out(files.keys() | set(old.manifest_paths(numbers).values()))
         files = {path: sha256 for path, sha256 in files.items() if not copy.is_published(path)}
         results = list[tuple[int, bool]]()
         with stages("copy", sum(map(copy.size_of, files)), "bytes") as bar:
@@ -209,7 +209,7 @@ class _Copy:
 
     def _has_manifest(self, number: int) -> bool:
         """Return whether the new root has the old root's manifest of release `number`."""
-        path = manifest_path(number)
+        path = self._old.manifest_paths([number])[number]
         try:
             return self._new.store.read(path) == self._old.store.read(path)
         except FileNotFoundError:
@@ -319,5 +319,5 @@ class _Copy:
     def manifest(self, number: int) -> None:
         """Copy the manifest of a release, whose files the new root has."""
         if not self._has_manifest(number):
-            path = manifest_path(number)
+            path = self._old.manifest_paths([number])[number]
             self._new.store.write(path, self._old.store.read(path))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
@@ -234,6 +235,16 @@ def _early_layout(index: IndexFiles, ids: int, next_ordinal: int) -> tuple[PartL
 def manifest_path(number: int) -> str:
     """Return the path of the manifest of release `number`."""
     return f"releases/{number:08d}/manifest.json"
+
+
+def erased_manifest_path(number: int, sha256: str) -> str:
+    """Return the path of the manifest that release `number` has after an erasure."""
+    return f"releases/{number:08d}/manifest-{sha256[:12]}.json"
+
+
+def is_erased_manifest(path: str) -> bool:
+    """Return whether a file is a manifest that an erasure wrote, by its name."""
+    return PurePosixPath(path).match("releases/*/manifest-*.json")
 
 
 def report_path(number: int) -> str:

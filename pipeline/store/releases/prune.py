@@ -16,7 +16,7 @@ from pipeline.store.files.check_store import clock
 from pipeline.store.files.lease import SERVED, active_leases, describe, holders, is_lease
 from pipeline.store.records.augmented import AUGMENTED_FOLDER, Series, list_series
 from pipeline.store.records.sealed_json import Stored
-from pipeline.store.releases.commits import commit_path
+from pipeline.store.releases.commits import ERASURES, commit_path
 from pipeline.store.releases.manifest import ReleaseManifest, manifest_path, report_path
 from pipeline.store.releases.release import Releases
 from pipeline.store.releases.summary import summary_path
@@ -95,6 +95,9 @@ def prune(
     newest = max(numbers, default=0)
     if not store.exists(manifest_path(newest)):
         releases.commits.read_or_raise(newest)  # raises for a damaged rollback or hold, which has no manifest
+    if store.list(ERASURES):  # a damaged erasure may have named the manifests of other releases
+        for number in releases.commits.unreadable():
+            releases.commits.read_or_raise(number)
     now = _now(store, dry_run=dry_run)
     if not ignore_leases:
         _refuse_if_leased(store, series, now)
@@ -276,7 +279,8 @@ def _recently_current(releases: Releases) -> list[int]:
     """Return the numbers of the stored releases, most recently current first."""
     commits = reversed(releases.history())
     recent = dict.fromkeys(commit.release for commit in commits if commit.release is not None)
-    return [number for number in recent if releases.store.exists(manifest_path(number))]
+    paths = releases.manifest_paths(recent)
+    return [number for number, path in paths.items() if releases.store.exists(path)]
 
 
 def _paths_of_damaged(releases: Releases, number: int) -> Iterator[str]:
@@ -285,7 +289,7 @@ def _paths_of_damaged(releases: Releases, number: int) -> Iterator[str]:
     Raises:
         DataError: the manifest of the release is damaged too.
     """
-    manifest = ReleaseManifest.load(releases.store, manifest_path(number))
+    manifest = ReleaseManifest.load(releases.store, releases.manifest_paths([number])[number])
     if manifest is None:
         return
     where = releases.commits.store.uri_of(commit_path(number))
@@ -312,7 +316,7 @@ def _paths_of_waiting(releases: Releases) -> list[str]:
 def _paths(releases: Releases, manifest: ReleaseManifest) -> Iterator[str]:
     """Yield the paths of the files that the release needs, and of its whitened vectors."""
     number = manifest.release
-    yield from (manifest_path(number), report_path(number), summary_path(number))
+    yield from (*releases.manifest_paths([number]).values(), report_path(number), summary_path(number))
     yield from (file.path for file in needed_files(releases.store, manifest))
     if manifest.transform_id:
         whitened = f"units/whitened/{manifest.transform_id[:16]}"

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal, Self
@@ -14,8 +14,14 @@ from pipeline.store.files.local import LocalStore
 from pipeline.store.files.open_store import open_store
 from pipeline.store.records.release_units import UnitTable
 from pipeline.store.records.sealed_json import OtherSchema
-from pipeline.store.releases.commits import Approval, Commit, Commits, commit_path, utc_now
-from pipeline.store.releases.manifest import ReleaseManifest, manifest_path, report_path
+from pipeline.store.releases.commits import Approval, Commit, Commits, RewrittenManifest, commit_path, utc_now
+from pipeline.store.releases.manifest import (
+    ReleaseManifest,
+    erased_manifest_path,
+    is_erased_manifest,
+    manifest_path,
+    report_path,
+)
 from pipeline.store.releases.verify import Fault, size_faults
 
 
@@ -94,6 +100,7 @@ class Releases:
                 where = self.commits.store.uri_of(commit_path(number))
                 announce(f"{where} is skipped: it is damaged, or was truncated before it took effect")
                 continue
+            commit = self.commits.follow(commit)
             try:
                 if manifest := load_manifest(self.store, commit):
                     return manifest
@@ -119,10 +126,14 @@ class Releases:
     def _commit_and_manifest(self, number: int) -> tuple[Commit, ReleaseManifest]:
         """Return a commit that makes release `number` current, and the release's manifest.
 
-        The commit is the one that published the release, which has the same number, or else a later one.
+        The commit is the one that published the release, which has the same number, or else a later one, with
+        the present manifest.
         """
-        commits = map(self.commits.read, (number, *reversed(self.commits.numbers())))
-        for commit in filter(None, commits):
+        commits = filter(None, map(self.commits.read, (number, *reversed(self.commits.numbers()))))
+        names = {entry.path for entry in self.store.list(f"releases/{number:08d}", ".json")}
+        if any(map(is_erased_manifest, names)):
+            commits = map(self.commits.follow, commits)
+        for commit in commits:
             if commit.release == number and (manifest := load_manifest(self.store, commit)):
                 return commit, manifest
         raise DataError(
@@ -135,8 +146,20 @@ class Releases:
     def numbers(self) -> list[int]:
         """List the numbers of the committed releases that were not pruned, ascending."""
         committed = sorted({commit.release for commit in self.history() if commit.release is not None})
-        existing = in_threads(self.store.exists, map(manifest_path, committed))
+        existing = in_threads(self.store.exists, self.manifest_paths(committed).values())
         return [number for number, exists in zip(committed, existing, strict=True) if exists]
+
+    def manifest_paths(self, numbers: Iterable[int]) -> dict[int, str]:
+        """Return the paths of the present manifests of releases, which need not exist, in the given order.
+
+        An erasure gives a release another manifest. Its commit has a higher number than the release.
+        """
+        numbers = list(numbers)
+        rewritten = self.commits.rewritten(after=min(numbers, default=0))
+        return {
+            number: rewritten[number].manifest if number in rewritten else manifest_path(number)
+            for number in numbers
+        }
 
     def missing_files(self, history: Sequence[Commit]) -> dict[int, list[Fault]]:
         """Return the deleted manifests and reports, by release number.
@@ -150,8 +173,8 @@ class Releases:
         stored = {entry.path for entry in self.store.list("releases")}
         committed = [commit.release for commit in history if commit.release is not None]
         missing: dict[int, list[Fault]] = {}
-        for number in sorted(set(committed)):
-            expected = {manifest_path(number): "a manifest", report_path(number): "a report"}
+        for number, path in self.manifest_paths(sorted(set(committed))).items():
+            expected = {path: "a manifest", report_path(number): "a report"}
             faults = [Fault(path, kind, None) for path, kind in expected.items() if path not in stored]
             folder = f"releases/{number:08d}/"
             if faults and (number == committed[-1] or any(path.startswith(folder) for path in stored)):
@@ -192,7 +215,7 @@ class Releases:
     def _load_readable(self, number: int) -> ReleaseManifest | None:
         """Load the manifest of release `number`; None if it is missing or damaged."""
         try:
-            return ReleaseManifest.load(self.store, manifest_path(number))
+            return ReleaseManifest.load(self.store, self.manifest_paths([number])[number])
         except OtherSchema:  # the release uses ordinals that this version cannot read
             raise
         except DataError:  # `current` skips a damaged release, so nothing uses its ordinals
@@ -284,22 +307,68 @@ class Releases:
             if commit := self._recommit(held, following, "unhold"):
                 return commit
 
+    def erase(
+        self, number: int, erasure: str, manifests: Sequence[ReleaseManifest], reason: str = ""
+    ) -> Commit | None:
+        """Replace the manifests of releases by others, from which rows were erased, with one commit.
+
+        The current release stays current, with its new manifest if it has one. All files that the new
+        manifests name must be stored.
+
+        Args:
+            number: the commit's number, chosen before the caller looked at the root.
+            erasure: id of the erasure.
+            manifests: the new manifests, each with the number of its release.
+
+        Returns:
+            The commit; None if another commit took the number, and nothing was changed.
+        """
+        current = self.get_or_current(None).release
+        rewritten = dict[int, RewrittenManifest]()
+        for manifest in manifests:
+            content, (published, _) = manifest.to_json(), self._commit_and_manifest(manifest.release)
+            before = str(published.sha256)
+            digest = sha256(content).hexdigest()
+            path = erased_manifest_path(manifest.release, digest)
+            self.store.write(path, content)
+            rewritten[manifest.release] = RewrittenManifest(
+                release=manifest.release, before=before, manifest=path, sha256=digest
+            )
+        published, _ = self._commit_and_manifest(current)
+        own = rewritten.get(current)
+        commit = Commit(
+            commit=number,
+            kind="erase",
+            release=current,
+            manifest=own.manifest if own else published.manifest,
+            sha256=own.sha256 if own else published.sha256,
+            committed_at=utc_now(),
+            reason=reason,
+            erasure=erasure,
+            rewritten=tuple(rewritten.values()),
+        )
+        return commit if self.commits.create(commit) else None
+
     def _recommit(
         self, earlier: Commit, number: int, kind: Literal["rollback", "hold", "unhold"], reason: str = ""
     ) -> Commit | None:
-        """Commit the release of an earlier commit again. Returns None if another commit took the number.
+        """Commit the release of an earlier commit again, with its present manifest.
+
+        Returns None if another commit took the number.
 
         Args:
             number: the commit's number, chosen before the caller looked at the root: a commit that was made
                 since then has this number, so the caller looks again and overrides nothing.
         """
-        commit = earlier.model_copy(
+        commit = self.commits.follow(earlier).model_copy(
             update={
                 "commit": number,
                 "kind": kind,
                 "committed_at": utc_now(),
                 "reason": reason,
                 "approval": None,
+                "erasure": None,
+                "rewritten": (),
             }
         )
         return commit if self.commits.create(commit) else None
