@@ -305,6 +305,10 @@ class TrainSettings(Settings):
     chunk_rows: Annotated[int, Field(ge=1)] | None = None
     """rows of a rank that are encoded at once, which saves memory without a change of the gradient
     (GradCache); null: all rows of the rank"""
+    chunk_tokens: Annotated[int, Field(ge=1)] | None = None
+    """tokens of a rank, of all texts of its rows, that are encoded at once; a row with more tokens is encoded
+    alone. Unlike `chunk_rows` it bounds the memory of texts of unequal lengths; with both, both are limits;
+    null: no limit"""
     across_ranks: bool = True
     """whether the rows of other ranks are negatives too"""
     optimizer: OptimizerSettings = OptimizerSettings()

@@ -126,6 +126,15 @@ def mean_over_ranks(values: Tensor) -> Tensor:
     return total / world_size()
 
 
+def largest_over_ranks(value: int, device: torch.device) -> int:
+    """Return the largest of the values of all ranks."""
+    if world_size() == 1:
+        return value
+    largest = torch.tensor(value, device=device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return int(largest)
+
+
 def set_gradient_sync(module: nn.Module, enabled: bool) -> None:
     """Set whether later backward passes average the gradients of sharded modules over the ranks.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -12,7 +13,13 @@ from pipeline.models.trainable.perturbations import ChangePerView, PerTextChange
 from pipeline.objectives import AddsRowTerms, Batch, Loss, Objective, View
 from pipeline.objectives.objective import row_terms_of
 from pipeline.text.tokens.tokens import Tokens
-from pipeline.train.gather import average_gradients, mean_over_ranks, set_gradient_sync, world_size
+from pipeline.train.gather import (
+    average_gradients,
+    largest_over_ranks,
+    mean_over_ranks,
+    set_gradient_sync,
+    world_size,
+)
 from pipeline.train.generators import RandomGenerators
 
 # Largest relative difference of the vectors of two passes. Rounding in half precision stays below it; other
@@ -96,18 +103,19 @@ def _check_same(again: Tensor, first: Tensor) -> None:
             "second pass over a chunk",
             "the vectors of the first pass",
             f"a difference of {difference:.1%}",
-            "make the encoder and its views use torch's generators only, or leave chunk_rows out",
+            "make the encoder and its views use torch's generators only, or train without chunks",
         )
 
 
-def plan_chunks(views: Sequence[View], rows: int, chunk_rows: int | None) -> list[Chunk]:
-    """Divide the batch into chunks of at most `chunk_rows` rows; None for one chunk.
+def plan_chunks(
+    views: Sequence[View], rows: int, chunk_rows: int | None, chunk_tokens: int | None
+) -> list[Chunk]:
+    """Divide the batch into chunks of consecutive rows; see `loss_and_backward` for their sizes.
 
     Raises:
         ConfigError: a view that cannot be divided would be in several chunks.
         Defect: a view without one text per row.
     """
-    size = rows if chunk_rows is None else chunk_rows
     for view in views:
         if len(view.tokens) != rows:
             raise Defect(
@@ -116,20 +124,50 @@ def plan_chunks(views: Sequence[View], rows: int, chunk_rows: int | None) -> lis
                 f"{len(view.tokens)}",
                 "check the objective's views",
             )
-        if view.whole_batch_reason is not None and size < rows:
+    bounds = _bounds(views, rows, chunk_rows, chunk_tokens)
+    for reason in (view.whole_batch_reason for view in views):
+        if reason is not None and len(bounds) > 1:
+            largest = max(stop - start for start, stop in bounds)
             raise ConfigError(
-                "chunk_rows",
-                f"no chunks, because {view.whole_batch_reason}",
-                f"chunks of {size} of {rows} rows",
-                "leave chunk_rows out, or choose other views",
+                "train.chunk_rows" if chunk_tokens is None else "train.chunk_tokens",
+                f"no chunks, because {reason}",
+                f"chunks of {largest} of {rows} rows",
+                "leave it out, or choose other views",
             )
     chunks = []
-    for start in range(0, rows, size):
-        stop = min(start + size, rows)
+    for start, stop in bounds:
         parts = [view.of_rows(np.arange(start, stop)) for view in views]
         passes = [_join(group, [parts[index] for index in group]) for group in _groups(views)]
         chunks.append(Chunk(slice(start, stop), passes))
     return chunks
+
+
+def _bounds(
+    views: Sequence[View], rows: int, chunk_rows: int | None, chunk_tokens: int | None
+) -> list[tuple[int, int]]:
+    """Return (first row, end) of each chunk.
+
+    With `chunk_tokens`, chunks are divided further until all ranks have equally many: ranks with sharded
+    weights must run equally many passes.
+    """
+    size = rows if chunk_rows is None else chunk_rows
+    if chunk_tokens is None:
+        return [(start, min(start + size, rows)) for start in range(0, rows, size)]
+    lengths = np.sum([view.tokens.lengths for view in views], axis=0)
+    starts, tokens = [0], 0
+    for row, length in enumerate(lengths.tolist()):
+        if row > starts[-1] and (tokens + length > chunk_tokens or row - starts[-1] == size):
+            starts.append(row)
+            tokens = 0
+        tokens += length
+    bounds = list(pairwise([*starts, rows]))
+    wanted = largest_over_ranks(len(bounds), next(views[0].encoder.parameters()).device)
+    while len(bounds) < min(wanted, rows):
+        start, stop = max(bounds, key=lambda each: each[1] - each[0])
+        middle = (start + stop) // 2
+        index = bounds.index((start, stop))
+        bounds[index : index + 1] = [(start, middle), (middle, stop)]
+    return bounds
 
 
 def _groups(views: Sequence[View]) -> list[tuple[int, ...]]:
@@ -171,7 +209,12 @@ class StepResult:
 
 
 def loss_and_backward(
-    objective: Objective, batch: Batch, *, chunk_rows: int | None = None, scale: float = 1.0
+    objective: Objective,
+    batch: Batch,
+    *,
+    chunk_rows: int | None = None,
+    chunk_tokens: int | None = None,
+    scale: float = 1.0,
 ) -> StepResult:
     """Add the gradient of `scale` times the batch's loss, averaged over ranks, to the parameters.
 
@@ -189,6 +232,8 @@ def loss_and_backward(
             separately, not by a `forward` of the objective.
         batch: this rank's rows. Rows of `batch.peers` are candidates too.
         chunk_rows: largest number of rows that are encoded at once; None for all.
+        chunk_tokens: largest number of tokens of all views that are encoded at once; None for all. A row with
+            more tokens is encoded alone.
         scale: factor of the loss in the backward pass, for float16; the returned loss is not scaled.
 
     Raises:
@@ -196,7 +241,7 @@ def loss_and_backward(
         DataError: a batch has no rows, or ranks have unequal numbers of rows.
         Defect: the second pass gives other vectors than the first.
     """
-    views, chunks, reps = _encode(objective, batch, chunk_rows, graph=True)
+    views, chunks, reps = _encode(objective, batch, (chunk_rows, chunk_tokens), graph=True)
     leaves = [vectors.requires_grad_(view.grad) for view, vectors in zip(views, reps, strict=True)]
     loss = objective.loss(tuple(leaves), batch)
     if loss.total.requires_grad:
@@ -208,9 +253,11 @@ def loss_and_backward(
 
 
 @torch.no_grad()
-def loss_without_gradient(objective: Objective, batch: Batch, *, chunk_rows: int | None = None) -> StepResult:
+def loss_without_gradient(
+    objective: Objective, batch: Batch, *, chunk_rows: int | None = None, chunk_tokens: int | None = None
+) -> StepResult:
     """Compute the result of `loss_and_backward` without a gradient; the errors are the same."""
-    views, chunks, reps = _encode(objective, batch, chunk_rows, graph=False)
+    views, chunks, reps = _encode(objective, batch, (chunk_rows, chunk_tokens), graph=False)
     loss = objective.loss(reps, batch)
     for chunk in chunks:
         loss = loss + _row_terms(objective, batch, chunk, chunk.outputs)
@@ -219,9 +266,11 @@ def loss_without_gradient(objective: Objective, batch: Batch, *, chunk_rows: int
 
 
 def _encode(
-    objective: Objective, batch: Batch, chunk_rows: int | None, *, graph: bool
+    objective: Objective, batch: Batch, limits: tuple[int | None, int | None], *, graph: bool
 ) -> tuple[tuple[View, ...], list[Chunk], tuple[Tensor, ...]]:
     """Encode the batch. If `graph` is True and there is a single chunk, its outputs have a graph.
+
+    `limits` are the largest numbers of rows and of tokens of a chunk.
 
     Returns:
         The views, the chunks, and (n, dim) vectors of each view, without a graph.
@@ -230,7 +279,7 @@ def _encode(
         raise DataError("training batch", "rows", "none", "give every rank rows of every batch")
     views = tuple(objective.views(batch))
     generators = RandomGenerators(objective)
-    chunks = plan_chunks(views, len(batch), chunk_rows)
+    chunks = plan_chunks(views, len(batch), *limits)
     for chunk in chunks:
         chunk.encode(generators, graph=graph and len(chunks) == 1)
     outputs_by_view = zip(*(chunk.outputs for chunk in chunks), strict=True)

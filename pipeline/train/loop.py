@@ -224,7 +224,11 @@ class Training:
         random_state, overflows = self._generators.state(), 0
         while True:
             result = loss_and_backward(
-                self.objective, batch, chunk_rows=self.settings.chunk_rows, scale=self.loss_scale.value
+                self.objective,
+                batch,
+                chunk_rows=self.settings.chunk_rows,
+                chunk_tokens=self.settings.chunk_tokens,
+                scale=self.loss_scale.value,
             )
             unscaled = gradients(self.parameters.values())
             scale_in_place(unscaled, 1 / self.loss_scale.value)

@@ -94,7 +94,10 @@ def measure_same_rows(training: Training, batches: Sequence[Batch]) -> dict[str,
 def _measure(training: Training, batch: Batch) -> dict[str, float]:
     """Compute the metrics of one batch, over all ranks."""
     objective = training.objective
-    result = loss_without_gradient(objective, batch, chunk_rows=training.settings.chunk_rows)
+    settings = training.settings
+    result = loss_without_gradient(
+        objective, batch, chunk_rows=settings.chunk_rows, chunk_tokens=settings.chunk_tokens
+    )
     reps = tuple(Ranks().gather(rep) for rep in result.reps)
     has_state = any(isinstance(part, KeepsState) for part in objective.parts)
     return (

@@ -19,6 +19,7 @@ from tests.objectives.tiny import Tiny, batch_of, pop_gradients, texts
 from tests.train.four_pairs import four_pairs, objective_of_four
 
 ROWS = 6  # of the whole batch: 2 and 3 processes take equal parts
+TOKENS = 25  # in a chunk; the rows of ranks fill unequal numbers of such chunks
 COLUMNS = {
     "anchor": texts(ROWS, 1),
     "positive": texts(ROWS, 2),
@@ -82,6 +83,8 @@ def work(rank: int, world: int, folder: Path) -> None:
                 batch = part(rank, world, Ranks(), false_negatives(name) if masked else None)
                 outcome = loss_and_backward(objective, batch, chunk_rows=chunk_rows)
                 found[f"{name} {chunk_rows} {masked}"] = outcome.loss.total, pop_gradients(objective)
+        passes = count_passes(objective, part(rank, world, Ranks()), chunk_tokens=TOKENS)
+        found[f"{name} tokens"] = passes, pop_gradients(objective)
         loss_and_backward(objective, part(rank, world, Ranks()))
         loss_and_backward(objective, part(rank, world, Ranks()))
         found[f"{name} twice"] = pop_gradients(objective)
@@ -92,6 +95,15 @@ def work(rank: int, world: int, folder: Path) -> None:
     torch.save(found, folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def count_passes(objective: Objective, batch: Batch, chunk_tokens: int) -> int:
+    """Compute loss and gradient in chunks of tokens; return the number of the encoder's forward passes."""
+    passes = list[int]()
+    handle = objective.encoder.register_forward_hook(lambda module, texts, z: passes.append(len(z)))
+    loss_and_backward(objective, batch, chunk_tokens=chunk_tokens)
+    handle.remove()
+    return len(passes)
 
 
 def error_of_unequal_ranks(rank: int, chunk_rows: int | None) -> str:

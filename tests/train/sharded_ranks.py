@@ -32,6 +32,7 @@ _MIXED = [{"name": "simcse", "options": {"head": "cls_mlp"}}, {"name": "masked_l
 SETTINGS = {
     "supervised": TrainSettings(objective="supervised", **_COMMON),
     "in chunks, beside whole weights": TrainSettings(objective=_MIXED, chunk_rows=2, **_COMMON),
+    "in chunks of tokens": TrainSettings(objective="supervised", chunk_tokens=30, **_COMMON),
     "followed by a copy": TrainSettings(objective={"name": "cert", "options": {"queue": 12}}, **_COMMON),
     "views made at the embeddings": TrainSettings(
         objective={"name": "consert", "options": {"views": ["adversarial", "none"]}}, **_COMMON

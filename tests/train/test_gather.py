@@ -20,7 +20,7 @@ from tests.train.four_pairs import (
     LOSSES_OF_HALVES,
     TOLERANCE,
 )
-from tests.train.gather_ranks import false_negatives, objectives, part, work
+from tests.train.gather_ranks import TOKENS, count_passes, false_negatives, objectives, part, work
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
@@ -49,6 +49,19 @@ def test_ranks_match_one_process_with_the_whole_batch(found: list[dict[str, Any]
             loss, gradient = each[f"{name} {chunk_rows} {masked}"]
             torch.testing.assert_close(loss, whole.loss.total, rtol=0, atol=1e-12)
             assert_same(gradient, expected)
+
+
+@pytest.mark.parametrize("name", ["supervised", "simcse"])
+def test_ranks_divide_their_rows_into_equally_many_chunks_of_tokens(found: list[dict[str, Any]], name: str):
+    objective, world = objectives()[name], len(found)
+    loss_and_backward(objective, part(0, 1))
+    expected = pop_gradients(objective)
+    alone = [count_passes(objective, part(rank, world), TOKENS) for rank in range(world)]
+    assert len({*alone}) > 1
+    for each in found:
+        passes, gradient = each[f"{name} tokens"]
+        assert passes == max(alone)
+        assert_same(gradient, expected)
 
 
 @pytest.mark.parametrize("masked", [False, True])

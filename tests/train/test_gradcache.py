@@ -14,7 +14,7 @@ from pipeline.models.spec.pooling import Segments
 from pipeline.objectives import AddsRowTerms, Batch, Loss, Objective, View
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
-from pipeline.train.gradcache import loss_and_backward, loss_without_gradient
+from pipeline.train.gradcache import loss_and_backward, loss_without_gradient, plan_chunks
 from tests.objectives.tiny import Tiny, assert_same, batch_of, pop_gradients, texts
 from tests.train.four_pairs import (
     GRADIENT,
@@ -144,6 +144,29 @@ class NoiseOfNumpy(SimCSE):
             return x * torch.from_numpy(random.random(x.shape) > 0.1)
 
         return 2 * (View(self.encoder, tokens, at_embedding=mask),)
+
+
+def test_the_gradient_does_not_depend_on_chunks_of_tokens():
+    objective, batch = supervised(), batch_of(QUADRUPLES)
+    expected = by_autograd(objective, batch)
+    for chunk_tokens in (1, 25, 60, 10_000):
+        assert_same(step(objective, batch, chunk_tokens=chunk_tokens)[1], expected)
+        assert_same(step(objective, batch, chunk_rows=2, chunk_tokens=chunk_tokens)[1], expected)
+
+
+@pytest.mark.parametrize("chunk_rows", [None, 1, 3])
+@pytest.mark.parametrize("chunk_tokens", [1, 9, 20, 45, 1_000])
+def test_chunks_hold_as_many_rows_as_the_limits_allow(chunk_rows: int | None, chunk_tokens: int):
+    objective, batch = supervised(), batch_of(TRIPLES)
+    lengths = [sum(len(TRIPLES[role][row]) for role in TRIPLES) for row in range(ROWS)]
+    chunks = plan_chunks(objective.views(batch), ROWS, chunk_rows, chunk_tokens)
+    bounds = [(chunk.rows.start, chunk.rows.stop) for chunk in chunks]
+    assert [row for start, stop in bounds for row in range(start, stop)] == list(range(ROWS))
+    for start, stop in bounds:
+        assert stop - start == 1 or sum(lengths[start:stop]) <= chunk_tokens
+        assert stop - start <= (chunk_rows or ROWS)
+        is_full = stop - start == chunk_rows or sum(lengths[start : stop + 1]) > chunk_tokens
+        assert stop == ROWS or is_full
 
 
 def test_different_masks_in_the_second_pass_are_detected():
@@ -278,6 +301,8 @@ def test_a_view_that_cannot_be_divided_refuses_chunks():
     objective, batch = Indivisible(Tiny()).double(), batch_of({"text": texts(4)})
     with pytest.raises(ConfigError, match=r"chunk_rows.*the perturbation follows.*chunks of 3 of 4 rows"):
         loss_and_backward(objective, batch, chunk_rows=3)
+    with pytest.raises(ConfigError, match=r"chunk_tokens.*the perturbation follows"):
+        loss_and_backward(objective, batch, chunk_tokens=1)
     assert all(parameter.grad is None for parameter in objective.parameters())
     one_chunk, no_chunks = (
         loss_and_backward(objective, batch, chunk_rows=rows).loss.total for rows in (4, None)

@@ -286,8 +286,8 @@ def _run_rank(config: dict[str, Any]) -> None:
                 "train",
                 "a step that fits into the GPU's memory",
                 str(error).splitlines()[0][:200],
-                "lower train.chunk_rows or train.order.batch_rows, set train.checkpoint_layers=true, or "
-                "train.precision=bfloat16",
+                "lower train.chunk_tokens, train.chunk_rows or train.order.batch_rows, or set "
+                "train.checkpoint_layers=true or train.precision=bfloat16",
             ) from None
         except RuntimeError as error:
             if (refusal := nccl_refusal(error)) is not None:

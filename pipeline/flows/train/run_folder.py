@@ -33,6 +33,7 @@ _NEWER = {
     "dev.measure": "dev.measure",
     "test": "test.uri",
     "max_length": "max_length",
+    "chunk_tokens": "chunk_tokens",
     "convolutional": "convolutional.width",
     "dan": "dan.width",
     "transformer": "transformer.width",
