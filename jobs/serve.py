@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -51,6 +52,15 @@ class ServeOptions:
             help="Seconds between checks for a new current release.",
         ),
     ] = 30.0
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokens",
+            help=f"YAML file of the tokens that requests may carry, instead of the one in {TOKEN}. Each "
+            "has a name, the sha256 of its secret, and optionally a filter (where) that limits it to some "
+            "rows. The file is read again when it changes.",
+        ),
+    ] = None
     any_space: Annotated[
         bool,
         typer.Option(
@@ -83,14 +93,16 @@ def _serve(options: ServeOptions, say: Say) -> None:
     from pipeline.errors import ConfigError
 
     token = _token()
+    if token and options.tokens:
+        raise ConfigError("--tokens", f"either --tokens or {TOKEN}", "both", f"unset {TOKEN}")
     with _bound(options) as listener:
         address, port = listener.getsockname()[:2]
-        if not token and not _is_loopback(address):
+        if not token and not options.tokens and not _is_loopback(address):
             raise ConfigError(
                 f"--host {options.host}",
-                f"a token in {TOKEN}, because other machines can reach the service",
+                f"a token in {TOKEN}, or --tokens, because other machines can reach the service",
                 "none",
-                f"set {TOKEN}, or leave --host out",
+                f"set {TOKEN}, give a file of --tokens, or leave --host out",
             )
         try:
             from pipeline.serve.service import ServiceOptions, make_app
@@ -103,8 +115,17 @@ def _serve(options: ServeOptions, say: Say) -> None:
 
         root = (options.root, options.commits_root) if options.commits_root else options.root
         with open_held(root) as (release, held):
-            hosts = (options.host, address)
-            app = make_app(release, held, ServiceOptions(options.poll_s, not options.any_space, token, hosts))
+            app = make_app(
+                release,
+                held,
+                ServiceOptions(
+                    poll_s=options.poll_s,
+                    same_space=not options.any_space,
+                    token=token,
+                    tokens=options.tokens,
+                    hosts=(options.host, address),
+                ),
+            )
             url = f"http://{f'[{address}]' if ':' in address else address}:{port}/"
             facts = {"status": "serving", "url": url, "release": release.number, "rows": len(release)}
             sentence = f"release {release.number} with {len(release):,} rows is served at {url}"

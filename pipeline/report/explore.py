@@ -37,7 +37,9 @@ class ExplorePage:
     release: int
     """number of the release"""
     rows: int
-    """number of the release's live rows"""
+    """number of the live rows that can be found"""
+    is_limited: bool
+    """whether a filter limits the rows, so that maps and reports, which show all of them, are left out"""
     published: str
     """date and time of its publication"""
     encoder: str

@@ -5,7 +5,6 @@ This module is separate from the routes, because it decides who may use them.
 
 import base64
 import binascii
-import hmac
 import json
 import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
@@ -14,6 +13,7 @@ from typing import Any
 from fastapi import HTTPException
 
 from pipeline.serve.metrics import ServiceMetrics
+from pipeline.serve.tokens import ANYONE, Token, Tokens
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -22,8 +22,16 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATH = "/healthz"
 """the only path that needs no token"""
+LIMITED_PATHS = frozenset({OPEN_PATH, "/", "/search", "/release", "/openapi.json"})
+"""the only paths for a token with a filter: each of these routes uses the rows of the token alone"""
+_TOKEN = "manta.token"
+"""key of the request's token in the scope of the request"""
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 _DENIED = b'{"error":"Unauthorized","message":"this service needs a token: Authorization: Bearer TOKEN"}'
+_LIMITED = (
+    b'{"error":"Forbidden","message":"this path shows rows or counts of all tokens, and this token has a '
+    b'filter"}'
+)
 _OTHER_HOST = (
     b'{"error":"BadHost","message":"without a token, this service answers only as localhost, or under the '
     b'name or address that it listens on"}'
@@ -38,32 +46,46 @@ _TOO_LARGE = "the body is too large: send fewer queries at a time"
 
 
 class TokenCheck:
-    """Answers 401 to requests without the token: a bearer token, or the password of basic authentication.
+    """Answers 401 to requests without a token: a bearer token, or the password of basic authentication.
 
-    A browser asks for a user name and the password; the user name is ignored.
+    A browser asks for a user name and the password; the user name is ignored. Requests whose token has a
+    filter get 403, except for LIMITED_PATHS. The routes of these get the token by `token_of`.
     """
 
-    def __init__(self, app: AsgiApp, token: str) -> None:
-        self._app, self._token = app, token.encode()
+    def __init__(self, app: AsgiApp, tokens: Tokens) -> None:
+        self._app, self._tokens = app, tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] == "lifespan" or scope["path"] == OPEN_PATH or self._is_allowed(scope):
+        if scope["type"] == "lifespan" or scope["path"] == OPEN_PATH:
             await self._app(scope, receive, send)
-        else:
+        elif (token := self._find(scope)) is None:
             await _refuse(send, 401, _DENIED, (b"www-authenticate", b'Basic realm="Manta"'))
+        else:
+            scope[_TOKEN] = token
+            if token.where is not None and scope["path"] not in LIMITED_PATHS:
+                await _refuse(send, 403, _LIMITED)
+            else:
+                await self._app(scope, receive, send)
 
-    def _is_allowed(self, scope: Scope) -> bool:
+    def _find(self, scope: Scope) -> Token | None:
         given = dict(scope["headers"]).get(b"authorization", b"")
         kind, _, value = given.partition(b" ")
         if kind.lower() == b"basic":
             try:
                 value = base64.b64decode(value, validate=True).partition(b":")[2]
             except binascii.Error:
-                return False
+                return None
         elif kind.lower() != b"bearer":
-            return False
-        return hmac.compare_digest(value, self._token)
+            return None
+        return self._tokens.find(value)
+
+
+def token_of(scope: Scope) -> Token:
+    """Return the token that a request carries; ANYONE for a service without tokens."""
+    token = scope.get(_TOKEN, ANYONE)
+    assert isinstance(token, Token)
+    return token
 
 
 class LoopbackOnly:
@@ -151,7 +173,7 @@ async def _refuse(send: Send, status: int, body: bytes, *headers: tuple[bytes, b
 
 
 class RequestMetrics:
-    """Counts requests and measures their duration, by route."""
+    """Counts requests by route and by token, and measures their duration by route."""
 
     def __init__(self, app: AsgiApp, metrics: ServiceMetrics) -> None:
         self._app, self._metrics = app, metrics
@@ -175,4 +197,6 @@ class RequestMetrics:
             # the route, not the path: unknown paths would create an unbounded number of label values
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(status)).inc()
+            if name := token_of(scope).name:
+                self._metrics.token_requests.labels(name, str(status)).inc()
             self._metrics.seconds.labels(route).observe(time.perf_counter() - began_s)

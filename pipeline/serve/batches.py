@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.errors import ConfigError, TransientError
+from pipeline.errors import ConfigError, PipelineError, TransientError
 from pipeline.index.search.search import OpenRelease
 from pipeline.serve.messages import MAX_QUERIES
 from pipeline.serve.metrics import ServiceMetrics
+from pipeline.serve.tokens import ANYONE, Token
 from pipeline.targets.values import json_rows
 
 _MAX_WAITING = 4_096  # queries; later requests are refused until some are answered
@@ -57,12 +58,19 @@ class Search:
     """answer with documents"""
     texts: bool = False
     """add the text of each answer"""
+    token: Token = ANYONE
+    """whose rows are searched"""
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether a filter is evaluated for the search."""
+        return self.where is not None or self.token.where is not None
 
     @property
     def batch_key(self) -> tuple[Any, ...]:
         """Value that is equal for searches that can be computed together."""
         shape = self.queries.shape[1:] if isinstance(self.queries, np.ndarray) else None
-        return shape, self.k, self.space_id, self.where, self.group, self.texts
+        return shape, self.k, self.space_id, self.token, self.where, self.group, self.texts
 
 
 @dataclass(frozen=True)
@@ -125,7 +133,7 @@ class Batches:
             Overloaded: too many queries wait.
             ClientGone: the client has gone.
         """
-        queue = self._plain if search.where is None else self._filtered
+        queue = self._filtered if search.is_filtered else self._plain
         waiting = sum(len(other.search.queries) for other in queue.waiting)
         if waiting + len(search.queries) > _MAX_WAITING:
             raise Overloaded(
@@ -194,21 +202,32 @@ class Batches:
         for numbers in numbers_by_key.values():
             same = [searches[number] for number in numbers]
             wanted = (partial(is_wanted, number) for number in numbers)
-            error = self._evaluate(release, same[0].where, tuple(wanted))
-            found = [error] * len(same) if error is not None else _answer_same(release, same)
+            found = self._answer_wanted(release, same, tuple(wanted))
             results.update(zip(numbers, found, strict=True))
         return [results[number] for number in range(len(searches))]
 
-    def _evaluate(
-        self, release: OpenRelease, where: str | None, wanted: Sequence[Callable[[], bool]]
-    ) -> Exception | None:
-        """Evaluate a filter, so that the release keeps the selected rows. Returns the error if that fails.
+    def _answer_wanted(
+        self, release: OpenRelease, same: list[Search], wanted: Sequence[Callable[[], bool]]
+    ) -> "list[Found | Exception]":
+        """Answer searches of one `batch_key`, from the rows of their token.
 
         Args:
-            wanted: functions, one per search with the filter, that return whether somebody still waits for
-            its answer.
+            wanted: functions, one per search, that return whether somebody still waits for its answer.
         """
-        if where is None:
+        try:
+            limited = same[0].token.limited(release)
+        except PipelineError as error:
+            return [error] * len(same)
+        error = self._evaluate(limited, same[0], wanted)
+        return [error] * len(same) if error is not None else _answer_same(limited, same)
+
+    def _evaluate(
+        self, release: OpenRelease, search: Search, wanted: Sequence[Callable[[], bool]]
+    ) -> Exception | None:
+        """Evaluate a search's filters, so that the release keeps the selected rows. Returns the error if that
+        fails.
+        """
+        if not search.is_filtered:
             return None
         began_s = time.monotonic()
 
@@ -221,7 +240,7 @@ class Batches:
                 raise ConfigError("where", expected, found, "write fewer conditions, or simpler patterns")
 
         try:
-            release.count(where, proceed)
+            release.count(search.where, proceed)
         except Exception as error:
             return error
         return None

@@ -98,6 +98,7 @@ class ServedRelease(BaseModel):
     release: int
     space_id: str
     rows: int
+    """rows that can be found with the request's token"""
     dim: int
     """components of a raw vector"""
     index: str
@@ -105,6 +106,7 @@ class ServedRelease(BaseModel):
     published_at: str | None
     encoder: str
     gates: dict[str, Any]
+    """empty if the token has a filter, because gates describe all rows"""
     refused: int | None
     """number of the root's current release if it is of another space and was therefore refused"""
 

@@ -1,5 +1,7 @@
 """Prometheus metrics of the service."""
 
+from collections.abc import Collection
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _LATENCY_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -38,6 +40,25 @@ class ServiceMetrics:
         self.failures = Counter(
             "manta_serve_refresh_failures", "Failed attempts to read the current release.", registry=registry
         )
+
+        self.token_requests = Counter(
+            "manta_serve_token_requests",
+            "Requests by the name of their token and status.",
+            ("token", "status"),
+            registry=registry,
+        )
+        self.tokens_refused = Gauge(
+            "manta_serve_tokens_refused",
+            "1 if the file of tokens cannot be used, so that the tokens of before stay in use, else 0.",
+            registry=registry,
+        )
+
+    def forget_tokens(self, names: Collection[str]) -> None:
+        """Remove the series of tokens that are gone, so that the number of series is bounded."""
+        for metric in self.token_requests.collect():
+            for labels in [sample.labels for sample in metric.samples if sample.name.endswith("_total")]:
+                if labels["token"] in names:
+                    self.token_requests.remove(labels["token"], labels["status"])
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""

@@ -15,12 +15,14 @@ from pipeline.errors import PipelineError, QueryError, did_you_mean
 from pipeline.index.files.texts import MissingTexts
 from pipeline.index.search.search import OpenRelease
 from pipeline.report.explore import ExplorePage, MapPage, Question, render, render_map, render_map_wait
-from pipeline.serve.batches import Batches, Found, IsGone, Search
+from pipeline.serve.access import token_of
+from pipeline.serve.batches import Batches, Found, Search
 from pipeline.serve.connections import say_seldom
 from pipeline.serve.follow import Follower
 from pipeline.serve.messages import MAX_CHARACTERS
 from pipeline.serve.problems import status_of
 from pipeline.serve.sample_map import PlacedRows, SampleMap
+from pipeline.serve.tokens import Token
 from pipeline.store.releases.manifest import report_path
 from pipeline.targets.values import json_column
 
@@ -75,18 +77,24 @@ def _add_search_page(app: FastAPI, release: OpenRelease, batches: Batches, follo
     ) -> HTMLResponse:
         question, began_s = Question(q.strip(), near, where.strip(), k, group), time.perf_counter()
         opened, answers, problem, status = release.snapshot(), None, "", 200
+        token = token_of(request.scope)
         try:
             if question.q and question.near:
                 raise QueryError("GET /", "a text (q) or the id of a row (near)", "both", "remove one")
             if question.q or question.near:
-                found = await _find(question, opened, batches, request.is_disconnected)
+                found = await _find(question, opened, batches, request)
                 answers, opened = found.answers[0], _same(opened, found, release)
         except PipelineError as error:
             problem, status = str(error), status_of(error)
             if status >= 500:
                 say_seldom(f"GET /: {error}", type(error).__name__)
+        try:
+            rows = await run_in_threadpool(lambda: len(token.limited(opened)))
+        except PipelineError as error:
+            rows, problem, status = 0, str(error), status_of(error)
         shown = ExplorePage(
-            **_page(opened, question, follower),
+            **_page(opened, question, follower, token),
+            rows=rows,
             answers=answers,
             problem=problem,
             seconds=time.perf_counter() - began_s,
@@ -99,11 +107,12 @@ def _same(opened: OpenRelease, found: Found, release: OpenRelease) -> OpenReleas
     return opened if found.release == opened.number else release.snapshot()
 
 
-async def _find(question: Question, release: OpenRelease, batches: Batches, is_gone: IsGone) -> Found:
+async def _find(question: Question, release: OpenRelease, batches: Batches, request: Request) -> Found:
     """Find rows near a text, or near another row; without their texts if these cannot be read."""
     queries: tuple[str, ...] | np.ndarray = (question.q,)
+    token = token_of(request.scope)
     if not question.q:
-        queries = (await run_in_threadpool(release.vector, question.near))[None]
+        queries = (await run_in_threadpool(lambda: token.limited(release).vector(question.near)))[None]
     search = Search(
         queries,
         question.k,
@@ -111,21 +120,22 @@ async def _find(question: Question, release: OpenRelease, batches: Batches, is_g
         where=question.where or None,
         group=question.group,
         texts=True,
+        token=token,
     )
     try:
-        return await batches.search(search, is_gone)
+        return await batches.search(search, request.is_disconnected)
     except MissingTexts:
-        return await batches.search(replace(search, texts=False), is_gone)
+        return await batches.search(replace(search, texts=False), request.is_disconnected)
 
 
-def _page(release: OpenRelease, question: Question, follower: Follower) -> dict[str, Any]:
+def _page(release: OpenRelease, question: Question, follower: Follower, token: Token) -> dict[str, Any]:
     """Return the values of the page that do not depend on the answer."""
     manifest, (number, published_at) = release.manifest, follower.published
     published = published_at[:16].replace("T", " ") + " UTC" if published_at else ""
     return {
         "root": release.releases.store.uri,
         "release": manifest.release,
-        "rows": len(release),
+        "is_limited": token.where is not None,
         "published": published if number == manifest.release else "",
         "encoder": manifest.settings.get("encoder", {}).get("path", "its encoder"),
         "has_chunks": "chunks" in manifest.counts,

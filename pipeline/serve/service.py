@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from pipeline.errors import QueryError
 from pipeline.index.search.search import OpenRelease
-from pipeline.serve.access import OPEN_PATH, BodyLimit, LoopbackOnly, RequestMetrics, TokenCheck
+from pipeline.serve.access import OPEN_PATH, BodyLimit, LoopbackOnly, RequestMetrics, TokenCheck, token_of
 from pipeline.serve.batches import Batches, Found, Search
 from pipeline.serve.follow import Follower
 from pipeline.serve.json_bodies import JsonRoute
@@ -27,10 +28,11 @@ from pipeline.serve.messages import (
 from pipeline.serve.metrics import ServiceMetrics
 from pipeline.serve.page import add_page
 from pipeline.serve.problems import add_problems
+from pipeline.serve.tokens import Token, TokenFile, Tokens
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem} for status in (400, 401, 409, 413, 422, 503)
+    status: {"model": Problem} for status in (400, 401, 403, 409, 413, 422, 503)
 }
 
 
@@ -44,6 +46,8 @@ class ServiceOptions:
     """refuse releases of another space"""
     token: str = ""
     """the token that requests must carry; empty for none"""
+    tokens: Path | None = None
+    """a file of tokens, one of which requests must carry; see `TokenFile`"""
     hosts: tuple[str, ...] = ()
     """without a token, names and addresses under which the service answers, besides localhost"""
 
@@ -55,15 +59,19 @@ def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceO
 
     Args:
         held: holds a lease on the release, see `open_held`.
+
+    Raises:
+        ConfigError: the file of tokens cannot be used.
     """
     metrics = ServiceMetrics()
     batches = Batches(release, metrics)
     follower = Follower(release, metrics, same_space=options.same_space, held=held)
+    file = TokenFile(options.tokens, release, metrics) if options.tokens else None
     follower.warm()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        with follower.following(options.poll_s):
+        with follower.following(options.poll_s), file.following() if file else contextlib.nullcontext():
             yield
         batches.close()
 
@@ -75,8 +83,8 @@ def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceO
     _add_state(app, release, follower, metrics)
     add_page(app, release, batches, follower)
     app.add_middleware(BodyLimit, limit=MAX_BODY_BYTES)
-    if options.token:
-        app.add_middleware(TokenCheck, token=options.token)
+    if file or options.token:
+        app.add_middleware(TokenCheck, tokens=file.tokens if file else Tokens.of(options.token))
     else:
         app.add_middleware(LoopbackOnly, hosts=options.hosts)
     app.add_middleware(RequestMetrics, metrics=metrics)  # the outermost, so it counts refused requests
@@ -96,7 +104,9 @@ def _add_search(app: FastAPI, batches: Batches) -> None:
             )
         queries = tuple(body.queries) if body.queries is not None else _matrix(body.vectors or [])
         fields = body.model_dump(include={"k", "space_id", "where", "group", "texts"})
-        found = await batches.search(Search(queries, **fields), request.is_disconnected)
+        found = await batches.search(
+            Search(queries, **fields, token=token_of(request.scope)), request.is_disconnected
+        )
         content = await run_in_threadpool(_to_json, found)  # the body may have megabytes
         return Response(content, media_type="application/json")
 
@@ -127,9 +137,9 @@ def _add_state(app: FastAPI, release: OpenRelease, follower: Follower, metrics: 
         )
 
     @app.get("/release")
-    async def current() -> ServedRelease:
-        """Describe the release that answers."""
-        return _describe(release.snapshot(), follower)
+    def current(request: Request) -> ServedRelease:
+        """Describe the release that answers, without the rows that the filter of the token leaves out."""
+        return _describe(release.snapshot(), follower, token_of(request.scope))
 
     @app.get("/metrics", response_class=Response)
     async def prometheus() -> Response:
@@ -137,16 +147,18 @@ def _add_state(app: FastAPI, release: OpenRelease, follower: Follower, metrics: 
         return Response(metrics.text(), media_type=_PROMETHEUS)
 
 
-def _describe(release: OpenRelease, follower: Follower) -> ServedRelease:
+def _describe(release: OpenRelease, follower: Follower, token: Token) -> ServedRelease:
     manifest, (number, published_at) = release.manifest, follower.published
     return ServedRelease(
         release=manifest.release,
         space_id=manifest.space_id,
-        rows=len(release),
+        rows=len(token.limited(release)),
         dim=manifest.index.dim,
         index=manifest.index.kind,
         published_at=published_at if number == manifest.release else None,
         encoder=manifest.settings.get("encoder", {}).get("path", ""),
-        gates={name: gate.model_dump(mode="json") for name, gate in manifest.gates.items()},
+        gates={}
+        if token.where is not None  # they describe all rows
+        else {name: gate.model_dump(mode="json") for name, gate in manifest.gates.items()},
         refused=follower.refused,
     )

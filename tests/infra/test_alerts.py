@@ -322,6 +322,20 @@ CASES = [
         firing=(Firing("55m", "14.29% of the requests to services failed with a status of 500 or above"),),
     ),
     Case(
+        "MantaServeTokensRefused",
+        "a file is broken for three minutes, and later for an hour",
+        "1m",
+        {'manta_serve_tokens_refused{instance="search:8080"}': "0x9 1x2 0x20 1x60 0x20"},
+        silent=("12m", "30m", "100m"),
+        firing=(
+            Firing(
+                "50m",
+                "The service search:8080 cannot use its file of tokens, and keeps the tokens of before",
+                {"instance": "search:8080"},
+            ),
+        ),
+    ),
+    Case(
         "MantaScheduleUnknown",
         "the schedule is deleted after five hours",
         "1m",

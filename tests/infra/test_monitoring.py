@@ -23,6 +23,7 @@ OTHERS = {
     "manta_serve_requests_total": ("route", "status"),
     "manta_serve_refused_release": ("instance",),
     "manta_serve_refresh_failures_total": ("instance",),
+    "manta_serve_tokens_refused": ("instance",),
     "kube_job_failed": (*_OF_JOBS, "condition"),
     "kube_job_owner": (*_OF_JOBS, "owner_kind", "owner_name"),
     "kube_job_status_start_time": _OF_JOBS,

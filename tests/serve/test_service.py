@@ -259,8 +259,8 @@ def test_a_root_that_is_gone_is_noticed_while_searches_are_answered(publish: Pub
     publish(CORPUS)
     with serving(store.uri, FAST) as client:
         Path(store.uri).rename(f"{store.uri}-elsewhere")
+        wait_until(lambda: "manta_serve_refresh_failures_total 0.0" not in client.get("/metrics")[1])
         wait_until(lambda: client.json("/healthz")["checked_s"] > 0.5)
-        assert "manta_serve_refresh_failures_total 0.0" not in client.get("/metrics")[1]
         assert client.post("/search", {"queries": QUERIES})[1]["release"] == 1
         Path(f"{store.uri}-elsewhere").rename(store.uri)
         wait_until(lambda: client.json("/healthz")["checked_s"] < 0.5)

@@ -1,10 +1,11 @@
 """Select the rows of an index that a filter lets pass, and prepare them for searching."""
 
+import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from pipeline.index.library import faiss
 from pipeline.index.refine import id_map_of
 from pipeline.index.structure import is_exact, ivf_of, nlist_of, to_space_of, unwrap
 from pipeline.log import announce
+from pipeline.where.evaluate import And
 from pipeline.where.parse import parse_where
 
 # Largest number of passing rows that are searched exactly. Their vectors, 15 MB at 384 dimensions, are
@@ -166,33 +168,61 @@ class Filters:
 
     def __init__(self, ids: Ids, parts: Parts, units: UnitVectors) -> None:
         self._ids, self._parts, self._units = ids, parts, units
-        self._kept: OrderedDict[str, SelectedRows] = OrderedDict()
+        self._limits: tuple[str, ...] = ()
+        self._kept: OrderedDict[tuple[str | None, ...], SelectedRows] = OrderedDict()
         self._lock = threading.Lock()
 
-    def select(self, where: str, proceed: Callable[[], None] = lambda: None) -> SelectedRows:
+    def within(self, where: str) -> Self:
+        """Return filters that select only rows that also pass `where`. They share the rows that are kept.
+
+        Raises:
+            ConfigError: the filter is invalid.
+        """
+        parse_where(where, self._ids.schema)
+        limited = copy.copy(self)
+        limited._limits = (*self._limits, where)
+        return limited
+
+    @property
+    def are_limited(self) -> bool:
+        """Whether only some rows can be selected; see `within`."""
+        return bool(self._limits)
+
+    def allowed(self, addresses: np.ndarray) -> np.ndarray:
+        """Return a mask (n,) of addresses (n,): True for those that can be selected; see `within`."""
+        if not self.are_limited:
+            return np.ones(len(addresses), dtype=bool)
+        return self.select(None).members.contains(addresses)
+
+    def select(self, where: str | None, proceed: Callable[[], None] = lambda: None) -> SelectedRows:
         """Return the rows that a filter lets pass. A filter is evaluated once, unless many other filters are
         used in between.
 
         Args:
+            where: the filter; None selects all rows to which `within` limits these filters.
             proceed: called often while the filter is evaluated; may raise an error to stop the evaluation.
 
         Raises:
             ConfigError: the filter is invalid.
         """
         with self._lock:
-            if (kept := self._kept.get(where)) is not None:
-                self._kept.move_to_end(where)
+            key = (*self._limits, where)
+            if (kept := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
                 return kept
         selection = self.evaluate(where, proceed)
         with self._lock:
-            self._kept[where] = selection
+            self._kept[key] = selection
             while len(self._kept) > max(1, min(_MAX_KEPT, _ADDRESS_SPACE // self._ids.next_ordinal)):
                 self._kept.popitem(last=False)
         return selection
 
-    def evaluate(self, where: str, proceed: Callable[[], None] = lambda: None) -> SelectedRows:
+    def evaluate(self, where: str | None, proceed: Callable[[], None] = lambda: None) -> SelectedRows:
         """Return the rows that a filter lets pass, without keeping them for the next search."""
-        condition = parse_where(where, self._ids.schema)
+        given = self._limits if where is None else (*self._limits, where)
+        # each is parsed by itself and the conditions are joined, so that no text can end another condition
+        conditions = tuple(parse_where(each, self._ids.schema) for each in given)
+        condition = conditions[0] if len(conditions) == 1 else And(conditions)
         members = AddressSet(self._ids.next_ordinal)
         for addresses in self._ids.matching(condition, proceed):
             members.add(addresses)

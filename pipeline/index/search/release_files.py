@@ -1,9 +1,10 @@
 """The files of one release, its encoder among them, opened for searching."""
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -81,8 +82,14 @@ class ReleaseFiles:
             )
 
     def __len__(self) -> int:
-        """Number of live rows in the open parts."""
-        return self._parts.ntotal
+        """Number of live rows in the open parts, and of those that pass the filter of `within`."""
+        return self.filters.select(None).rows if self.filters.are_limited else self._parts.ntotal
+
+    def within(self, where: str) -> Self:
+        """Return the same files, limited to the rows that pass a filter; see `OpenRelease.within`."""
+        limited = copy.copy(self)
+        limited.filters = self.filters.within(where)
+        return limited
 
     def successor(self, manifest: ReleaseManifest, verify: bool) -> "ReleaseFiles":
         """Open another release.
@@ -111,7 +118,9 @@ class ReleaseFiles:
             raise QueryError(where, "an id that is a whole number", repr(row_id), "check the id")
         matching = self.ids.matching(parse_where(self.where_id(row_id), self.ids.schema))
         addresses = np.setdiff1d(np.concatenate(list(matching)), self._parts.tombstones)
-        if not len(live := addresses[self._parts.holds(addresses)]):
+        live = addresses[self._parts.holds(addresses)]
+        # the same error for a row that does not exist and one outside of `within`
+        if not len(live := live[self.filters.allowed(live)]):
             raise QueryError(where, f"a row with id {row_id!r}", "none", "check the id")
         return live[:1]
 
@@ -177,6 +186,9 @@ class ReleaseFiles:
 
     def rows(self, addresses: np.ndarray, *, texts: bool = False) -> pa.Table:
         """Return the rows of `addresses` (n,) in their order; see `OpenRelease.rows`."""
+        if not self.filters.allowed(addresses).all():
+            where = f"release {self.manifest.release}"
+            raise QueryError(where, "addresses of rows that pass its filter", "others", "check the addresses")
         rows = self.ids.take(addresses)
         if not texts or "text" in rows.column_names:
             return rows
@@ -187,12 +199,13 @@ class ReleaseFiles:
         newest = np.zeros(0, dtype=np.int64)
         for block in self._parts.addresses():
             live = np.setdiff1d(block, self._parts.tombstones)
+            live = live[self.filters.allowed(live)]
             newest = np.sort(np.concatenate([newest, live]))[-count:]
         return newest
 
     def _nearest(self, vectors: np.ndarray, k: int, where: str | None) -> tuple[np.ndarray, np.ndarray]:
         """Return scores and addresses (q, k) of the nearest rows, NO_NEIGHBOUR after the last answer."""
-        if where is None:
+        if where is None and not self.filters.are_limited:
             return self._parts.search_until_k(vectors, k)
         return search_selected(self._parts, self.filters.select(where), vectors, k)
 

@@ -116,13 +116,24 @@ class OpenRelease:
         return self._files.manifest
 
     def __len__(self) -> int:
-        """Number of live rows in the open parts."""
+        """Number of live rows in the open parts, and of those that pass the filter of `within`."""
         return len(self._files)
 
-    def count(self, where: str, proceed: Callable[[], None] = lambda: None) -> int:
+    def within(self, where: str) -> "OpenRelease":
+        """Return the release that is open now, limited to the rows that pass a filter; see `search`.
+
+        No method of the returned object finds, counts or returns another row, whatever its arguments are. It
+        is never swapped. Load the encoder first (`encode`), so that all such objects share it.
+
+        Raises:
+            ConfigError: the filter is invalid.
+        """
+        return OpenRelease(self._releases, self._files.within(where), follows=False)
+
+    def count(self, where: str | None = None, proceed: Callable[[], None] = lambda: None) -> int:
         """Return the number of rows that a filter lets pass, and keep these rows for later searches.
 
-        See `search` for filters.
+        See `search` for filters. Without one, it is the number of all rows.
 
         Args:
             proceed: called often while the filter is evaluated; may raise an error to stop the evaluation.
@@ -130,6 +141,8 @@ class OpenRelease:
         Raises:
             ConfigError: the filter is invalid.
         """
+        if where is None and not self._files.filters.are_limited:
+            return len(self)
         return self._files.filters.select(where, proceed).rows
 
     def validate(self) -> None:
