@@ -6,6 +6,7 @@ python -m jobs.serve releases
 """
 
 import contextlib
+import importlib
 import json
 import os
 import socket
@@ -90,28 +91,12 @@ def serve(options: ServeOptions) -> None:
 
 def _serve(options: ServeOptions, say: Say) -> None:
     refuse_few_addresses()
-    from pipeline.errors import ConfigError
-
-    token = _token()
-    if token and options.tokens:
-        raise ConfigError("--tokens", f"either --tokens or {TOKEN}", "both", f"unset {TOKEN}")
+    token = _token(options)
     with _bound(options) as listener:
         address, port = listener.getsockname()[:2]
-        if not token and not options.tokens and not _is_loopback(address):
-            raise ConfigError(
-                f"--host {options.host}",
-                f"a token in {TOKEN}, or --tokens, because other machines can reach the service",
-                "none",
-                f"set {TOKEN}, give a file of --tokens, or leave --host out",
-            )
-        try:
-            from pipeline.serve.service import ServiceOptions, make_app
-        except ModuleNotFoundError as error:
-            found = f"no package {error.name}"
-            raise ConfigError(
-                "manta serve", "the packages of the extra serve", found, "pip install manta-embeddings[serve]"
-            ) from None
+        _check_access(options, token, address)
         from pipeline.serve.follow import open_held
+        from pipeline.serve.service import ServiceOptions, make_app
 
         root = (options.root, options.commits_root) if options.commits_root else options.root
         with open_held(root) as (release, held):
@@ -130,6 +115,26 @@ def _serve(options: ServeOptions, say: Say) -> None:
             facts = {"status": "serving", "url": url, "release": release.number, "rows": len(release)}
             sentence = f"release {release.number} with {len(release):,} rows is served at {url}"
             _run(app, listener, lambda: say(json.dumps(facts) if options.as_json else sentence))
+
+
+def _check_access(options: ServeOptions, token: str, address: str) -> None:
+    """Raise ConfigError if others can reach the service without a token, or its packages are missing."""
+    from pipeline.errors import ConfigError
+
+    if not token and not options.tokens and not _is_loopback(address):
+        raise ConfigError(
+            f"--host {options.host}",
+            f"a token in {TOKEN}, or --tokens, because other machines can reach the service",
+            "none",
+            f"set {TOKEN}, give a file of --tokens, or leave --host out",
+        )
+    try:
+        importlib.import_module("pipeline.serve.service")
+    except ModuleNotFoundError as error:
+        found = f"no package {error.name}"
+        raise ConfigError(
+            "manta serve", "the packages of the extra serve", found, "pip install manta-embeddings[serve]"
+        ) from None
 
 
 def _run(app: "FastAPI", listener: socket.socket, when_it_listens: Callable[[], None]) -> None:
@@ -153,8 +158,12 @@ def _run(app: "FastAPI", listener: socket.socket, when_it_listens: Callable[[], 
         Server(server_config(app)).run(sockets=[listener])
 
 
-def _token() -> str:
-    """Return the token that requests must carry; "" for none. White space around it is removed."""
+def _token(options: ServeOptions) -> str:
+    """Return the token that requests must carry; "" for none. White space around it is removed.
+
+    Raises:
+        ConfigError: no header can carry the token, or there is a file of tokens, too.
+    """
     from pipeline.errors import ConfigError
 
     given = os.environ.get(TOKEN, "")
@@ -163,6 +172,8 @@ def _token() -> str:
         raise ConfigError(
             TOKEN, "printable ASCII characters without spaces", "other characters", "set another token"
         )
+    if token and options.tokens:
+        raise ConfigError("--tokens", f"either --tokens or {TOKEN}", "both", f"unset {TOKEN}")
     return token
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import HTTPException
 
 from pipeline.serve.metrics import ServiceMetrics
-from pipeline.serve.tokens import ANYONE, Token, Tokens
+from pipeline.serve.tokens import ANYONE, AccessToken, AccessTokens
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -52,7 +52,7 @@ class TokenCheck:
     filter get 403, except for LIMITED_PATHS. The routes of these get the token by `token_of`.
     """
 
-    def __init__(self, app: AsgiApp, tokens: Tokens) -> None:
+    def __init__(self, app: AsgiApp, tokens: AccessTokens) -> None:
         self._app, self._tokens = app, tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +68,7 @@ class TokenCheck:
             else:
                 await self._app(scope, receive, send)
 
-    def _find(self, scope: Scope) -> Token | None:
+    def _find(self, scope: Scope) -> AccessToken | None:
         given = dict(scope["headers"]).get(b"authorization", b"")
         kind, _, value = given.partition(b" ")
         if kind.lower() == b"basic":
@@ -81,10 +81,10 @@ class TokenCheck:
         return self._tokens.find(value)
 
 
-def token_of(scope: Scope) -> Token:
+def token_of(scope: Scope) -> AccessToken:
     """Return the token that a request carries; ANYONE for a service without tokens."""
     token = scope.get(_TOKEN, ANYONE)
-    assert isinstance(token, Token)
+    assert isinstance(token, AccessToken)
     return token
 
 

@@ -18,7 +18,7 @@ from pipeline.errors import ConfigError, PipelineError, TransientError
 from pipeline.index.search.search import OpenRelease
 from pipeline.serve.messages import MAX_QUERIES
 from pipeline.serve.metrics import ServiceMetrics
-from pipeline.serve.tokens import ANYONE, Token
+from pipeline.serve.tokens import ANYONE, AccessToken
 from pipeline.targets.values import json_rows
 
 _MAX_WAITING = 4_096  # queries; later requests are refused until some are answered
@@ -58,12 +58,12 @@ class Search:
     """answer with documents"""
     texts: bool = False
     """add the text of each answer"""
-    token: Token = ANYONE
+    token: AccessToken = ANYONE
     """whose rows are searched"""
 
     @property
     def is_filtered(self) -> bool:
-        """Whether a filter is evaluated for the search."""
+        """True if a filter is evaluated for the search."""
         return self.where is not None or self.token.where is not None
 
     @property
@@ -218,8 +218,8 @@ class Batches:
             limited = same[0].token.limited(release)
         except PipelineError as error:
             return [error] * len(same)
-        error = self._evaluate(limited, same[0], wanted)
-        return [error] * len(same) if error is not None else _answer_same(limited, same)
+        failed = self._evaluate(limited, same[0], wanted)
+        return [failed] * len(same) if failed is not None else _answer_same(limited, same)
 
     def _evaluate(
         self, release: OpenRelease, search: Search, wanted: Sequence[Callable[[], bool]]

@@ -22,7 +22,7 @@ from pipeline.serve.follow import Follower
 from pipeline.serve.messages import MAX_CHARACTERS
 from pipeline.serve.problems import status_of
 from pipeline.serve.sample_map import PlacedRows, SampleMap
-from pipeline.serve.tokens import Token
+from pipeline.serve.tokens import AccessToken
 from pipeline.store.releases.manifest import report_path
 from pipeline.targets.values import json_column
 
@@ -128,7 +128,7 @@ async def _find(question: Question, release: OpenRelease, batches: Batches, requ
         return await batches.search(replace(search, texts=False), request.is_disconnected)
 
 
-def _page(release: OpenRelease, question: Question, follower: Follower, token: Token) -> dict[str, Any]:
+def _page(release: OpenRelease, question: Question, follower: Follower, token: AccessToken) -> dict[str, Any]:
     """Return the values of the page that do not depend on the answer."""
     manifest, (number, published_at) = release.manifest, follower.published
     published = published_at[:16].replace("T", " ") + " UTC" if published_at else ""

@@ -28,7 +28,7 @@ from pipeline.serve.messages import (
 from pipeline.serve.metrics import ServiceMetrics
 from pipeline.serve.page import add_page
 from pipeline.serve.problems import add_problems
-from pipeline.serve.tokens import Token, TokenFile, Tokens
+from pipeline.serve.tokens import AccessToken, AccessTokens, TokenFile
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -84,7 +84,7 @@ def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceO
     add_page(app, release, batches, follower)
     app.add_middleware(BodyLimit, limit=MAX_BODY_BYTES)
     if file or options.token:
-        app.add_middleware(TokenCheck, tokens=file.tokens if file else Tokens.of(options.token))
+        app.add_middleware(TokenCheck, tokens=file.tokens if file else AccessTokens.of(options.token))
     else:
         app.add_middleware(LoopbackOnly, hosts=options.hosts)
     app.add_middleware(RequestMetrics, metrics=metrics)  # the outermost, so it counts refused requests
@@ -147,7 +147,7 @@ def _add_state(app: FastAPI, release: OpenRelease, follower: Follower, metrics: 
         return Response(metrics.text(), media_type=_PROMETHEUS)
 
 
-def _describe(release: OpenRelease, follower: Follower, token: Token) -> ServedRelease:
+def _describe(release: OpenRelease, follower: Follower, token: AccessToken) -> ServedRelease:
     manifest, (number, published_at) = release.manifest, follower.published
     return ServedRelease(
         release=manifest.release,

@@ -39,8 +39,8 @@ _FIELDS = ("sha256", "where")
 
 
 @dataclass(frozen=True)
-class Token:
-    """Who sends a request."""
+class AccessToken:
+    """The name and the rights of those who send requests with one secret."""
 
     name: str
     """for people and metrics; it is no secret"""
@@ -68,14 +68,14 @@ class Token:
             ) from None
 
 
-ANYONE = Token("")
+ANYONE = AccessToken("")
 """who sends requests to a service without tokens"""
 
 
-class Tokens:
+class AccessTokens:
     """The tokens that requests may carry. They may be replaced while threads look them up."""
 
-    def __init__(self, tokens: dict[bytes, Token]) -> None:
+    def __init__(self, tokens: dict[bytes, AccessToken]) -> None:
         """Make the table.
 
         Args:
@@ -89,13 +89,13 @@ class Tokens:
     @classmethod
     def of(cls, secret: str) -> Self:
         """Return tokens with one secret, whose owner finds all rows."""
-        return cls({hashlib.sha256(secret.encode()).digest(): Token("default")})
+        return cls({hashlib.sha256(secret.encode()).digest(): AccessToken("default")})
 
-    def replace(self, tokens: dict[bytes, Token]) -> None:
+    def replace(self, tokens: dict[bytes, AccessToken]) -> None:
         """Use other tokens from now on."""
         self._by_digest = {self._keyed(digest): token for digest, token in tokens.items()}
 
-    def find(self, secret: bytes) -> Token | None:
+    def find(self, secret: bytes) -> AccessToken | None:
         """Return the token with a secret; None if there is none."""
         return self._by_digest.get(self._keyed(hashlib.sha256(secret).digest()))
 
@@ -128,7 +128,7 @@ class TokenFile:
         """
         self._file, self._release, self._metrics = file, release, metrics
         self._content = _read(file)
-        self.tokens = Tokens(read_tokens(file, release))
+        self.tokens = AccessTokens(read_tokens(file, release))
         self._last_sentence = ""
         self._check_mode()
 
@@ -186,7 +186,7 @@ class TokenFile:
             )
 
 
-def read_tokens(file: Path, release: OpenRelease) -> dict[bytes, Token]:
+def read_tokens(file: Path, release: OpenRelease) -> dict[bytes, AccessToken]:
     """Read a file of tokens.
 
     Args:
@@ -198,7 +198,7 @@ def read_tokens(file: Path, release: OpenRelease) -> dict[bytes, Token]:
     Raises:
         ConfigError: the file cannot be used. The message shows names and filters, but no other values.
     """
-    found = dict[bytes, Token]()
+    found = dict[bytes, AccessToken]()
     tree = read_yaml(file)
     if not 0 < len(tree) <= _MAX_TOKENS:
         raise ConfigError(
@@ -223,7 +223,7 @@ def _rest(error: ConfigError) -> tuple[str, str, str]:
     return error.expected, error.found, error.remedy
 
 
-def _token(file: Path, name: Any, values: Any) -> tuple[bytes, Token]:
+def _token(file: Path, name: Any, values: Any) -> tuple[bytes, AccessToken]:
     """Return the digest and the token that an entry of a file describes."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         names = "names of 1 to 64 letters, digits, '.', '_' and '-'"
@@ -252,7 +252,7 @@ def _token(file: Path, name: Any, values: Any) -> tuple[bytes, Token]:
             found,
             "write a filter; only a token without the key finds all rows",
         )
-    return bytes.fromhex(digest), Token(name, limit)
+    return bytes.fromhex(digest), AccessToken(name, limit)
 
 
 def _read(file: Path) -> bytes:

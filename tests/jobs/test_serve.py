@@ -78,6 +78,20 @@ def test_a_token_that_no_header_can_carry_is_an_error(
     assert "printable ASCII" in ended.err
 
 
+def test_a_file_of_tokens_serves_others_and_excludes_the_variable(
+    root: str, manta: Manta, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.delenv("MANTA_SERVE_TOKEN", raising=False)
+    missing = str(tmp_path / "tokens.yaml")
+    ended = manta("serve", root, "--host", "0.0.0.0", "--port", "0", "--tokens", missing)
+    assert ended.code == 2
+    assert f"{missing}: expected a file of tokens" in ended.err
+    monkeypatch.setenv("MANTA_SERVE_TOKEN", "secret")
+    ended = manta("serve", root, "--port", "0", "--tokens", missing)
+    assert ended.code == 2
+    assert "either --tokens or MANTA_SERVE_TOKEN" in ended.err
+
+
 def test_an_invalid_host_name_is_an_error(root: str, manta: Manta):
     assert manta("serve", root, "--host", "a..b", "--port", "0").code == 2
 

@@ -20,7 +20,7 @@ from pipeline.serve import tokens
 from pipeline.serve.access import LIMITED_PATHS
 from pipeline.serve.metrics import ServiceMetrics
 from pipeline.serve.service import ServiceOptions
-from pipeline.serve.tokens import TokenFile, Tokens, read_tokens
+from pipeline.serve.tokens import AccessTokens, TokenFile, read_tokens
 from pipeline.store.files.open_store import open_store
 from tests.conftest import ROOT
 from tests.index.published import Publisher, texts
@@ -300,7 +300,7 @@ def test_a_file_that_others_can_read_or_change_is_said(
 
 
 def test_only_whole_secrets_are_found():
-    table = Tokens.of("secret")
+    table = AccessTokens.of("secret")
     assert table.find(b"secret") is not None
     for wrong in (b"", b"secre", b"secrets", b"Secret", hashlib.sha256(b"secret").hexdigest().encode()):
         assert table.find(wrong) is None

@@ -185,7 +185,7 @@ class Filters:
 
     @property
     def are_limited(self) -> bool:
-        """Whether only some rows can be selected; see `within`."""
+        """True if only some rows can be selected; see `within`."""
         return bool(self._limits)
 
     def allowed(self, addresses: np.ndarray) -> np.ndarray:
