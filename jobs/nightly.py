@@ -116,7 +116,8 @@ def _query_lines(gates: dict[str, Any]) -> list[str]:
     if user_recall := gates.get(USER_QUERY_RECALL):
         row_recall = gates.get("recall_at_10")
         addition = f", {row_recall['value']:.4f} for rows of the corpus" if row_recall else ""
-        lines.append(f"  recall  recall@10 is {user_recall['value']:.4f} for gates.queries{addition}")
+        found = "not known" if user_recall["value"] is None else f"{user_recall['value']:.4f}"
+        lines.append(f"  recall  recall@10 is {found} for gates.queries{addition}")
     relevance = [gates[name] for name in (RELEVANCE, RELEVANCE_CHANGE) if name in gates]
     return [*lines, *(f"  scores  {gate['sentence']}" for gate in relevance)]
 

@@ -111,6 +111,7 @@ ORDERS = {
         "ingest_workers",
         "release_changes",
         "guess_corpus",
+        "user_queries",
         "candidate",
         "gates",
         "report",

@@ -88,7 +88,11 @@ def length_chart(lengths: Histogram, limit: int) -> Markup:
 
 
 def recall_chart(
-    points: Sequence[CurvePoint], chosen: int | None, target: float | None, effort: str = "nprobe"
+    points: Sequence[CurvePoint],
+    chosen: int | None,
+    target: float | None,
+    effort: str = "nprobe",
+    users: Sequence[CurvePoint] = (),
 ) -> Markup:
     """Draw recall@10 against milliseconds (logarithmic), one dot per search effort.
 
@@ -97,13 +101,22 @@ def recall_chart(
         chosen: effort of the dot to mark; None marks none.
         target: recall to draw as a dashed line; None draws none.
         effort: name of the search effort.
+        users: the same for texts of users, which get a line of their own.
     """
-    recalls, times = [point.recall_at_10 for point in points], [point.query_ms for point in points]
+    both = [*points, *users]
+    recalls, times = [point.recall_at_10 for point in both], [point.query_ms for point in both]
     lowest = min(recalls if target is None else [*recalls, target])
     # the next multiple of 5 % below, with room for the lowest dot
     low = max(0.0, math.floor((lowest - 0.02) * 20) / 20)
     frame = ChartFrame((0.9 * min(times), 1.1 * max(times)), (low, 1.0), log_x=True)
-    marks = line(frame, [(point.query_ms, point.recall_at_10) for point in points], "accent")
+    marks = line(frame, [(point.query_ms, point.recall_at_10) for point in users], "raw") if users else ""
+    for point in users:
+        title = (
+            f"{effort} {point.effort}: {percent(point.recall_at_10)}, {point.query_ms:.3g} ms, gates.queries"
+        )
+        place = frame.px(point.query_ms), frame.py(point.recall_at_10)
+        marks += dot(*place, "dot", 5 if point.effort == chosen else 2.6, title)
+    marks += line(frame, [(point.query_ms, point.recall_at_10) for point in points], "accent")
     marks += _effort_labels(frame, points, chosen)
     marks += "".join(_recall_dot(frame, point, point.effort == chosen, effort) for point in points)
     if target is not None:

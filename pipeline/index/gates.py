@@ -133,6 +133,40 @@ def _recall_gate(recall: Proportion, target: float) -> Gate:
     return Gate(value=recall.value, threshold=target, passed=recall.high >= target, sentence=sentence)
 
 
+def user_recall_gate(
+    metrics: IndexMetrics, settings: GateSettings, remarks: str = "", *, is_fixed: bool = False
+) -> Gate:
+    """Return the gate on recall@10 of the queries of gates.queries, which fails as the gate of rows does.
+
+    Args:
+        metrics: with `user_recall`.
+        remarks: queries that are left out, in parentheses.
+        is_fixed: whether index.nprobe sets the search effort.
+    """
+    recall, bound = metrics.user_recall, settings.user_recall_bound
+    assert recall is not None
+    passed = bound is None or recall.high >= bound
+    sentence = (
+        f"recall@10 of {metrics.user_queries:,} queries of gates.queries{remarks} is {recall.value:.4f} "
+        f"(95 % interval {recall.low:.4f} to {recall.high:.4f}, by every other query), "
+    )
+    sentence += "reported only" if bound is None else f"{bound:g} at least within it"
+    if not passed:
+        sentence += f"; {_user_recall_remedy(metrics, is_fixed=is_fixed)}"
+    return Gate(value=recall.value, threshold=bound, passed=passed, sentence=sentence)
+
+
+def _user_recall_remedy(metrics: IndexMetrics, *, is_fixed: bool) -> str:
+    """Say why the recall is too low, and what to change."""
+    accept = "or accept less by gates.recall_at_10_queries"
+    if is_fixed:
+        return f"raise index.nprobe from {metrics.effort}, or set it to null so that it is chosen, {accept}"
+    why = "the codes of the index are not exact enough for these queries"
+    if metrics.effort is not None:
+        why = f"a higher {metrics.effort_name} than {metrics.effort} does not help"
+    return f"{why}: choose a more exact index.kind, or raise index.memory_gib so that auto does, {accept}"
+
+
 def _token_gates(coverage: ScriptCoverage, settings: GateSettings) -> dict[str, Gate]:
     gates = {}
     rows = coverage.uncounted_rows

@@ -242,8 +242,9 @@ def _recall_note(report: NightReport) -> str:
     rows = "Recall is measured with rows of the corpus as queries."
     if USER_QUERY_RECALL in report.gates:
         return (
-            f"{rows} The line recall@10 queries is measured with the queries of gates.queries, which are not "
-            "from the corpus; it is reported and refuses nothing."
+            f"{rows} The line recall@10 queries is measured with gates.queries, which are not from it. The "
+            "search effort is chosen with one half of each, and recall measured with the other. A gate of "
+            "recall passes if what it requires is not above the 95 % interval."
         )
     if report.index.kind == "flat":
         return f"{rows} This index compares each query with every row, so recall is as high for other texts."
@@ -268,7 +269,11 @@ def _charts(report: NightReport) -> dict[str, Markup]:
         charts["lengths"] = night.length_chart(report.lengths, report.max_length or 0)
     if metrics.curve:
         charts["recall"] = night.recall_chart(
-            metrics.curve, metrics.effort, report.index.target, metrics.effort_name or "nprobe"
+            metrics.curve,
+            metrics.effort,
+            report.index.target,
+            metrics.effort_name or "nprobe",
+            metrics.user_curve,
         )
     return charts
 

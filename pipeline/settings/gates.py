@@ -42,9 +42,12 @@ class GateSettings(Settings):
     queries: str | None = None
     """path or URI of a file with texts that users search for, one on each line, or Parquet with a column
     query or text. Rows without a text may have a raw vector of the encoder, in columns vector and space_id.
-    The recall@10 of the first 1,000 queries is reported too, at the cost of one exact search of all rows
-    each night, and refuses nothing; the gate recall_at_10 uses rows of the corpus as queries. null: no such
-    file"""
+    The first 1,000 queries count: the search effort is chosen so that their recall@10 is high enough too, and
+    a candidate is refused where no effort suffices. The gate recall_at_10 uses rows of the corpus as queries,
+    which are easier to find. null: no such file"""
+    recall_at_10_queries: Annotated[float, Field(ge=0, le=1)] | None = None
+    """the same as recall_at_10 for the queries of gates.queries; null: as high as recall_at_10. 0: their
+    recall is only reported, and the search effort is chosen by rows alone"""
     relevance: RelevanceSettings = RelevanceSettings()
     """judged queries of your own; by default there are none"""
     max_size_gib: Annotated[float, Field(gt=0)] | None = None
@@ -84,3 +87,13 @@ class GateSettings(Settings):
     def wanted_recall(self) -> float:
         """The recall@10 for which nprobe is chosen: the gate's, or 0.95 if the gate is off."""
         return 0.95 if self.recall_at_10 is None else self.recall_at_10
+
+    @property
+    def wanted_user_recall(self) -> float:
+        """The recall@10 of the queries of gates.queries for which nprobe is chosen; 0: by rows alone."""
+        return self.wanted_recall if self.recall_at_10_queries is None else self.recall_at_10_queries
+
+    @property
+    def user_recall_bound(self) -> float | None:
+        """The recall@10 of these texts below which a candidate is refused; None: it is only reported."""
+        return (self.recall_at_10 if self.recall_at_10_queries is None else self.recall_at_10_queries) or None

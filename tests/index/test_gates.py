@@ -33,7 +33,7 @@ def test_a_text_without_a_vector_in_both_releases_is_unchanged():
 def metrics_of_small_index(**changes: object) -> IndexMetrics:
     """Measure a small index, and change some of the values."""
     index, queries, truth = build_with_truth("ivf_flat", clustered(1_000))
-    return measure(Parts([index]), queries, truth, IndexSettings(), 0.95).model_copy(update=changes)
+    return measure(Parts([index]), queries, truth, IndexSettings(), GateSettings()).model_copy(update=changes)
 
 
 def row_metrics(rows: int, good: int, quarantined: int, **others: Any) -> RowMetrics:

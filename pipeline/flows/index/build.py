@@ -53,6 +53,8 @@ class IndexInput:
     """dimension of the stored vectors"""
     previous_queries: FileRef | None = None
     """queries of the previous release, if this index replaces a release's index"""
+    user_queries: FileRef | None = None
+    """texts of users, encoded as queries; None without gates.queries"""
 
     @property
     def indexed_dim(self) -> int:
@@ -71,14 +73,15 @@ def build_index(context: FlowContext, vectors: IndexInput) -> BuiltIndex:
     indexed, rows = live_units(context.workers, source, units)
     plan = _measured_plan(context, vectors, source, indexed, rows)
     identity = {
-        **index_identity(job, indexed, vectors.dead, transform),
+        **index_identity(job, replace(vectors, units=indexed)),
         "plan": plan.model_dump(mode="json"),
         "shards": shard_count(job.index, plan, len(indexed), rows),
     }
     if vectors.previous_queries:
         identity["asked_before"] = vectors.previous_queries.sha256
     work = f"indexes/work/{digest_of(identity)[:24]}"
-    build = Build(source, plan, job.index, job.gates, transform, work, vectors.previous_queries)
+    asked = vectors.previous_queries, vectors.user_queries
+    build = Build(source, plan, job.index, job.gates, transform, work, *asked)
     record_path = f"{work}/built.json"
     if built := BuiltIndex.load_complete(store, record_path):
         return built
@@ -184,14 +187,16 @@ def shard_count(settings: IndexSettings, plan: IndexPlan, units: int, rows: int)
     return min(units, max(plan.parts(rows), wanted if plan.shardable else 1))
 
 
-def index_identity(
-    job: Job, units: Sequence[VectorUnit], dead: FileRef | None, transform: Transform | None
-) -> dict[str, object]:
+def index_identity(job: Job, vectors: IndexInput) -> dict[str, object]:
     """Return everything that determines the index over the live rows of these units, as JSON."""
+    users: dict[str, object] = {}
+    if vectors.user_queries:
+        users = {"users": vectors.user_queries.sha256, "user_recall": job.gates.wanted_user_recall}
     return {
-        "units": [[unit.ordinal, unit.sha256] for unit in units],
-        "dead": dead.sha256 if dead else None,
-        "transform": transform.transform_id if transform else None,
+        **users,
+        "units": [[unit.ordinal, unit.sha256] for unit in vectors.units],
+        "dead": vectors.dead.sha256 if vectors.dead else None,
+        "transform": vectors.transform.transform_id if vectors.transform else None,
         "settings": job.index.model_dump(mode="json"),
         "recall": job.gates.recall_at_10,
         "versions": packages("manta-embeddings", "faiss-cpu", "faiss-gpu"),

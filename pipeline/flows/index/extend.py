@@ -17,7 +17,14 @@ from pipeline.flows.index.build import (
     part_memory,
     shard_count,
 )
-from pipeline.flows.index.extend_tasks import ExtendedParts, Extension, GrowPart, JoinTruth, parts_to_grow
+from pipeline.flows.index.extend_tasks import (
+    AskUsers,
+    ExtendedParts,
+    Extension,
+    GrowPart,
+    JoinTruth,
+    parts_to_grow,
+)
 from pipeline.flows.index.finish_tasks import MergeShards
 from pipeline.flows.index.measure_tasks import MeasureGrown, Measurement, SampleQueries, ScanTruth, scan_truth
 from pipeline.flows.index.rebuild_rules import REBUILT
@@ -134,7 +141,8 @@ class _Extender:
             _ExtensionRecord,
             lambda: self._extend_and_measure(extension, with_delta=delta_reason is not None),
         )
-        checks[0] = rebuild_rules.quantizer_fit(last, survey.rows, record.built.measured)
+        built_files = record.built.index_files()  # if the effort changed, compared with tonight's recall
+        checks[0] = rebuild_rules.quantizer_fit(built_files, survey.rows, record.built.measured)
         _rebuild_if(checks[0])
         new_rows = extension.live_rows_from(previous.next_ordinal)
         extended = rebuild_rules.extended(record.built, survey, new_rows, delta_reason, settings.rewrite_gib)
@@ -162,19 +170,20 @@ class _Extender:
             "why": f"extends that of release {self.previous.release}",
         }
         plan, transform = plan.model_copy(update=kept_fields), self.vectors.transform
-        build = Build(self.source, plan, job.index, job.gates, transform, work, index.queries)
+        users = self.vectors.user_queries
+        build = Build(self.source, plan, job.index, job.gates, transform, work, index.queries, users)
+        asked = self.context.workers.run(AskUsers(self.context.store, self.previous), users, Pool(1))
         live_units = [
             (unit, live) for unit, live in zip(self.vectors.units, survey.live, strict=True) if live
         ]
         units, counts = zip(*live_units, strict=True)
-        return Extension(build, self.previous, survey, units, counts)
+        return Extension(build, self.previous, survey, units, counts, asked)
 
     def _work_directory(self) -> str:
         """Return the directory of this extension, named by a digest of everything that determines it."""
         fields = {"index", "ids", "tombstones", "dead", "rows", "next_ordinal"}
         previous = self.previous.model_dump(mode="json", include=fields)
-        vectors = self.vectors
-        identity = index_identity(self.context.job, vectors.units, vectors.dead, vectors.transform)
+        identity = index_identity(self.context.job, self.vectors)
         return f"indexes/work/{digest_of({**identity, 'before': previous})[:24]}"
 
     def _extend_and_measure(self, extension: Extension, *, with_delta: bool) -> _ExtensionRecord:
@@ -257,15 +266,16 @@ class _Extender:
         """Measure the index against the queries' exact neighbours.
 
         Last night's neighbours are updated if possible. All rows are scanned if a query has too few live
-        neighbours left, or if too many queries are dead rows. In the latter case queries are sampled again.
+        neighbours left, if a text of users is new, or if too many queries are dead rows. In the latter case
+        queries are sampled again.
         """
         workers, bound = self.context.workers, rebuild_rules.MAX_DEAD_QUERIES
         dead_queries = extension.survey.dead_queries
         queries, measurement = extension.trained.queries, Measurement()
         with self.context.stages("measure"):
-            if dead_queries <= bound:
+            if dead_queries <= bound and extension.asked.truth is not None:
                 measurement = MeasureGrown(extension, extended, queries).measure_on(self.context, ())
-            else:
+            elif dead_queries > bound:
                 queries = workers.run(SampleQueries(extension.build), self.vectors.units, Pool(1))
         numbers = {
             "dead_queries": dead_queries,
@@ -280,6 +290,8 @@ class _Extender:
             )
         short = measurement.short_queries
         reason = f"{short} queries had too few live neighbours" if short else dead
+        if extension.asked.truth is None and dead_queries <= bound:
+            reason = "gates.queries has texts that last night's did not have"
         pieces = self._scan(extension, queries)
         with self.context.stages("measure"):
             measurement = MeasureGrown(extension, extended, queries).measure_on(self.context, pieces)

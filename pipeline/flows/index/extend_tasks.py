@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import DataError
@@ -14,7 +15,9 @@ from pipeline.flows.index.records import (
     NumberedPart,
     TrainedIndex,
     load_queries,
+    load_truth,
     number_parts,
+    store_queries,
     store_truth,
 )
 from pipeline.flows.index.survey import SurveyResult
@@ -83,6 +86,50 @@ class GrownPart(Stored):
         return self.part is not None and super().is_complete(store)
 
 
+class AskedQueries(Stored):
+    """The queries of tonight: last night's rows, and tonight's texts of users."""
+
+    queries: FileRef
+    truth: FileRef | None
+    """their exact neighbours last night; None if some of the texts are new"""
+    are_same_users: bool
+    """whether the texts of users are last night's"""
+
+
+@dataclass(frozen=True)
+class AskUsers(PlainTask[FileRef | None, AskedQueries]):
+    """Replace last night's texts of users by tonight's, and keep the exact neighbours of those that remain.
+
+    Two texts are the same if their vectors are.
+    """
+
+    store: Store
+    previous: ReleaseManifest
+
+    def work(self, users: FileRef | None) -> AskedQueries:
+        from pipeline.index.measure.truth import NOT_A_ROW
+
+        store, index = self.store, self.previous.index
+        assert index.queries is not None
+        assert index.truth is not None
+        last = load_queries(store, index.queries)
+        tonight = load_queries(store, users).vectors if users else last.vectors[:0]
+        last_users = np.flatnonzero(last.of_users)
+        if np.array_equal(tonight, last.vectors[last_users]):
+            return AskedQueries(queries=index.queries, truth=index.truth, are_same_users=True)
+        position = {last.vectors[row].tobytes(): int(row) for row in last_users}
+        kept = [position.get(vector.tobytes(), -1) for vector in tonight]
+        rows = np.flatnonzero(~last.of_users)
+        vectors = np.concatenate([last.vectors[rows], tonight])
+        addresses = np.concatenate([last.addresses[rows], np.full(len(tonight), NOT_A_ROW, dtype=np.int64)])
+        with store.scratch() as scratch:
+            queries, truth = store_queries(store, addresses, vectors, scratch), None
+            if -1 not in kept:
+                known = load_truth(store, index.truth)[np.concatenate([rows, np.array(kept, dtype=np.int64)])]
+                truth = store_truth(store, known, scratch)
+        return AskedQueries(queries=queries, truth=truth, are_same_users=False)
+
+
 @dataclass(frozen=True)
 class Extension:
     """Inputs of all tasks that extend one index."""
@@ -94,14 +141,14 @@ class Extension:
     """units with live rows, by ordinal"""
     counts: tuple[int, ...]
     """number of live rows of each unit"""
+    asked: AskedQueries
 
     @property
     def trained(self) -> TrainedIndex:
-        """Last night's training and queries."""
+        """Last night's training, and tonight's queries."""
         index = self.previous.index
         assert index.trained is not None
-        assert index.queries is not None
-        return TrainedIndex(index=index.trained, queries=index.queries)
+        return TrainedIndex(index=index.trained, queries=self.asked.queries)
 
     def units_from(self, ordinal: int) -> tuple[VectorUnit, ...]:
         """Return the units whose ordinal is at least `ordinal`."""
@@ -180,6 +227,25 @@ class GrowPart(PlainTask[PartToGrow, GrownPart]):
         rows = pa.ipc.open_file(pa.memory_map(str(scratch / "ids.arrow"))).read_all().num_rows
         written = put_by_content(source.store, scratch / "ids.arrow", "ids/", rows)
         return (written,) if merges else (*ids, written)
+
+
+def with_effort(store: Store, parts: tuple[IndexPart, ...], effort: int) -> tuple[IndexPart, ...]:
+    """Return the parts of an index with another search effort in their file.
+
+    Files of several parts, and files with lists on disk, stay as they are: the manifest has their effort.
+    """
+    if len(parts) != 1 or len(parts[0].files) != 1:
+        return parts
+    from pipeline.index.build.build import read_index, write_index
+    from pipeline.index.measure.search_effort import set_effort
+
+    [part] = parts
+    index = read_index(part.files[0].local(store), mapped=False)
+    set_effort(index, effort)
+    with store.scratch() as scratch:
+        write_index(index, scratch / "index.faiss")
+        file = put_by_content(store, scratch / "index.faiss", "indexes/", part.rows)
+    return (part.model_copy(update={"files": (file,)}),)
 
 
 @dataclass(frozen=True)

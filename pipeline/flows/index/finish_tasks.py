@@ -88,7 +88,7 @@ class Finish(PlainTask[FilledPart, BuiltIndex]):
             shards = local_shards(store, part.shards)
             index, lists = merge_on_disk(shards, scratch) if build.plan.on_disk else (merge(shards), None)
             parts = Parts([index])
-            found = measure(parts, queries, truth, build.settings, build.gates.wanted_recall)
+            found = measure(parts, queries, truth, build.settings, build.gates)
             write_index(index, scratch / "index.faiss")
             written = (scratch / "index.faiss", lists) if lists else (scratch / "index.faiss",)
             made = IndexPart(
@@ -114,7 +114,7 @@ def finish_parts(
     queries = load_queries(store, trained.queries)
     truth = joined_truth(store, [shard for part in filled for shard in part.shards], queries)
     parts = PartsOnWorkers(context, PartFiles(store), merged, trained.index, queries.addresses)
-    found = measure(parts, queries, truth, build.settings, build.gates.wanted_recall)
+    found = measure(parts, queries, truth, build.settings, build.gates)
     with store.scratch() as scratch:
         stored_truth = store_truth(store, truth, scratch)
     return _built(task, merged, found, example_queries(parts, queries), stored_truth)
@@ -147,10 +147,16 @@ def _built(
             "rows": found.rows,
             "imbalance": found.imbalance,
             "recall_at_10": found.recall["10"].value,
+            **rows_effort_of(found),
             **near,
         },
         base_ordinals=task.base_ordinals,
     )
+
+
+def rows_effort_of(measured: IndexMetrics) -> dict[str, int]:
+    """Return the search effort that rows need, which later nights return to without texts of users."""
+    return {} if measured.rows_effort is None else {"rows_effort": measured.rows_effort}
 
 
 def reader_settings(measured: IndexMetrics) -> dict[str, Any]:
@@ -187,7 +193,8 @@ def joined_truth(store: Store, shards: Sequence[ShardRecord], queries: "Queries"
 
 
 def example_queries(index: "SearchedParts", queries: "Queries") -> tuple[ExampleQuery, ...]:
-    """Return a few of the queries, each with its nearest rows in the index except its own row."""
+    """Return a few of the rows among the queries, each with its nearest rows in the index except itself."""
+    queries = queries[~queries.of_users]
     chosen = queries[:: max(1, len(queries) // _EXAMPLES)][:_EXAMPLES]
     scores, found = index.search(chosen.vectors, min(_EXAMPLE_ANSWERS + 1, index.ntotal))
     examples = []

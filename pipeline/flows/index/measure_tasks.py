@@ -9,14 +9,16 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.flows.context import FlowContext, ItemNeeds, map_in_order
-from pipeline.flows.index.build import divide_units
-from pipeline.flows.index.extend_tasks import ExtendedParts, Extension
-from pipeline.flows.index.finish_tasks import example_queries, reader_settings
+from pipeline.flows.index.build import divide_units, part_memory
+from pipeline.flows.index.extend_tasks import ExtendedParts, Extension, with_effort
+from pipeline.flows.index.finish_tasks import example_queries, reader_settings, rows_effort_of
 from pipeline.flows.index.records import BuiltIndex, file_fields, load_queries, load_truth, store_truth
 from pipeline.flows.index.tasks import Build, sample_queries, with_progress
 from pipeline.flows.rows import LiveRows, units_by_ordinal
 from pipeline.flows.workers.tasks import PlainTask, Pool
+from pipeline.index.measure.metrics import IndexMetrics
 from pipeline.log import RunningStage
+from pipeline.settings import GateSettings
 from pipeline.store.records.dead import DeadRows
 from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
@@ -24,6 +26,7 @@ from pipeline.store.rows.address import ordinal_of
 from pipeline.transforms.transform import Affine
 
 if TYPE_CHECKING:
+    from pipeline.index.measure.measure import KeptEffort
     from pipeline.index.measure.searched_parts import SearchedParts
     from pipeline.index.measure.truth import Neighbours, Queries
 
@@ -124,7 +127,7 @@ class SampleQueries(PlainTask[tuple[VectorUnit, ...], FileRef]):
 
 @dataclass(frozen=True)
 class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
-    """Measure recall, latency and balance of the extended index at the effort stored in it.
+    """Measure recall, latency and balance of the extended index at last night's effort, or choose another.
 
     The item is files of exact neighbours that together cover all live rows. Without such files, last night's
     neighbours are updated (`carry_over`): dead rows are dropped, and neighbours among the new rows are
@@ -149,7 +152,11 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
     def measure_on(self, context: FlowContext, pieces: tuple[FileRef, ...]) -> Measurement:
         """Measure on one worker. Several parts are measured in this process, while workers search them."""
         if len(self.extended.parts) == 1:
-            return context.workers.run(self, pieces, Pool(1))
+            build = self.extension.build
+            memory = (
+                part_memory(build) if build.user_queries else 0.0
+            )  # a file with another effort is written
+            return context.workers.run(self, pieces, Pool(1, memory=memory))
         from pipeline.flows.index.parts_on_workers import PartFiles, PartsOnWorkers
 
         files = PartFiles(context.store, self.extended.tombstones)
@@ -166,8 +173,6 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
         Args:
             open_index: opens the parts of the index, in which the queries' rows can be looked up.
         """
-        from pipeline.index.measure.search_effort import set_effort
-
         extension, rows = self.extension, self.extension.survey.rows
         queries = load_queries(extension.build.store, self.queries)
         truth, short = (self._merge(pieces, queries), 0) if pieces else self._update_truth(queries)
@@ -178,8 +183,6 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
             held_rows = parts.ntotal  # parts on workers are opened to count their rows
         except (FileNotFoundError, DataError) as error:
             return Measurement(unusable=str(error))
-        if (effort := extension.previous.index.settings.get("effort")) is not None:
-            set_effort(parts, effort)
         if held_rows != rows or len(parts.fingerprints()) > 1:
             return Measurement(
                 unusable=f"its parts contain {held_rows:,} live rows where {rows:,} are expected, or were "
@@ -189,16 +192,18 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
 
     def _measured_index(self, parts: "SearchedParts", queries: "Queries", truth: "Neighbours") -> BuiltIndex:
         """Measure the opened parts, store the exact neighbours, and return the record of the index."""
-        from pipeline.index.measure.measure import measure_parts, recall_near_dead
+        from pipeline.index.measure.measure import measure_extended, recall_near_dead
 
         extension, extended, index = self.extension, self.extended, self.extension.previous.index
         store = extension.build.store
         is_live = extension.build.source.holds(extension.units, queries.addresses)
-        measured = measure_parts(parts, queries, truth).model_copy(
-            update={
-                "file_bytes": sum(file.bytes for file in extended.files),
-                "recall_near_dead": recall_near_dead(parts, queries, truth, ~is_live),
-            }
+        measured = measure_extended(parts, queries, truth, self._kept_effort())
+        near = recall_near_dead(parts, queries, truth, ~is_live & ~queries.of_users)
+        made = extended.parts
+        if measured.effort is not None and measured.effort != index.settings.get("effort"):
+            made = with_effort(store, made, measured.effort)
+        measured = measured.model_copy(
+            update={"file_bytes": sum(file.bytes for file in extended.files), "recall_near_dead": near}
         )
         with store.scratch() as scratch:
             stored_truth = store_truth(store, truth, scratch)
@@ -206,7 +211,7 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
             kind=index.kind,
             factory=index.factory,
             dim=index.dim,
-            **file_fields(extended.parts),
+            **file_fields(made),
             delta_ids=sum(len(part.ids) for part in extended.delta),
             rows=extension.survey.rows,
             settings=reader_settings(measured),
@@ -214,12 +219,43 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
             examples=example_queries(parts, queries[is_live]),
             plan=extension.build.plan,
             trained=extension.trained.index,
-            trained_on=index.trained_on,
+            trained_on=self._trained_on(measured),
             queries=self.queries,
             truth=stored_truth,
             tombstones=extended.tombstones,
             base_ordinals=extended.base_ordinals,
         )
+
+    def _kept_effort(self) -> "KeptEffort":
+        """Return last night's search effort, and whether it may change."""
+        from pipeline.index.measure.measure import KeptEffort
+
+        build, previous = self.extension.build, self.extension.previous
+        last = previous.index.settings.get("effort")
+        gates = GateSettings.model_validate(
+            {
+                name: previous.settings.get("gates", {}).get(name)
+                for name in ("recall_at_10", "recall_at_10_queries")
+            }
+        )
+        target = build.gates.wanted_user_recall
+        return KeptEffort(
+            effort=last,
+            rows_effort=int(found) if (found := previous.index.trained_on.get("rows_effort")) else last,
+            target=target,
+            is_fixed=build.settings.nprobe is not None,
+            is_same_choice=self.extension.asked.are_same_users and gates.wanted_user_recall == target,
+        )
+
+    def _trained_on(self, measured: IndexMetrics) -> dict[str, float | int | None]:
+        """Return what later nights are compared with: tonight's recall, if the effort changed."""
+        index = self.extension.previous.index
+        if measured.effort == index.settings.get("effort"):
+            return index.trained_on
+        tonight = {"recall_at_10": measured.recall["10"].value, **rows_effort_of(measured)}
+        if measured.recall_near_dead:
+            tonight["recall_near_dead"] = measured.recall_near_dead.value
+        return index.trained_on | tonight
 
     def _update_truth(self, queries: "Queries") -> tuple["Neighbours", int]:
         """Update last night's exact neighbours.
@@ -231,8 +267,8 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
 
         extension, extended, previous = self.extension, self.extended, self.extension.previous
         source, store, first_added = extension.build.source, extension.build.store, extended.first_added
-        assert previous.index.truth is not None
-        last, added = load_truth(store, previous.index.truth), load_truth(store, extended.added)
+        assert extension.asked.truth is not None
+        last, added = load_truth(store, extension.asked.truth), load_truth(store, extended.added)
         gone = DeadRows(store, extension.survey.gone).contains(last.addresses)
         stays = ~gone & (ordinal_of(last.addresses) < first_added)
         # A query that is a live row does not count as its own neighbour, so it has one possible neighbour

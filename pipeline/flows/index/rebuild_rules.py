@@ -20,7 +20,7 @@ Numbers = dict[str, float | int | None]
 
 # Values of Choice.chosen and Choice.what. Releases store them, so their words do not change.
 KEPT, REBUILT = "kept", "built anew"
-NEAR_DEAD = "search effort"
+NEAR_DEAD, FOR_USERS = "search effort", "search effort for gates.queries"
 
 # Limit of the delta as a proportion of the live rows. Every query searches the delta as well, and every night
 # fills the whole delta again.
@@ -242,7 +242,8 @@ def near_dead(measured: IndexMetrics, wanted: float) -> Choice | None:
     """
     if (found := measured.recall_near_dead) is None:
         return None
-    value, effort, raised_from = found.value, measured.effort, measured.raised_from
+    value, raised_from = found.value, measured.raised_from
+    effort = measured.effort if measured.rows_effort is None else measured.rows_effort
     sentence = f"recall@10 near dead rows is {value:.4f} ({found.trials:,} answers); the target is {wanted:g}"
     if raised_from:
         sentence += f"; {measured.effort_name} was raised from {raised_from} to {effort} for it"
@@ -251,6 +252,40 @@ def near_dead(measured: IndexMetrics, wanted: float) -> Choice | None:
     numbers = {"recall_near_dead": value, "wanted": wanted, "effort": effort, "raised_from": raised_from}
     chosen = "raised" if raised_from else KEPT
     return Choice(what=NEAR_DEAD, chosen=chosen, sentence=sentence, numbers=numbers)
+
+
+def for_users(measured: IndexMetrics, wanted: float) -> Choice | None:
+    """Describe the search effort that queries of gates.queries need, and its cost; None without such texts.
+
+    Args:
+        wanted: their recall@10 that the effort is chosen for.
+    """
+    if (found := measured.user_recall) is None:
+        return None
+    name, effort, rows_effort = measured.effort_name, measured.effort, measured.rows_effort
+    points = {point.effort: point for point in measured.user_curve}
+    before, now = points.get(rows_effort or 0), points.get(effort or 0)
+    numbers: Numbers = {"recall_at_10": found.value, "wanted": wanted, "effort": effort}
+    numbers |= {"rows_effort": rows_effort, "texts": measured.user_queries}
+    if effort is None:
+        sentence = f"recall@10 of gates.queries is {found.value:.4f}; a search scores all rows"
+        return Choice(what=FOR_USERS, chosen=KEPT, sentence=sentence, numbers=numbers)
+    if effort == rows_effort:
+        sentence = (
+            f"{name} {effort}, as rows of the corpus need, gives queries of gates.queries a recall@10 of "
+        )
+        sentence += f"{found.value:.4f}; the target is {wanted:g}"
+        return Choice(what=FOR_USERS, chosen=KEPT, sentence=sentence, numbers=numbers)
+    sentence = (
+        f"{name} is {effort} instead of {rows_effort}, since queries of gates.queries need more than rows"
+    )
+    if before and now:
+        change = f"from {before.recall_at_10:.4f} to {now.recall_at_10:.4f}"
+        cost = f"from {before.query_ms:.3g} to {now.query_ms:.3g} ms"
+        sentence += f": on one half of them recall@10 rises {change}, and the time of a query {cost}"
+        numbers |= {"recall_at_rows_effort": before.recall_at_10, "recall_at_effort": now.recall_at_10}
+        numbers |= {"ms_at_rows_effort": before.query_ms, "ms": now.query_ms}
+    return Choice(what=FOR_USERS, chosen="raised", sentence=sentence, numbers=numbers)
 
 
 def near_dead_warnings(choices: Sequence[Choice]) -> list[str]:

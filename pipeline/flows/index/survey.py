@@ -128,7 +128,7 @@ class Survey(PlainTask[tuple[VectorUnit, ...], SurveyResult]):
         try:
             index.trained.local(store)
             load_truth(store, index.truth)
-            queries = load_queries(store, index.queries).addresses
+            queries = load_queries(store, index.queries)
             old_schema = ids_schema(self.previous.ids[0].local(store))
         except (FileNotFoundError, DataError) as error:
             return str(error), 0.0
@@ -136,7 +136,7 @@ class Survey(PlainTask[tuple[VectorUnit, ...], SurveyResult]):
         if new and not (new_schema := next(self.source.ids(new[:1])).schema).equals(old_schema):
             old_columns, new_columns = _described(old_schema), _described(new_schema)
             return f"the columns of the ids changed: old rows have {old_columns}, new rows {new_columns}", 0.0
-        return None, float((~self.source.holds(units, queries)).mean())
+        return None, float((~self.source.holds(units, queries[~queries.of_users].addresses)).mean())
 
 
 def _described(schema: pa.Schema) -> str:

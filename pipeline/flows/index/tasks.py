@@ -44,6 +44,8 @@ class Build:
     """directory of the shards, named by a digest of everything that determines the index"""
     previous_queries: FileRef | None = None
     """queries of the previous release, if its index is rebuilt"""
+    user_queries: FileRef | None = None
+    """texts of users, encoded as queries; None without gates.queries"""
 
     @property
     def store(self) -> Store:
@@ -114,16 +116,20 @@ class Train(PlainTask[tuple[VectorUnit, ...], TrainedIndex]):
 
 
 def sample_queries(build: Build, units: tuple[VectorUnit, ...], scratch: Path) -> FileRef:
-    """Sample rows over all units as queries. One in twenty is a dead row, if there are enough dead rows.
+    """Sample rows over all units as queries, before the texts of users, if there are any.
+
+    One in twenty rows is a dead row, if there are enough dead rows.
 
     Returns:
         The file of their addresses and raw vectors.
     """
     dead = _sample_dead_queries(build, units, int(_DEAD_QUERIES * build.settings.queries))
     live = build.source.sample(units, build.settings.queries - len(dead[0]), "queries")
-    addresses, vectors = live
-    if len(dead[0]):
-        addresses, vectors = (np.concatenate(both) for both in zip(live, dead, strict=True))
+    found = [live, dead] if len(dead[0]) else [live]
+    if build.user_queries is not None:
+        users = load_queries(build.store, build.user_queries)
+        found.append((users.addresses, users.vectors))
+    addresses, vectors = (np.concatenate(each) for each in zip(*found, strict=True))
     return store_queries(build.store, addresses, vectors, scratch)
 
 
@@ -142,7 +148,7 @@ def _sample_dead_queries(
         previous = load_queries(build.store, build.previous_queries)
     except (FileNotFoundError, DataError):  # this may be the reason for the rebuild
         return sampled, vectors
-    dead = np.flatnonzero(~build.source.holds(units, previous.addresses))
+    dead = np.flatnonzero(~build.source.holds(units, previous.addresses) & ~previous.of_users)
     # evenly spaced, if there are more than `count`
     dead = dead[np.unique(np.linspace(0, len(dead) - 1, min(count, len(dead))).round().astype(np.int64))]
     others = np.flatnonzero(~np.isin(sampled, previous.addresses[dead]))[: count - len(dead)]

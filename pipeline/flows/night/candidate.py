@@ -12,6 +12,7 @@ from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.night.key_facts import DISTINCT_TEXTS
 from pipeline.flows.night.previous_release import PreviousRelease
+from pipeline.flows.night.user_queries import EncodedQueries
 from pipeline.flows.transform.decide import Decision
 from pipeline.log import packages
 from pipeline.models.folder.encoder_folder import EncoderFolder
@@ -76,6 +77,8 @@ class Candidate:
     built: BuiltIndex
     folder: EncoderFolder
     """folder of the encoder"""
+    user_queries: EncodedQueries | None = None
+    """the queries of gates.queries; None if it is not set"""
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from pipeline.flows.night.gates.corpus_gates import JudgedCorpus
 from pipeline.flows.night.gates.corpus_language import check_language
 from pipeline.flows.night.gates.fixed_queries import answer_queries, fixed_queries
 from pipeline.flows.night.gates.relevance import measure_relevance
-from pipeline.flows.night.gates.user_queries import user_query_gates
 from pipeline.flows.night.report.releases_page import load_summary
 from pipeline.flows.night.report.report import ReleaseComparison
+from pipeline.flows.night.user_queries import user_query_gates
 from pipeline.flows.workers import metrics
 from pipeline.index.gates import RowMetrics, judge, lowest_cosine
 from pipeline.log import announce
@@ -100,7 +100,7 @@ def judge_candidate(
         )
         measured, dtype = candidate.built.measured, job.encode.dtype
         gates = judge(measured, rows, job.gates, canary=canary_cosine, dtype=dtype) | corpus.gates
-        gates |= user_query_gates(context, manifest)
+        gates |= user_query_gates(job, candidate.user_queries, measured)
         written = {"canary": _store_canary_vectors(store, canaries)}
         if relevance := measure_relevance(context, candidate.corpus, manifest, previous):
             gates |= relevance.gates

@@ -37,6 +37,7 @@ from pipeline.flows.night.steps import (
     extend_or_build,
     ingest_corpus,
 )
+from pipeline.flows.night.user_queries import encode_user_queries
 from pipeline.flows.rows import LiveRows
 from pipeline.flows.transform.decide import decide_transform
 from pipeline.flows.workers.metrics_file import metrics_written_to
@@ -137,11 +138,14 @@ def build_candidate(
     units = vector_units(job, corpus, vectors)
     rows = LiveRows(store, folder.space_id, job.corpus.id, corpus.dead)
     decision = decide_transform(context, rows, corpus, units, previous.release)
-    index_input = IndexInput(units, corpus.dead, decision.transform, folder.dim)
+    users = encode_user_queries(context)
+    index_input = IndexInput(
+        units, corpus.dead, decision.transform, folder.dim, user_queries=users.file if users else None
+    )
     index, index_choices = extend_or_build(context, index_input, corpus, previous.release)
     live = LiveUnits(units, DeadRows(store, corpus.dead))
     check_row_count(index, live.rows)
     choices = (corpus_choice(corpus, previous), decision.choice(), *index_choices)
     parts = CandidateParts(corpus, distinct_texts, live, decision, index, encoder, choices)
     manifest = make_manifest(context, previous, parts)
-    return Candidate(manifest, corpus, vectors, stats, decision, index, folder)
+    return Candidate(manifest, corpus, vectors, stats, decision, index, folder, users)

@@ -181,7 +181,8 @@ NOT_PUBLISHED: dict[str, frozenset[str]] = {
     ),
     "whiten": frozenset(("write_vectors", "flow")),  # an index never contains a flow
     "index": frozenset(("shards",)),
-    "gates": frozenset(GateSettings.model_fields) - {"recall_at_10"},  # the search effort is chosen for it
+    "gates": frozenset(GateSettings.model_fields)  # the search effort is chosen by these
+    - {"recall_at_10", "recall_at_10_queries", "queries"},
 }
 
 

@@ -9,8 +9,8 @@ from pipeline.flows.index import rebuild_rules
 from pipeline.flows.index.build import IndexInput
 from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.records import BuiltIndex
-from pipeline.flows.night.gates.user_queries import read_user_queries
 from pipeline.flows.night.previous_release import PreviousRelease
+from pipeline.flows.night.user_queries import read_user_queries
 from pipeline.flows.transform.decide import check_dev
 from pipeline.index.build.index_shape import plan_index
 from pipeline.log import Stages, announce, counted, packages
@@ -158,6 +158,8 @@ def extend_or_build(
     index, choices = extend_index(context, vectors, previous, new_addresses=bool(corpus.rebuild_reason))
     if near_dead := rebuild_rules.near_dead(index.measured, context.job.gates.wanted_recall):
         choices = (*choices, near_dead)
+    if for_users := rebuild_rules.for_users(index.measured, context.job.gates.wanted_user_recall):
+        choices = (*choices, for_users)
     for choice in choices:
         announce(f"index: {choice.sentence}")
     for sentence in rebuild_rules.near_dead_warnings(choices):

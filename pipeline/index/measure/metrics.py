@@ -86,3 +86,15 @@ class IndexMetrics(Settings):
     """recall at rank 10 of queries that are vectors of dead rows; null if there are too few of them"""
     raised_from: int | None = None
     """the chosen effort before it was raised for queries near dead rows; null if it was not raised"""
+    rows_effort: int | None = None
+    """effort that rows of the corpus need as queries, which `effort` exceeds if texts of users need more;
+    null without such texts
+    """
+    user_recall: Proportion | None = None
+    """recall at rank 10 of queries of gates.queries, on the half that the effort was not chosen with; null
+    without such texts
+    """
+    user_queries: int = 0
+    """number of these texts, both halves"""
+    user_curve: tuple[CurvePoint, ...] = ()
+    """recall of their other half at several efforts, ascending; empty for exhaustive search"""

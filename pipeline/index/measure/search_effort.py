@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.index.library import faiss_threads
-from pipeline.index.measure.metrics import CurvePoint, Latency
+from pipeline.index.measure.metrics import CurvePoint, Latency, Proportion
 from pipeline.index.measure.recall import recall
 from pipeline.index.measure.searched_parts import SearchedParts, indexes_of, query_ms
 from pipeline.index.measure.truth import Neighbours, Queries
@@ -19,6 +19,7 @@ from pipeline.index.structure import nlist_of, set_index_effort, unwrap
 _BEYOND_TARGET = 2  # points of the curve after the chosen point, which show the gain from more effort
 # The curve has levelled off if recall gains less than this over four points, a factor of four in effort.
 _PLATEAU_POINTS, _PLATEAU_GAIN = 4, 5e-4
+MIN_GAIN = 0.01  # recall; if no effort reaches the target, a smaller gain does not justify more effort
 _EF_SEARCH = (16, 1024)  # lowest and highest efSearch that is tried
 
 
@@ -68,6 +69,45 @@ def choose_effort(
     return chosen.effort, tuple(curve)
 
 
+def choose_for_users(
+    index: Any, queries: Queries, truth: Neighbours, target: float
+) -> tuple[CurvePoint, ...]:
+    """Raise the search effort set in `index` until the 95 % interval of recall@10 is above `target`.
+
+    A few queries have a wide interval: that of fewer than eight reaches below 0.95 even if no answer is
+    missing. If a search without a miss would not suffice, recall itself must reach the target. If no effort
+    reaches it, the lowest effort is set whose recall is at most 0.01 below the best.
+
+    Args:
+        queries: texts of users.
+        truth: their exact neighbours.
+
+    Returns:
+        The measured curve, which begins at the effort that was set; empty for exhaustive kinds.
+    """
+    if (before := get_effort(index)) is None:
+        return ()
+    curve: list[CurvePoint] = []
+    for effort in (before, *(each for each in candidate_efforts(index) if each > before)):
+        curve.append(measure_at(index, queries, truth, effort))
+        if reaches(curve[-1], target, len(queries)) or levels_off(curve):
+            break
+    chosen = curve[-1]
+    if not reaches(chosen, target, len(queries)):
+        best = max(point.recall_at_10 for point in curve)
+        chosen = next(point for point in curve if point.recall_at_10 >= best - MIN_GAIN)
+    set_effort(index, chosen.effort)
+    return tuple(curve)
+
+
+def reaches(point: CurvePoint, target: float, queries: int) -> bool:
+    """Return whether the interval of the recall of so many queries is above `target`, or the recall itself if
+    no interval of so few queries can be.
+    """
+    without_a_miss = Proportion.of(10 * queries, 10 * queries).low
+    return (point.low if without_a_miss >= target else point.recall_at_10) >= target
+
+
 def candidate_efforts(index: Any) -> Iterator[int]:
     """Yield search efforts to try, ascending: nprobe up to nlist, or efSearch from 16 to 1,024."""
     nlist = nlist_of(indexes_of(index)[0])
@@ -88,14 +128,20 @@ def levels_off(curve: list[CurvePoint]) -> bool:
     )
 
 
-def measure_around(index: Any, queries: Queries, truth: Neighbours) -> tuple[CurvePoint, ...]:
-    """Measure the curve from a quarter to twice the effort that is set; empty for exhaustive kinds."""
+def measure_around(
+    index: Any, queries: Queries, truth: Neighbours, also: int | None = None
+) -> tuple[CurvePoint, ...]:
+    """Measure the curve from a quarter to twice the effort that is set, and at the effort `also`.
+
+    It is empty for exhaustive kinds.
+    """
     current = get_effort(index)
     if current is None:
         return ()
     highest = nlist_of(indexes_of(index)[0]) or 2 * current
-    efforts = sorted({max(1, current // 4), max(1, current // 2), current, min(highest, 2 * current)})
-    curve = tuple(measure_at(index, queries, truth, effort) for effort in efforts)
+    efforts = {max(1, current // 4), max(1, current // 2), current, min(highest, 2 * current)}
+    efforts |= set() if also is None else {also}
+    curve = tuple(measure_at(index, queries, truth, effort) for effort in sorted(efforts))
     set_effort(index, current)
     return curve
 

@@ -27,12 +27,17 @@ Batches = Iterable[tuple[np.ndarray, np.ndarray]]  # (n,) int64 addresses, (n, d
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Vectors that the index is searched with, mostly sampled rows of the corpus."""
+    """Vectors that the index is searched with: sampled rows of the corpus, and texts of users."""
 
     addresses: np.ndarray
     """(q,) int64, address of each query's own row; NOT_A_ROW for texts that are not in the corpus"""
     vectors: np.ndarray
     """(q, d) float32, raw vectors of the encoder"""
+
+    @property
+    def of_users(self) -> np.ndarray:
+        """Mask (q,) of the queries that are texts of users, not rows of the corpus."""
+        return np.asarray(self.addresses == NOT_A_ROW)
 
     def __len__(self) -> int:
         return len(self.addresses)

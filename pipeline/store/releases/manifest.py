@@ -12,7 +12,7 @@ from pipeline.store.records.release_units import Units, UnitTable
 from pipeline.store.records.sealed_json import SCHEMA_VERSION, FileRef, Stored
 from pipeline.store.records.units import FILTERED, RowCounts
 
-# Name of the gate for the recall on the user's own queries (gates.queries); it never refuses a release.
+# Name of the gate for the recall on the user's own queries (gates.queries).
 USER_QUERY_RECALL = "recall_at_10_queries"
 # Name of the gate for the files that a searcher opens; earlier versions did not have it.
 READABLE = "readable"
@@ -72,9 +72,11 @@ class IndexFiles(Stored):
     trained: FileRef | None = None
     """the trained index without vectors, from which every part was filled"""
     trained_on: dict[str, float | int | None] = {}
-    """rows, imbalance and recall_at_10 when the index was trained, for comparison with later nights"""
+    """rows, imbalance and recall_at_10 when the index was trained, for comparison with later nights; and
+    rows_effort, the search effort without texts of users"""
     queries: FileRef | None = None
-    """addresses and raw vectors of the rows that are searched to measure recall"""
+    """addresses and raw vectors of the rows, and of texts of users (address -2), that are searched to measure
+    recall"""
     truth: FileRef | None = None
     """exact neighbours of the queries among the live rows"""
 

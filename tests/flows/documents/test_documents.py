@@ -133,6 +133,7 @@ def documents_folder(encoder: Path, child: LocalWorkers, tmp_path_factory: pytes
     for task in ("STS12", "STS13", "STSB-dev"):
         write_pairs(folder / "tasks" / "sts" / f"{task}.parquet", 40)
     pq.write_table(pa.Table.from_pylist(inference(40)), folder / "nli.parquet")
+    (folder / "queries.txt").write_text("".join(f"{text.partition(' ')[2]}\n" for text in texts[:40]))
     (folder / "judged.csv").write_text("query,id\n" + "".join(f"{texts[row]},d{row}\n" for row in range(9)))
     lake = next(block for block in python_blocks(ROOT / "jobs/configs/README.md") if "deltalake" in block)
     with contextlib.chdir(folder):

@@ -14,11 +14,11 @@ from pipeline.config import load_settings
 from pipeline.flows.context import FlowContext
 from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.index.extend import extend_index
-from pipeline.flows.index.records import BuiltIndex, load_queries, load_truth
+from pipeline.flows.index.records import BuiltIndex, load_queries, load_truth, store_queries
 from pipeline.flows.workers.interface import Workers
 from pipeline.index.files.ids import Ids
 from pipeline.index.files.parts import Parts, load_index
-from pipeline.index.measure.truth import NO_NEIGHBOUR
+from pipeline.index.measure.truth import NO_NEIGHBOUR, NOT_A_ROW
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.stats.moments import Moments
@@ -53,6 +53,8 @@ class Chain:
     before: ReleaseManifest | None = None
     built: BuiltIndex | None = None
     choices: tuple[Choice, ...] = ()
+    users: np.ndarray | None = None
+    """(q, d) float32, vectors of the queries of gates.queries"""
 
     def __post_init__(self) -> None:
         self.store, self.rng = open_store(self.root), np.random.default_rng(self.seed)
@@ -146,7 +148,12 @@ class Chain:
 
     def vectors_to_index(self) -> IndexInput:
         """Return tonight's live vectors."""
-        return IndexInput(tuple(self.units), self.dead_file(), None, self.dim)
+        users = None
+        if self.users is not None:
+            addresses = np.full(len(self.users), NOT_A_ROW, dtype=np.int64)
+            with self.store.scratch() as scratch:
+                users = store_queries(self.store, addresses, self.users, scratch)
+        return IndexInput(tuple(self.units), self.dead_file(), None, self.dim, user_queries=users)
 
     def night(self, stages: Stages | None = None) -> BuiltIndex:
         """Build or extend tonight's index, and publish it."""

@@ -190,13 +190,14 @@ def test_recall_is_reported_for_given_queries_beside_rows(
     )
     outcome = nightly(job, Stages())
     gate = outcome.facts["gates"]["recall_at_10_queries"]
-    assert gate["value"] == pytest.approx(exact_recall(outcome.root, queries), abs=1e-9)
+    assert gate["value"] == pytest.approx(exact_recall(outcome.root, queries[1::2]), abs=1e-9)
     assert (gate["threshold"], gate["passed"]) == (None, True)
+    assert "by every other query), reported only" in gate["sentence"]
     assert "recall@10 of 40 queries of gates.queries" in gate["sentence"]
     assert "recall@10 queries" in Path(outcome.report).read_text()
     again = remeasure(job, Stages()).gates["recall_at_10_queries"]
     assert again.model_dump(mode="json") == gate
-    monkeypatch.setattr("pipeline.flows.night.gates.user_queries._MAX_QUERIES", 30)
+    monkeypatch.setattr("pipeline.flows.night.user_queries._MAX_QUERIES", 30)
     sentence = remeasure(job, Stages()).gates["recall_at_10_queries"].sentence
     assert "recall@10 of 30 queries of gates.queries (only the first 30 are read) is " in sentence
 
@@ -225,6 +226,27 @@ def test_queries_of_users_may_be_vectors_of_the_encoder(make_job: Make, tmp_path
     pq.write_table(pa.table(rows), tmp_path / "other.parquet")
     with pytest.raises(SpaceMismatch, match=f"space {release.space_id}, found another; give"):
         nightly(make_job(f"gates.queries={tmp_path / 'other.parquet'}", "index.nprobe=2"), Stages())
+
+
+def test_a_night_is_refused_if_its_effort_is_too_low_for_given_queries(make_job: Make, tmp_path: Path):
+    queries = [text.rpartition(" ")[0] for text in sentences(40, seed=5)]
+    (tmp_path / "queries.txt").write_text("\n".join([*queries, *queries[:7]]))
+    chosen = ("index.kind=IVF8,Flat", "gates.recall_at_10=0.5", "gates.recall_at_10_queries=0.95")
+    settings = (*chosen, "whiten.mode=off", f"gates.queries={tmp_path / 'queries.txt'}")
+    with pytest.raises(GatesRefused, match=r"recall@10 of 40 queries .*raise index.nprobe from 1") as caught:
+        nightly(make_job(*settings, "index.nprobe=1"), Stages())
+    assert "repeated queries, used once: 7" in str(caught.value)
+    outcome = nightly(make_job(*settings), Stages())
+    release = Releases(open_store(outcome.root)).current()
+    gates, effort = outcome.facts["gates"], release.index.settings["effort"]
+    assert (gates["recall_at_10_queries"]["passed"], gates["recall_at_10_queries"]["threshold"]) == (
+        True,
+        0.95,
+    )
+    assert release.index.trained_on["rows_effort"] < effort
+    [choice] = [each for each in release.choices if each.what == "search effort for gates.queries"]
+    assert (choice.chosen, choice.numbers["effort"]) == ("raised", effort)
+    assert choice.sentence in Path(outcome.report).read_text()
 
 
 def test_unreadable_queries_are_refused_before_any_work(make_job: Make, tmp_path: Path):

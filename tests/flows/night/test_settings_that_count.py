@@ -28,6 +28,8 @@ def test_every_section_is_compared_or_without_influence():
         ({"encode": {"unit_rows": 3}}, False),
         ({"encoder": {"query_prompt": "q: "}}, True),
         ({"gates": {"recall_at_10": 0.5}}, True),
+        ({"gates": {"recall_at_10_queries": 0.5}}, True),
+        ({"gates": {"queries": "queries.txt"}}, True),
         ({"gates": {"max_deleted": 0.5}}, False),
         ({"corpus": {"id": "key"}}, True),
     ],

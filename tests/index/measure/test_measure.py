@@ -6,7 +6,7 @@ from pipeline.index.files.parts import Parts
 from pipeline.index.measure.measure import measure, measure_parts
 from pipeline.index.measure.recall import recall
 from pipeline.index.measure.search_effort import get_effort, set_effort
-from pipeline.settings import IndexSettings
+from pipeline.settings import GateSettings, IndexSettings
 from tests.index.clustered import clustered
 from tests.index.indexes import build_with_truth
 
@@ -35,5 +35,5 @@ def test_parts_are_measured_at_their_current_effort(kind, effort, efforts):
 
 def test_a_named_effort_is_kept():
     index, queries, truth = build_with_truth("ivf_flat", clustered(1_000))
-    assert measure(Parts([index]), queries, truth, IndexSettings(nprobe=7), 0.95).effort == 7
-    assert measure(Parts([index]), queries, truth, IndexSettings(nprobe=999), 0.95).effort == 40
+    assert measure(Parts([index]), queries, truth, IndexSettings(nprobe=7), GateSettings()).effort == 7
+    assert measure(Parts([index]), queries, truth, IndexSettings(nprobe=999), GateSettings()).effort == 40

@@ -10,7 +10,7 @@ from pipeline.index.measure.measure import measure, raise_effort
 from pipeline.index.measure.metrics import IndexMetrics
 from pipeline.index.measure.search_effort import get_effort
 from pipeline.index.measure.truth import ExactTopK, Queries
-from pipeline.settings import IndexSettings
+from pipeline.settings import GateSettings, IndexSettings
 from tests.index.clustered import cosines
 
 TOPICS, ROWS, DIM = 21, 143, 64
@@ -35,7 +35,7 @@ def without_first_topic(
     query_rows = np.concatenate([live[::10], dead])
     queries = Queries(query_rows, raw[query_rows])
     truth = ExactTopK(queries).search([(live, raw[live])])
-    return index, measure(Parts([index]), queries, truth, settings, 0.95)
+    return index, measure(Parts([index]), queries, truth, settings, GateSettings())
 
 
 def recall_of(index: object, raw: np.ndarray, query_rows: np.ndarray) -> float:

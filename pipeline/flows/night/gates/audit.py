@@ -3,17 +3,23 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
 from pipeline.flows.context import FlowContext
 from pipeline.flows.corpus import open_releases
-from pipeline.flows.index.records import store_queries
+from pipeline.flows.index.records import load_queries, store_queries
 from pipeline.flows.index.released import StoredTruth, scan_release, use_index
 from pipeline.flows.night.gates.relevance import measure_relevance
-from pipeline.flows.night.gates.user_queries import user_query_gates
 from pipeline.flows.night.key_facts import read_keys
 from pipeline.flows.night.previous_release import load_previous
+from pipeline.flows.night.user_queries import (
+    EncodedQueries,
+    check_same_space,
+    encode_user_queries,
+    user_query_gates,
+)
 from pipeline.flows.rows import LiveRows, units_by_ordinal
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.tasks import PlainTask, Pool
@@ -67,8 +73,11 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
         stages("evaluate", manifest.rows) as bar,
     ):
         context = FlowContext(job, releases.store, workers, stages)
-        measured, bad = _measure_release(context, manifest)
-        repeated, reported = read_keys(context, corpus).repeated_ids, user_query_gates(context, manifest)
+        check_same_space(job, manifest)
+        users = encode_user_queries(context)
+        measured, bad = _measure_release(context, manifest, users)
+        repeated = read_keys(context, corpus).repeated_ids
+        reported = user_query_gates(job, users, measured)
         if relevance := measure_relevance(context, corpus, manifest, _parent(releases, manifest)):
             reported |= relevance.gates
         bar.add(manifest.rows)
@@ -96,6 +105,8 @@ class SampleRelease(PlainTask[ReleaseManifest, FileRef]):
 
     store: Store
     count: int
+    users: FileRef | None = None
+    """texts of users, which follow the rows"""
 
     def work(self, manifest: ReleaseManifest) -> FileRef:
         units = tuple(unit for unit in units_by_ordinal(manifest) if unit.rows)
@@ -103,6 +114,10 @@ class SampleRelease(PlainTask[ReleaseManifest, FileRef]):
         source = LiveRows(self.store, manifest.space_id, id_name, manifest.dead)
         # not the rows that the gates used as queries, because the search effort was chosen on them
         addresses, vectors = source.sample(units, self.count, "held out")
+        if self.users is not None:
+            users = load_queries(self.store, self.users)
+            addresses = np.concatenate([addresses, users.addresses])
+            vectors = np.concatenate([vectors, users.vectors])
         with self.store.scratch() as scratch:
             return store_queries(self.store, addresses, vectors, scratch)
 
@@ -120,9 +135,11 @@ class MeasureIndex:
         return measure_parts(parts, *self.truth.load())
 
 
-def _measure_release(context: FlowContext, manifest: ReleaseManifest) -> tuple[IndexMetrics, int]:
+def _measure_release(
+    context: FlowContext, manifest: ReleaseManifest, users: EncodedQueries | None
+) -> tuple[IndexMetrics, int]:
     """Measure the index of a release. Returns the metrics, and the number of rows without usable vector."""
-    task = SampleRelease(context.store, context.job.index.queries)
+    task = SampleRelease(context.store, context.job.index.queries, users.file if users else None)
     truth = scan_release(context, manifest, context.workers.run(task, manifest, Pool(1)))
     measured = use_index(context, manifest, MeasureIndex(truth))
     size = sum(file.bytes for file in manifest.index.files)

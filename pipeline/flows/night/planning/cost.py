@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 
 from pipeline.flows.index.build import is_small_training, shard_count
 from pipeline.flows.night.ingest_workers import SMALL_INPUT
+from pipeline.flows.night.user_queries import read_user_queries
 from pipeline.flows.workers.nodes import Node, ResourceDemand
 from pipeline.index.build.index_shape import IndexPlan, variants_to_measure
 from pipeline.index.build.sample import SAMPLE_SIZES
+from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.settings.index_kinds import LARGE_NLIST
 from pipeline.stats.moments import MERGE_GROUP
@@ -197,7 +199,7 @@ def predict_cost(job: Job, size: NightSize, nodes: Sequence[Node]) -> NightCost:
     """Predict the cost of a first night on the nodes, which do nothing else.
 
     Not counted: kinds of index that train more than lists (opq_ivf_pq, factory strings with PQ), a flow as
-    transform, gates.queries, gates.relevance, and waiting for nodes.
+    transform, gates.relevance, and waiting for nodes.
 
     Raises:
         ConfigError: no encode worker fits the nodes.
@@ -380,7 +382,7 @@ class _Predictor:
         """Add all rows to shards, and compute the exact neighbours of the queries."""
         plan, index = self.size.index, self.job.index
         shards = shard_count(index, plan, self._units, self.size.rows)
-        row_s = index.queries * plan.dim / TRUTH_PRODUCTS_PER_S
+        row_s = self._queries * plan.dim / TRUTH_PRODUCTS_PER_S
         flat_s = plan.nlist * plan.dim / FLAT_PRODUCTS_PER_S
         row_s += self._nearest_list_s() if self._has_graph else flat_s
         code_ns = RABITQ_NS_PER_VALUE if "RaBitQ" in plan.factory else CODE_NS_PER_VALUE
@@ -403,7 +405,7 @@ class _Predictor:
 
     def _measure(self) -> StageWork:
         """Search all parts at several efforts. An index of one part is still in memory."""
-        plan, queries = self.size.index, self.job.index.queries
+        plan, queries = self.size.index, self._queries
         visited = min(1.0, VISITED_LISTS / plan.nlist) if plan.nlist else 1.0
         search_s = 1e-9 * queries * visited * self.size.rows * plan.dim * SCAN_NS_PER_VALUE
         if plan.parts(self.size.rows) == 1:
@@ -419,6 +421,14 @@ class _Predictor:
             largest=self._unit_rows / self.size.rows,
             alone_s=GATES_S + self._units * DRIVER_S_PER_UNIT,
         )
+
+    @cached_property
+    def _queries(self) -> int:
+        """Number of vectors that recall is measured with: rows, and queries of gates.queries."""
+        rows, gates = self.job.index.queries, self.job.gates
+        if gates.queries is None:
+            return rows
+        return rows + len(read_user_queries(gates, open_folder(self.job.encoder)) or ())
 
     def _index_workers(self, memory: float = 0.0) -> int:
         wanted = self.job.cluster.index_workers or self._cpus

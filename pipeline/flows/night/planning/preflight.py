@@ -19,10 +19,10 @@ from pipeline.flows.corpus import corpus_of, open_releases, sample_files
 from pipeline.flows.encode.encoder_copy import encoder_copy_path, encoder_for_workers
 from pipeline.flows.night.gates.corpus_language import foreign_warnings
 from pipeline.flows.night.gates.judged_ids import check_judged_ids_in_files
-from pipeline.flows.night.gates.user_queries import read_user_queries
 from pipeline.flows.night.guess_corpus import guess_language, no_language
 from pipeline.flows.night.previous_release import changed_files, load_previous
 from pipeline.flows.night.steps import check_index_and_transform, check_root
+from pipeline.flows.night.user_queries import read_user_queries
 from pipeline.flows.workers.interface import Workers
 from pipeline.flows.workers.nodes import describe_resources
 from pipeline.flows.workers.tasks import Pool

@@ -317,7 +317,9 @@ def _decisions(candidate: Candidate) -> Iterator[str]:
     target = candidate.manifest.settings["gates"]["recall_at_10"]
     point = next((point for point in measured.curve if point.effort == effort), None)
     was_extended = any(choice.what == "index" and choice.chosen != REBUILT for choice in choices)
-    if was_extended and point:
+    if measured.rows_effort not in (None, effort):
+        reason = f"raised from {measured.rows_effort}, because queries of gates.queries need more"
+    elif was_extended and point:
         found = f"recall@10 on one half of the queries is {point.recall_at_10:.4f} tonight"
         reason = f"as chosen when the index was last built from scratch; {found}"
     elif measured.raised_from:
