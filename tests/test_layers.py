@@ -78,6 +78,7 @@ ORDERS = {
     "pipeline.index": (
         "library",
         "gpu",
+        "lists",
         "refine",
         "structure",
         "search_parameters",
@@ -85,6 +86,7 @@ ORDERS = {
         "build",
         "gates",
         "files",
+        "erase",
         "filter",
         "search",
     ),

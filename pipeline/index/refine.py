@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.errors import ConfigError
 from pipeline.index.library import faiss
+from pipeline.index.lists import is_one_of, remove_from_lists
 
 # Rows that are scored again for each answer. RaBitQ finds 0.991 of the ten nearest of 40,000 captions among
 # its 40 best rows, 0.998 among its 80 best, and all among its 160 best.
@@ -107,13 +108,12 @@ def remove_from_refined(index: Any, addresses: np.ndarray) -> int:
     refined = index_refine_of(index)
     assert refined is not None
     addresses_before = _addresses(index)
-    is_removed = np.isin(addresses_before, addresses)
+    is_removed = is_one_of(addresses)(addresses_before)
     if not (count := int(is_removed.sum())):
         return 0
     ivf, codes = _ivf_and_codes(refined)
-    removed_rows = np.flatnonzero(is_removed)
-    ivf.remove_ids(removed_rows)
-    codes.remove_ids(removed_rows)
+    remove_from_lists(ivf, lambda rows: is_removed[rows])
+    codes.remove_ids(np.flatnonzero(is_removed))
     numbers = np.cumsum(~is_removed) - 1  # new number of each remaining row, by its old number
     for number in range(ivf.nlist):
         if size := ivf.invlists.list_size(number):

@@ -16,6 +16,7 @@ from pipeline.index.build.centroids import BLOCK_ROWS, CentroidGroups, ComparedC
 from pipeline.index.build.index_shape import IndexPlan
 from pipeline.index.gpu import flat_index
 from pipeline.index.library import faiss, prints_to_stderr
+from pipeline.index.lists import is_one_of, remove_from_lists
 from pipeline.index.measure.truth import Batches, ExactTopK, Neighbours
 from pipeline.index.refine import add_to_refined, id_map_of, index_refine_of, remove_from_refined
 from pipeline.index.structure import (
@@ -256,7 +257,7 @@ def fill(
 
 
 def remove(index: Any, addresses: np.ndarray) -> int:
-    """Remove rows, and return the number of them that were in the index.
+    """Remove rows, and return the number of them that were in the index. The order of the others stays.
 
     Raises:
         ConfigError: rows of this kind cannot be removed (HNSW, PQ fast-scan).
@@ -270,7 +271,11 @@ def remove(index: Any, addresses: np.ndarray) -> int:
         )
     if index_refine_of(index) is not None:
         return remove_from_refined(index, addresses)
-    return int(index.remove_ids(np.ascontiguousarray(addresses, dtype=np.int64)))
+    if (ivf := ivf_of(index)) is None:
+        return int(index.remove_ids(np.ascontiguousarray(addresses, dtype=np.int64)))
+    removed = remove_from_lists(ivf, is_one_of(addresses))
+    index.ntotal = ivf.ntotal
+    return removed
 
 
 def write_index(index: Any, path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Files of a published index without some of its rows, and without any value that only these rows have."""
