@@ -1,7 +1,7 @@
 """Distillation: match another encoder's vectors (Reimers & Gurevych 2020) or similarities (SEED, 2021)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import JsonValue
@@ -10,12 +10,9 @@ from torch import Tensor, nn
 from pipeline.errors import ConfigError
 from pipeline.losses.contrastive import cosines
 from pipeline.losses.distillation import embedding_distillation, similarity_distillation
-from pipeline.models.folder.folder import open_folder
-from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat, Roles, View
-from pipeline.settings import EncoderSettings
+from pipeline.objectives.fixed_encoder import FixedEncoder
 from pipeline.settings.training import TextRole
-from pipeline.text.tokens.tokens import Tokenizer
 
 _MIN_TEXTS = 3  # with two texts, each has one candidate, whose softmax is always 1
 
@@ -34,7 +31,6 @@ class Distillation(Objective):
 
     columns: tuple[str, ...] = ("text",)
     allows_truncation = True
-    _teacher: TrainableEncoder
 
     def __init__(
         self,
@@ -48,20 +44,14 @@ class Distillation(Objective):
         super().__init__(encoder)
         self.columns, self.match, self.temperature = roles, match, temperature
         self.min_rows = _MIN_TEXTS if match == "similarity" else 1
-        teacher_encoder = load_trainable(open_folder(EncoderSettings(path=teacher)))
-        teacher_encoder.eval().requires_grad_(False)
-        if match == "embedding" and teacher_encoder.dim != self.dim:
+        self.teacher = FixedEncoder(teacher)
+        if match == "embedding" and self.teacher.encoder.dim != self.dim:
             raise ConfigError(
                 "distillation: match",
                 "a teacher of the encoder's dimension, because match is embedding",
-                f"dimension {teacher_encoder.dim} of {teacher} for an encoder of {self.dim}",
+                f"dimension {self.teacher.encoder.dim} of {teacher} for an encoder of {self.dim}",
                 "set match to similarity, or use another teacher",
             )
-        self.set_unregistered("_teacher", teacher_encoder)
-        self._tokenizer: Tokenizer | None = None  # loaded with the first batch, because it cannot be pickled
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_tokenizer": None}
 
     @classmethod
     def roles(cls, options: Mapping[str, JsonValue]) -> Roles:
@@ -80,10 +70,7 @@ class Distillation(Objective):
             )
 
     def views(self, batch: Batch) -> Sequence[View]:
-        tokenize = self._tokenizer = self._tokenizer or self._teacher.folder.tokenizer()
-        teacher = self._teacher.to(next(self.encoder.parameters()))  # device and precision of the encoder
-        texts = ([str(text) for text in batch.column(role)] for role in self.columns)
-        return [*super().views(batch), *(View(teacher, tokenize(column), grad=False) for column in texts)]
+        return [*super().views(batch), *self.teacher.views(batch, self.columns, self.encoder)]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         students, teachers = reps[: len(self.columns)], reps[len(self.columns) :]

@@ -7,6 +7,7 @@ import torch
 from pipeline.errors import ModelError
 from pipeline.losses.context import quick_thoughts
 from pipeline.losses.contrastive import cosines, info_nce, nt_xent
+from pipeline.losses.directions import Compared, directed_info_nce
 from pipeline.losses.distillation import embedding_distillation, similarity_distillation
 from pipeline.losses.divergence import pser, symmetric_divergence
 from pipeline.losses.momentum import moco
@@ -21,6 +22,12 @@ COSINE = {  # loss of (x, y, order of the rows, for the labels)
     "info_nce": lambda x, y, order: info_nce(x, y, temperature=0.1),
     "hard_negatives": lambda x, y, order: info_nce(
         x, y, temperature=0.1, negatives=QUEUE[:ROWS][order].to(x.dtype), hard_negative_weight=2.0
+    ),
+    "all_directions": lambda x, y, order: directed_info_nce(
+        Compared(x, (y, QUEUE[:ROWS][order].to(x.dtype)), x),
+        temperature=0.1,
+        directions=("query_document", "document_query", "query_query", "document_document"),
+        hard_negative_weight=2.0,
     ),
     "nt_xent": lambda x, y, order: nt_xent(x, y, temperature=0.1),
     "moco": lambda x, y, order: moco(x, y.detach(), QUEUE.to(x.dtype), temperature=0.1),

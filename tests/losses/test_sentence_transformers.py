@@ -10,17 +10,29 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
 
 from pipeline.losses.classification import FEATURES, SBERT_FEATURES, Feature, classification, pair_features
 from pipeline.losses.contrastive import info_nce, nt_xent
+from pipeline.losses.directions import Compared, Direction, directed_info_nce
 from pipeline.losses.distillation import embedding_distillation, similarity_distillation
+from pipeline.losses.guided import MarginOf, guided_exclusions
 from pipeline.losses.pairs import contrastive_tension, cosine_regression, triplet
 from pipeline.objectives.build import Matryoshka
 from pipeline.objectives.supervised import Supervised
 from tests.objectives.tiny import Tiny, batch_of, texts
 
 ROWS, DIM, CLASSES = 6, 8, 3
+ALL_DIRECTIONS: tuple[Direction, ...] = (
+    "query_document",
+    "query_query",
+    "document_query",
+    "document_document",
+)
+GUIDED_DIRECTIONS: tuple[Direction, ...] = ("query_document", "query_query", "positive_positive")
 TEMPERATURE = 0.3
 SCALE = 1 / TEMPERATURE
 
@@ -66,6 +78,76 @@ def ranking(**options: Any) -> Callable[[Sequence[Tensor], Any], Tensor]:
     return computed_by(theirs.MultipleNegativesRankingLoss(GivenVectors(), scale=SCALE, **options))
 
 
+def directed(columns: int, **options: Any) -> Case:
+    """Compare in-batch negatives in several directions, or with more weight for hard ones.
+
+    Args:
+        columns: number of columns of texts.
+        options: options of `directed_info_nce`.
+    """
+    names = {"query_document": "query_to_doc", "document_query": "doc_to_query"}
+    names |= {"query_query": "query_to_query", "document_document": "doc_to_doc"}
+    modes = {"in_batch": "in_batch_negatives", "own": "hard_negatives", "all": "all_negatives"}
+    other = ranking(
+        directions=tuple(names[each] for each in options.get("directions", ["query_document"])),
+        partition_mode="per_direction" if options.get("softmax") == "each" else "joint",
+        hardness_mode=modes[options["hardness_on"]] if "hardness_on" in options else None,
+        hardness_strength=options.get("hardness", 0.0),
+    )
+
+    def ours(columns: Sequence[Tensor], labels: None) -> Tensor:
+        compared = Compared(columns[0], tuple(columns[1:]), columns[0])
+        return directed_info_nce(compared, temperature=TEMPERATURE, **options)
+
+    return Case(columns, ours, other)
+
+
+class Guide(GivenVectors):
+    """Model of sentence-transformers with a tokenizer, as their loss with a guide requires."""
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")))
+    max_seq_length = 8
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"sentence_embedding": features[self.name]}
+
+    def __getitem__(self, index: int) -> None:
+        return None
+
+
+def guided(
+    columns: int, directions: Sequence[Direction], margin: float = 0.0, margin_of: MarginOf = "absolute"
+) -> Case:
+    """Compare in-batch negatives that a guide selects, whose vectors are the labels (N, columns, DIM)."""
+    options = {
+        "contrast_anchors": "query_query" in directions,
+        "contrast_positives": "positive_positive" in directions,
+        "margin": margin,
+        "margin_strategy": margin_of,
+    }
+    kind = theirs.CachedGISTEmbedLoss if columns > 3 else theirs.GISTEmbedLoss
+    loss = kind(Guide("vectors"), Guide("guide"), TEMPERATURE, **options)
+
+    def other(columns: Sequence[Tensor], guide: Tensor) -> Tensor:
+        vectors = zip(columns, guide.unbind(dim=1), strict=True)
+        if isinstance(loss, theirs.CachedGISTEmbedLoss):
+            return loss.calculate_loss([[each] for each in columns], [[each] for each in guide.unbind(dim=1)])
+        return loss([{"vectors": own, "guide": other} for own, other in vectors], None)
+
+    def ours(columns: Sequence[Tensor], guide: Tensor) -> Tensor:
+        trained, guiding = (Compared(x[0], tuple(x[1:]), x[0]) for x in (tuple(columns), guide.unbind(dim=1)))
+        excluded = guided_exclusions(guiding, directions, margin=margin, margin_of=margin_of)
+        for direction in directions:
+            assert 0 < (excluded[direction] & ~trained.own(direction)).sum() < excluded[direction].numel()
+        return directed_info_nce(trained, temperature=TEMPERATURE, directions=directions, excluded=excluded)
+
+    return Case(columns, ours, other, lambda count: torch.randn(count, columns, DIM))
+
+
 def two_directions(columns: Sequence[Tensor], labels: None) -> Tensor:
     """Add the loss of the first views and that of the second, each with the other first or second views."""
     one_way = ranking(directions=("query_to_doc", "query_to_query"), partition_mode="joint")
@@ -103,6 +185,24 @@ CASES = {
         ranking(directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"),
     ),
     "NT-Xent": Case(2, lambda x, _: nt_xent(*x, temperature=TEMPERATURE), two_directions),
+    "all directions of pairs": directed(2, directions=ALL_DIRECTIONS),
+    "all directions of several negatives": directed(4, directions=ALL_DIRECTIONS),
+    "queries with queries": directed(3, directions=("query_document", "query_query")),
+    "documents with documents": directed(3, directions=("query_document", "document_document")),
+    "documents with queries": directed(3, directions=("query_document", "document_query")),
+    "a softmax for each direction": directed(
+        3, directions=("query_document", "document_query"), softmax="each"
+    ),
+    "hard in-batch negatives": directed(4, hardness=2.0, hardness_on="in_batch"),
+    "hard negatives of the row": directed(4, hardness=2.0, hardness_on="own"),
+    "hard negatives in all directions": directed(
+        4, directions=ALL_DIRECTIONS, hardness=2.0, hardness_on="all"
+    ),
+    "guided pairs": guided(2, GUIDED_DIRECTIONS),
+    "guided triplets": guided(3, GUIDED_DIRECTIONS, margin=0.1),
+    "guided triplets with a relative margin": guided(3, GUIDED_DIRECTIONS, 0.3, "relative"),
+    "guided queries with documents alone": guided(3, ("query_document",), 0.2, "relative"),
+    "guided several negatives": guided(4, GUIDED_DIRECTIONS, margin=0.1),
     "cosine regression": Case(
         2,
         lambda x, scores: cosine_regression(*x, scores),

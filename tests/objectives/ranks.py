@@ -14,6 +14,7 @@ from pipeline.objectives.cert import Cert
 from pipeline.objectives.consert import Consert
 from pipeline.objectives.contrastive_tension import ContrastiveTension
 from pipeline.objectives.declutr import Declutr
+from pipeline.objectives.guided import Guided
 from pipeline.objectives.input_response import InputResponse
 from pipeline.objectives.pser import Pser
 from pipeline.objectives.quickthoughts import QuickThoughts
@@ -26,33 +27,50 @@ from tests.objectives.tiny import Tiny, batch_of, descend, texts
 ROWS, STEPS, WORLD = 6, 3, 2
 
 
-def two_tasks() -> Sum:
+def two_tasks(guide: Path) -> Sum:
     """Return two tasks that share an encoder: one for steps of even number, one for those of odd number."""
     encoder = Tiny(seed=1)
     tasks = {"even": InputResponse(encoder), "odd": QuickThoughts(encoder)}
     return Sum(encoder, [Term(source, 2.0, task, source) for source, task in tasks.items()])
 
 
-CASES: dict[str, Callable[[], Objective]] = {
-    "consert": lambda: Consert(Tiny(seed=1), views=("none", "none")),
-    "consert adversarial": lambda: Consert(Tiny(seed=1), views=("none", "adversarial"), noise=0.1),
-    "declutr": lambda: Declutr(Tiny(seed=1), temperature=0.3),
-    "declutr, words on one rank": lambda: Declutr(Tiny(seed=1), temperature=0.3),
+CASES: dict[str, Callable[[Path], Objective]] = {
+    "consert": lambda guide: Consert(Tiny(seed=1), views=("none", "none")),
+    "consert adversarial": lambda guide: Consert(Tiny(seed=1), views=("none", "adversarial"), noise=0.1),
+    "declutr": lambda guide: Declutr(Tiny(seed=1), temperature=0.3),
+    "declutr, words on one rank": lambda guide: Declutr(Tiny(seed=1), temperature=0.3),
     # Texts have three tokens: if both special tokens are kept, there is nothing to permute or draw.
-    "pser": lambda: Pser(Tiny(seed=1), temperature=0.3, keep_special=True),
-    "pser similarity": lambda: Pser(Tiny(seed=1), temperature=0.3, keep_special=True, kl_on="similarity"),
-    "tension": lambda: ContrastiveTension(Tiny(seed=1), negatives=3),
-    "tension sum": lambda: ContrastiveTension(Tiny(seed=1), reduction="sum"),
-    "cert": lambda: Cert(Tiny(seed=1), queue=10, width=4, momentum=0.9),
-    "quickthoughts": lambda: QuickThoughts(Tiny(seed=1)),
-    "responses": lambda: InputResponse(Tiny(seed=1)),
+    "pser": lambda guide: Pser(Tiny(seed=1), temperature=0.3, keep_special=True),
+    "pser similarity": lambda guide: Pser(
+        Tiny(seed=1), temperature=0.3, keep_special=True, kl_on="similarity"
+    ),
+    "tension": lambda guide: ContrastiveTension(Tiny(seed=1), negatives=3),
+    "tension sum": lambda guide: ContrastiveTension(Tiny(seed=1), reduction="sum"),
+    "cert": lambda guide: Cert(Tiny(seed=1), queue=10, width=4, momentum=0.9),
+    "quickthoughts": lambda guide: QuickThoughts(Tiny(seed=1)),
+    "responses": lambda guide: InputResponse(Tiny(seed=1)),
     "two tasks": two_tasks,
-    "next sentence, two encoders": lambda: SimCSE(
+    "next sentence, two encoders": lambda guide: SimCSE(
         Tiny(seed=1), temperature=0.3, positive="next", second="copy"
     ),
-    "two negatives": lambda: Supervised(
+    "two negatives": lambda guide: Supervised(
         Tiny(seed=1), temperature=0.3, second="copy", hard_negative_weight=2.0
     ),
+    "all directions": lambda guide: Supervised(
+        Tiny(seed=1),
+        temperature=0.3,
+        directions=("query_document", "document_query", "query_query", "document_document"),
+        hardness=2.0,
+    ),
+    "a softmax for each direction": lambda guide: Supervised(
+        Tiny(seed=1),
+        temperature=0.3,
+        directions=("query_document", "document_query"),
+        softmax="each",
+        hardness=2.0,
+        hardness_on="own",
+    ),
+    "guided": lambda guide: Guided(Tiny(seed=1), guide=str(guide), temperature=0.3, margin=0.05),
 }
 # Cases that also run with false negatives.
 WITH_FALSE_NEGATIVES = (
@@ -64,6 +82,9 @@ WITH_FALSE_NEGATIVES = (
     "quickthoughts",
     "next sentence, two encoders",
     "two negatives",
+    "all directions",
+    "a softmax for each direction",
+    "guided",
 )
 
 
@@ -103,11 +124,14 @@ def with_documents(rows: Batch, documents: int = ROWS) -> Batch:
 
 
 def trained(
-    name: str, with_false_negatives: bool, batches: Callable[[int], Batch]
+    name: str, with_false_negatives: bool, batches: Callable[[int], Batch], guide: Path
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Run three steps of gradient descent; return their losses and the final state."""
+    """Run three steps of gradient descent; return their losses and the final state.
+
+    `guide` is the folder of an encoder for objectives that need a second one.
+    """
     torch.manual_seed(5)
-    objective, losses = CASES[name]().double(), []
+    objective, losses = CASES[name](guide).double(), []
     for step in range(STEPS):
         rows = batches(step)
         if name.startswith("declutr"):
@@ -130,14 +154,14 @@ def cases() -> list[tuple[str, bool]]:
     ]
 
 
-def work(rank: int, folder: Path) -> None:
+def work(rank: int, folder: Path, guide: Path) -> None:
     """Run all trainings as one of two ranks, and save their results."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=WORLD
     )
     found = {
-        case: trained(*case, lambda step, case=case: batch(rank, WORLD, step, Ranks(), case[1]))
+        case: trained(*case, lambda step, case=case: batch(rank, WORLD, step, Ranks(), case[1]), guide)
         for case in cases()
     }
     torch.save(found, folder / f"{rank}.pt")

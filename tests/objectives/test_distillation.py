@@ -81,15 +81,15 @@ def test_the_roles_of_the_options_are_required():
 
 def test_the_teacher_is_neither_trained_nor_saved(teacher):
     objective = build(teacher)
-    before = {name: value.clone() for name, value in objective._teacher.state_dict().items()}
+    before = {name: value.clone() for name, value in objective.teacher.encoder.state_dict().items()}
     loss_and_backward(objective.train(), BATCH)
-    assert not objective._teacher.training
-    assert all(parameter.grad is None for parameter in objective._teacher.parameters())
+    assert not objective.teacher.encoder.training
+    assert all(parameter.grad is None for parameter in objective.teacher.encoder.parameters())
     trained = {name for name, parameter in objective.named_parameters() if parameter.grad is not None}
     assert trained == {f"encoder.{name}" for name, _ in objective.encoder.named_parameters()}
     assert trained == set(objective.state_dict())
     descend(objective, rate=1.0)
-    for name, value in objective._teacher.state_dict().items():
+    for name, value in objective.teacher.encoder.state_dict().items():
         assert torch.equal(value.float(), before[name]), name  # a step uses the teacher in float64
 
 

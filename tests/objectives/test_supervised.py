@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.errors import ConfigError
+from pipeline.objectives.build import data_requirements
 from pipeline.objectives.supervised import Supervised
+from pipeline.settings.training import TrainSettings
 from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, batch_of, texts, tokenize
 
@@ -83,3 +86,61 @@ def test_the_trained_model_keeps_the_head_by_default():
     assert kept.trained_model().head is kept.head is not None
     assert Supervised(Tiny(), head="cls_mlp", keep_head=False).trained_model().head is None
     assert Supervised(Tiny()).trained_model().head is None
+
+
+def requirements(**options: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    settings = TrainSettings(objective={"name": "supervised", "options": options})
+    return data_requirements(settings)[:2]
+
+
+def test_weights_of_own_hard_negatives_require_a_hard_negative_in_every_row():
+    assert requirements(hardness=1.0) == (("anchor", "positive"), Supervised.optional)
+    columns, optional = requirements(hardness=1.0, hardness_on="own")
+    assert columns == ("anchor", "positive", "negative")
+    assert "negative" not in optional
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"directions": ["query_document", "query_query"], "softmax": "each"}, "softmax: expected joint"),
+        ({"directions": ["document_query"]}, r"directions.*query_document first"),
+        ({"directions": ["query_documents"]}, r"directions.*'query_document'"),
+        ({"hardness": -1.0}, r"hardness: expected .*greater than or equal to 0"),
+    ],
+)
+def test_wrong_directions_are_refused_before_a_worker_starts(options: dict[str, object], message: str):
+    with pytest.raises(ConfigError, match=message):
+        requirements(**options)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_loss_of_all_directions_is_computed_from_the_candidates_that_are_not_false_negatives(
+    masked: bool,
+):
+    """Row 0 has anchor 1, and row 1 has the negative of row 0, as false negatives."""
+    directions = ("query_document", "document_query", "query_query", "document_document")
+    objective = Supervised(Tiny(dim=2), temperature=0.5, directions=directions)
+    excluded = np.array([[0, 1, 0, 0], [0, 0, 1, 0]], bool) & masked
+    batch = replace(BATCH, false_negatives={"anchor": excluded})
+    losses = []
+    for row, other in ((0, 1), (1, 0)):
+        pairs = {
+            (Z[row], POSITIVE[row]): False,
+            (Z[row], POSITIVE[other]): excluded[row, other],
+            (Z[row], NEGATIVE[row]): excluded[row, 2 + row],
+            (Z[row], NEGATIVE[other]): excluded[row, 2 + other],
+            (POSITIVE[row], Z[row]): False,
+            (POSITIVE[row], Z[other]): excluded[row, other],
+            (Z[row], Z[other]): excluded[row, other],
+            (POSITIVE[row], POSITIVE[other]): excluded[row, other],
+            (POSITIVE[row], NEGATIVE[other]): excluded[row, 2 + other],
+        }
+        logits = [
+            torch.nn.functional.cosine_similarity(*pair, dim=0) / 0.5
+            for pair, left_out in pairs.items()
+            if not left_out
+        ]
+        losses.append(torch.stack(logits).logsumexp(0) - logits[0])
+    found = objective.loss((Z, POSITIVE, NEGATIVE), batch).total
+    torch.testing.assert_close(found, torch.stack(losses).mean(), rtol=0, atol=1e-12)

@@ -92,6 +92,13 @@ def test_accumulating_half_batches_gives_another_gradient():
     "make",
     [
         supervised,
+        lambda: Supervised(
+            Tiny(),
+            temperature=0.3,
+            head="cls_mlp",
+            directions=("query_document", "document_query", "query_query", "document_document"),
+            hardness=2.0,
+        ).double(),
         lambda: SimCSE(Tiny(), temperature=0.3).double(),
         lambda: SimCSE(Tiny(), temperature=0.3, masks="shared", similarity="dot").double(),
         lambda: SimCSE(Tiny(), temperature=0.3, positive="next", second="copy").double(),
