@@ -69,7 +69,7 @@ def _sections(diff: "Difference", width: int | None) -> list[str]:
         f"{count:,} {_KIND_LABELS.get(kind, kind)}" for kind, count in diff.rows.counts.items()
     )
     examples = [
-        (_KIND_LABELS.get(kind, kind), each.id, _shorten(each.before or ""), _shorten(each.after or ""))
+        (_KIND_LABELS.get(kind, kind), each.id, _shown(each.before), _shown(each.after))
         for kind, rows in diff.rows.examples.items()
         for each in rows
     ]
@@ -87,6 +87,11 @@ def _sections(diff: "Difference", width: int | None) -> list[str]:
         *([table(gates, ("gate", "before", "after"))] if gates else []),
         _answers(diff, width),
     ]
+
+
+def _shown(text: str | None) -> str:
+    """Shorten the text of a row; "" if the row is not in the release."""
+    return "" if text is None else _shorten(text) or "(not shown)"
 
 
 def _answers(diff: "Difference", width: int | None) -> str:

@@ -14,7 +14,7 @@ class RowChange:
 
     id: str
     before: str | None
-    """the text in the previous release; None for a new row"""
+    """the text in the previous release; None for a new row, "" if it is not shown"""
     now: str | None
     """the text in this release; None for a deleted row"""
 

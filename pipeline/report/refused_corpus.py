@@ -48,7 +48,7 @@ def render_refused(report: RefusedCorpus) -> str:
 def _sections(report: RefusedCorpus) -> list[Section]:
     sections = []
     if report.deleted:
-        examples = [(row.id, shorten(row.before or "", MAX_EXCERPT)) for row in report.deleted]
+        examples = [(row.id, shorten(row.before or "not shown", MAX_EXCERPT)) for row in report.deleted]
         shown = (("id", "text"), *examples)
         sections.append(Section("Examples of deleted rows", table=shown, has_texts=True))
     if report.quarantined:

@@ -81,6 +81,10 @@ class ReleaseSettings(Settings):
     publish: Literal["gates", "approval"] = "gates"
     """gates: a night publishes a candidate that passed its gates; approval: the candidate waits until
     `manta releases promote` publishes it, or a later night's candidate takes its place"""
+    show_deleted_texts: bool = False
+    """whether reports, and `manta releases diff`, show the texts of deleted rows and the earlier texts of
+    changed rows; otherwise only their ids. Fixed queries that are the text of a row are replaced when no row
+    has that text any more"""
     metrics_file: str | None = None
     """file that every night replaces with its metrics, for the textfile collector of Prometheus's node
     exporter: /var/lib/node_exporter/manta.prom, for example. On a cluster, Ray exports them, too; without

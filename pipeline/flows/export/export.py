@@ -126,7 +126,9 @@ def export(
                 return Exported("unchanged", manifest.release, (manifest.release,), 0, 0, manifest.rows)
             running.check(stored)
         is_whole = replace or (
-            stored is not None and target.is_atomic and running.has_pruned(stored.releases)
+            stored is not None
+            and target.is_atomic
+            and running.has_unknown_rows(stored.releases, is_finished=stored.next is None)
         )
         return running.run(None if is_whole else stored)
 
@@ -208,16 +210,23 @@ class _Export:
                 f"export to another --name, or {_REPLACE}",
             )
 
-    def has_pruned(self, held: tuple[HeldRelease, ...]) -> bool:
-        """Return whether the target holds a pruned release; if so, announce that all rows are written.
+    def has_unknown_rows(self, held: tuple[HeldRelease, ...], *, is_finished: bool) -> bool:
+        """Return whether the rows of the target are unknown; if so, announce that all rows are written.
+
+        They are those of a release that was pruned, or from which an erasure has removed rows since.
+
+        Args:
+            is_finished: whether no export to the target was stopped.
 
         Raises:
             DataError: the root never had one of the releases.
         """
-        pruned = [each.number for each in held if each not in (EMPTY, UNKNOWN) and self._is_pruned(each)]
-        if pruned:
-            announce(f"{self._target.where}: release {pruned[0]} was pruned, so all rows are written")
-        return bool(pruned)
+        rows = self._target.count() if is_finished else None
+        problems = (self._problem_of(each, rows) for each in held if each not in (EMPTY, UNKNOWN))
+        problem = next(filter(None, problems), None)
+        if problem:
+            announce(f"{self._target.where}: {problem}, so all rows are written")
+        return problem is not None
 
     def run(self, stored: Position | None) -> Exported:
         """Write the changes, step by step."""
@@ -255,7 +264,8 @@ class _Export:
         held = stored.releases
         if stored.next and stored.next not in (self.wanted, *held) and not self._target.is_atomic:
             held = (*held, stored.next)
-        if self.has_pruned(held) and UNKNOWN not in held:
+        is_finished = stored.next is None
+        if self.has_unknown_rows(held, is_finished=is_finished) and UNKNOWN not in held:
             held = (UNKNOWN, *held)
         if stored.next == self.wanted and held == stored.releases:
             return stored
@@ -263,21 +273,35 @@ class _Export:
         self._target.store_position(position)
         return position
 
-    def _is_pruned(self, held: HeldRelease) -> bool:
-        """Return whether a release that the target holds was pruned.
+    def _problem_of(self, held: HeldRelease, rows: int | None) -> str | None:
+        """Describe why the rows of a release that the target holds are unknown; None if they are known.
+
+        After an erasure, they are known if the target has as many rows as the release: an erasure only
+        removes rows.
+
+        Args:
+            rows: number of rows of the target; None if it is unknown, or in the middle of an export.
 
         Raises:
             DataError: the root never had this release.
         """
-        committed = {each.release: each.sha256 for each in self._releases.history()}
-        if committed.get(held.number) != held.sha256:
+        history = self._releases.history()
+        replaced = {(each.release, each.before) for commit in history for each in commit.rewritten}
+        known = replaced | {(commit.release, commit.sha256) for commit in history}
+        if (held.number, held.sha256) not in known:
             raise DataError(
                 self._target.where,
                 f"rows of a release of {self._releases.store.uri}",
                 f"rows of release {held.number} of another root (manifest {held.sha256[:12]})",
                 f"export to another --name, or {_REPLACE}",
             )
-        return held.number not in self._releases.numbers()
+        if held.number not in self._releases.numbers():
+            return f"release {held.number} was pruned"
+        if (held.number, held.sha256) not in replaced:
+            return None
+        if rows == self._releases.get(held.number).rows:
+            return None
+        return f"rows of release {held.number} were erased"
 
     def _upsert(self, changes: RowChanges, position: Position) -> int:
         """Write the rows of the units that no earlier run has finished. Returns the number of rows."""

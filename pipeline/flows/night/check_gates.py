@@ -83,7 +83,8 @@ def judge_candidate(
             gates = corpus.gates | {READABLE: readable}
             return _with_gates(candidate, gates), ReleaseComparison(previous, summary, ())
         candidate = check_language(context, previous, candidate)
-        queries = fixed_queries(store, candidate, summary.answers if summary else ())
+        earlier = summary.answers if summary else ()
+        queries = fixed_queries(store, candidate, earlier)
         encoded = encode_texts(context, (*CANARIES, *queries))
         canaries, query_vectors = np.split(encoded, [len(CANARIES)])
         failed, canary_cosine = int((~np.isfinite(canaries).all(axis=1)).sum()), None
@@ -106,9 +107,9 @@ def judge_candidate(
             gates |= relevance.gates
             written["relevance"] = relevance.store_scores(store)
         gates[READABLE] = check_written(store, readable, written.values())
-        answers = answer_queries(context, candidate, queries, query_vectors)
+        answers = answer_queries(context, candidate, queries, query_vectors, earlier)
     judged = _with_gates(candidate, gates, **written)
-    return judged, ReleaseComparison(previous, summary, answers, relevance)
+    return judged, ReleaseComparison(previous, summary, answers, relevance, job.release.show_deleted_texts)
 
 
 def _with_gates(candidate: Candidate, gates: dict[str, Gate], **files: FileRef) -> Candidate:

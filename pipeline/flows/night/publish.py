@@ -144,7 +144,9 @@ def refuse_corpus(
         link=f"../../{report_path(release.release)}",
         changes=choice.sentence,
         gates=judged.gates,
-        deleted=tuple(deleted_rows(context.store, corpus.id, release)),
+        deleted=tuple(
+            deleted_rows(context.store, corpus.id, release, show_texts=context.job.release.show_deleted_texts)
+        ),
         quarantined=rejected_rows(context.store, corpus),
         settings=to_yaml(context.job),
         packages=packages(*PACKAGES),

@@ -22,7 +22,7 @@ _COLUMNS = ("id", "text_key", "carried", "address")  # columns of a key table th
 
 
 class Example(NamedTuple):
-    """A row with its text in both releases; None if the row is not in that release."""
+    """A row with its text in both releases; None if the row is not in that release, "" if it is not shown."""
 
     id: str
     before: str | None
@@ -142,13 +142,19 @@ def _compare_rows(
             if kind in picked:
                 picked[kind] += rows.slice(0, examples - len(picked[kind])).to_pylist()
     shown = {
-        kind: tuple(
-            Example(row["id"], _text_at(store, before, row["before"]), _text_at(store, after, row["after"]))
-            for row in rows
-        )
-        for kind, rows in picked.items()
+        kind: tuple(_example(store, before, after, row) for row in rows) for kind, rows in picked.items()
     }
     return RowDifferences(counts, shown)
+
+
+def _example(store: Store, before: ReleaseManifest, after: ReleaseManifest, row: dict[str, Any]) -> Example:
+    """Read the texts of a row. Without release.show_deleted_texts, only the newer release's text is shown."""
+    example = Example(row["id"], _text_at(store, before, row["before"]), _text_at(store, after, row["after"]))
+    newer, older = (after, "before") if after.release > before.release else (before, "after")
+    is_shown = newer.settings.get("release", {}).get("show_deleted_texts", False)
+    if is_shown or example.before == example.after or getattr(example, older) is None:
+        return example
+    return example._replace(**{older: ""})
 
 
 def _with_string_ids(rows: pa.Table) -> pa.Table:

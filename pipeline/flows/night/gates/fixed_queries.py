@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from pipeline.flows.context import FlowContext
 from pipeline.flows.index.released import use_index
 from pipeline.flows.night.candidate import Candidate
+from pipeline.log import announce
 from pipeline.stats.tensors import unpack
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.release_units import VectorUnit
@@ -56,22 +57,24 @@ class AskIndex:
 
 
 def fixed_queries(store: Store, candidate: Candidate, previous: Sequence[Answers]) -> tuple[str, ...]:
-    """Return the fixed queries: those of the previous release, or texts of sampled rows if it has none.
+    """Return the fixed queries: those of the previous release, and texts of sampled rows if they are too few.
 
     Short texts such as "Yes." become queries only if the sample has too few longer ones.
 
     Args:
         previous: answers of the previous release.
     """
-    if previous:
-        return tuple(answers.query for answers in previous)
+    kept = tuple(answers.query for answers in previous)
     examples = [example.query for example in candidate.built.examples]
+    if len(kept) >= len(examples):
+        return kept
     rows = texts_at(store, candidate.manifest.units, examples)
     texts = dict.fromkeys(text[:_QUERY_LENGTH] for _, text in rows.values())
     if any(map(is_short, texts)):
         sampled = (text[:_QUERY_LENGTH] for text in sampled_texts(store, candidate))
         texts |= dict.fromkeys(text for text in sampled if not is_short(text))
-    return tuple(sorted(texts, key=is_short)[: len(examples)])
+    new = [text for text in sorted(texts, key=is_short) if text not in kept]
+    return (*kept, *new[: len(examples) - len(kept)])
 
 
 def sampled_texts(store: Store, candidate: Candidate) -> list[str]:
@@ -87,13 +90,21 @@ def is_short(query: str) -> bool:
 
 
 def answer_queries(
-    context: FlowContext, candidate: Candidate, queries: Sequence[str], vectors: np.ndarray
+    context: FlowContext,
+    candidate: Candidate,
+    queries: Sequence[str],
+    vectors: np.ndarray,
+    previous: Sequence[Answers] = (),
 ) -> tuple[Answers, ...]:
     """Return the rows of the candidate nearest to each query, except rows whose text is the query.
+
+    Without release.show_deleted_texts, a query of the previous release is left out if none of these rows has
+    its text: it is the text of a row that was deleted or changed. The next night replaces it.
 
     Args:
         queries: the fixed queries.
         vectors: (q, d), one for each query. If any is not finite, nothing is searched.
+        previous: answers of the previous release.
     """
     if not queries or not np.isfinite(vectors).all():
         return ()
@@ -102,15 +113,24 @@ def answer_queries(
         context.store, candidate.manifest.units, np.unique(addresses[np.isfinite(scores)]).tolist()
     )
     answers = []
+    of_live_rows = set(queries).difference(each.query for each in previous)
     for query, query_addresses, query_scores in zip(
         queries, addresses.tolist(), scores.tolist(), strict=True
     ):
+        found = [pair for pair in zip(query_addresses, query_scores, strict=True) if pair[0] in rows]
         hits = [
             Hit(id=rows[address].id[:_TEXT_LENGTH], score=score, text=rows[address].text[:_TEXT_LENGTH])
-            for address, score in zip(query_addresses, query_scores, strict=True)
-            if address in rows and rows[address].text[:_QUERY_LENGTH] != query
+            for address, score in found
+            if rows[address].text[:_QUERY_LENGTH] != query
         ]
-        answers.append(Answers(query=query, hits=tuple(hits[:_HITS])))
+        shows_all = context.job.release.show_deleted_texts or query in of_live_rows
+        if shows_all or len(hits) < len(found):
+            answers.append(Answers(query=query, hits=tuple(hits[:_HITS])))
+    if left_out := len(queries) - len(answers):
+        announce(
+            f"{left_out} of {len(queries)} fixed queries left out, because no row near them has their text "
+            "any more (release.show_deleted_texts)"
+        )
     return tuple(answers)
 
 

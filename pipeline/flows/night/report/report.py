@@ -56,17 +56,27 @@ _MAX_UNITS = 20  # units whose quarantined rows are read
 _MAX_TABLE_ROWS = 16_384
 
 
-def deleted_rows(store: Store, corpus_id: str, previous: ReleaseManifest) -> Iterator[RowChange]:
-    """Yield examples of rows that are no longer in a corpus."""
+def deleted_rows(
+    store: Store, corpus_id: str, previous: ReleaseManifest, *, show_texts: bool
+) -> Iterator[RowChange]:
+    """Yield examples of rows that are no longer in a corpus.
+
+    Args:
+        show_texts: release.show_deleted_texts.
+    """
     addresses = [row.before for row in _chosen_rows(store, corpus_id) if row.now is None]
     texts = texts_at(store, previous.units, [address for address in addresses if address is not None])
-    yield from (RowChange(row.id, row.text, None) for row in texts.values())
+    yield from (RowChange(row.id, row.text if show_texts else "", None) for row in texts.values())
 
 
 def changed_rows(store: Store, candidate: Candidate, previous: ReleaseManifest | None) -> Iterator[RowChange]:
-    """Yield examples of new, changed and deleted rows; none on the first night, when all rows are new."""
+    """Yield examples of new, changed and deleted rows; none on the first night, when all rows are new.
+
+    Without release.show_deleted_texts, a text that a row has no longer is left out.
+    """
     if previous is None:
         return
+    show_texts = candidate.manifest.settings["release"]["show_deleted_texts"]
     rows = _chosen_rows(store, candidate.corpus.id)
     old_texts = texts_at(store, previous.units, [row.before for row in rows if row.before is not None])
     new_texts = texts_at(store, candidate.manifest.units, [row.now for row in rows if row.now is not None])
@@ -74,7 +84,9 @@ def changed_rows(store: Store, candidate: Candidate, previous: ReleaseManifest |
         old = None if row.before is None else old_texts.get(row.before)
         new = None if row.now is None else new_texts.get(row.now)
         if either := new or old:
-            yield RowChange(either.id, old.text if old else None, new.text if new else None)
+            is_shown = show_texts or old is None or (new is not None and old.text == new.text)
+            before = None if old is None else old.text if is_shown else ""
+            yield RowChange(either.id, before, new.text if new else None)
 
 
 def _chosen_rows(store: Store, corpus_id: str) -> tuple[ChangedRow, ...]:
@@ -148,6 +160,8 @@ class ReleaseComparison:
     """the candidate's answers to the fixed queries"""
     relevance: MeasuredRelevance | None = None
     """the candidate's scores for the queries of gates.relevance; None if that is not set"""
+    show_deleted_texts: bool = False
+    """release.show_deleted_texts"""
 
     @property
     def changes(self) -> tuple[ChangedAnswers, ...]:
@@ -156,10 +170,20 @@ class ReleaseComparison:
             return ()
         previous_hits = {each.query: each.hits for each in self.summary.answers}
         return tuple(
-            ChangedAnswers(each.query, previous_hits[each.query], each.hits)
+            ChangedAnswers(each.query, self._shown(previous_hits[each.query], each.hits), each.hits)
             for each in self.answers
             if each.query in previous_hits
         )
+
+    def _shown(self, before: tuple[Hit, ...], now: tuple[Hit, ...]) -> tuple[Hit, ...]:
+        """Return earlier hits with their present texts; without a text where tonight's hits have none.
+
+        The row of such a hit may be deleted.
+        """
+        if self.show_deleted_texts:
+            return before
+        texts = {hit.id: hit.text for hit in now}
+        return tuple(hit.model_copy(update={"text": texts.get(hit.id, "")}) for hit in before)
 
 
 def summarize(context: FlowContext, candidate: Candidate, comparison: ReleaseComparison) -> NightReport:
