@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from pipeline.errors import ConfigError
+    from pipeline.serve.query_log import QueryLogOptions
 
 TOKEN = "MANTA_SERVE_TOKEN"
 """environment variable with the token that requests must carry"""
@@ -70,6 +71,27 @@ class ServeOptions:
             "scores, and vectors that clients send, would mean something else.",
         ),
     ] = False
+    log_queries: Annotated[
+        Path | None,
+        typer.Option(
+            "--log-queries",
+            metavar="FILE",
+            help="Append a sample of the queries to FILE, which only its owner can read: of each client at "
+            "most 128 a day. Default: nothing is logged.",
+        ),
+    ] = None
+    log_texts: Annotated[
+        bool,
+        typer.Option(
+            "--log-texts", help="Also log the texts of these queries. Default: their vectors, without texts."
+        ),
+    ] = False
+    log_days: Annotated[
+        int,
+        typer.Option(
+            "--log-days", min=1, max=3_650, help="Days after which a query is removed from the log."
+        ),
+    ] = 14
     commits_root: CommitsRoot = None
     as_json: Annotated[
         bool,
@@ -109,6 +131,7 @@ def _serve(options: ServeOptions, say: Say) -> None:
                     token=token,
                     tokens=options.tokens,
                     hosts=(options.host, address),
+                    query_log=_query_log(options),
                 ),
             )
             url = f"http://{f'[{address}]' if ':' in address else address}:{port}/"
@@ -135,6 +158,22 @@ def _check_access(options: ServeOptions, token: str, address: str) -> None:
         raise ConfigError(
             "manta serve", "the packages of the extra serve", found, "pip install manta-embeddings[serve]"
         ) from None
+
+
+def _query_log(options: ServeOptions) -> "QueryLogOptions | None":
+    """Return the options of the log of queries, and say what it has; None without a log."""
+    from pipeline.errors import ConfigError
+    from pipeline.log import announce
+    from pipeline.serve.query_log import QueryLogOptions
+
+    if options.log_queries is None:
+        if options.log_texts:
+            remedy = "add --log-queries FILE, or leave --log-texts out"
+            raise ConfigError("--log-texts", "a log of queries (--log-queries)", "none", remedy)
+        return None
+    content = "texts and vectors" if options.log_texts else "vectors, without texts,"
+    announce(f"{content} of a sample of the queries are logged to {options.log_queries}")
+    return QueryLogOptions(options.log_queries, options.log_texts, options.log_days)
 
 
 def _run(app: "FastAPI", listener: socket.socket, when_it_listens: Callable[[], None]) -> None:

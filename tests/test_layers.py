@@ -59,6 +59,7 @@ ORDERS = {
         "key_tables",
         "sources",
         "formats",
+        "query_log",
         "tokens",
         "chunks",
         "ingest",

@@ -1,7 +1,5 @@
 """Prometheus metrics of the service."""
 
-from collections.abc import Collection
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _LATENCY_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -40,26 +38,24 @@ class ServiceMetrics:
         self.failures = Counter(
             "manta_serve_refresh_failures", "Failed attempts to read the current release.", registry=registry
         )
-
-        self.token_requests = Counter(
-            "manta_serve_token_requests",
-            "Requests by the name of their token and status.",
-            ("token", "status"),
-            registry=registry,
-        )
-        self.tokens_refused = Gauge(
-            "manta_serve_tokens_refused",
-            "1 if the file of tokens cannot be used, so that the tokens of before stay in use, else 0.",
-            registry=registry,
-        )
-
-    def forget_tokens(self, names: Collection[str]) -> None:
-        """Remove the series of tokens that are gone, so that the number of series is bounded."""
-        for metric in self.token_requests.collect():
-            for labels in [sample.labels for sample in metric.samples if sample.name.endswith("_total")]:
-                if labels["token"] in names:
-                    self.token_requests.remove(labels["token"], labels["status"])
+        self.logged, self.log_tidied = _query_log_metrics(registry)
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
         return bytes(generate_latest(self._registry))
+
+
+def _query_log_metrics(registry: CollectorRegistry) -> tuple[Counter, Gauge]:
+    """Return the queries by outcome, and the time of the last look for old lines."""
+    logged = Counter(
+        "manta_serve_logged_queries",
+        "Queries of POST /search by what --log-queries did with them.",
+        ("outcome",),
+        registry=registry,
+    )
+    tidied = Gauge(
+        "manta_serve_query_log_tidied_timestamp_seconds",
+        "Unix time at which lines that were too old were last removed from the query log; 0 without one.",
+        registry=registry,
+    )
+    return logged, tidied

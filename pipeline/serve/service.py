@@ -28,6 +28,7 @@ from pipeline.serve.messages import (
 from pipeline.serve.metrics import ServiceMetrics
 from pipeline.serve.page import add_page
 from pipeline.serve.problems import add_problems
+from pipeline.serve.query_log import QueryLog, QueryLogOptions
 from pipeline.serve.tokens import AccessToken, AccessTokens, TokenFile
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -50,6 +51,8 @@ class ServiceOptions:
     """a file of tokens, one of which requests must carry; see `TokenFile`"""
     hosts: tuple[str, ...] = ()
     """without a token, names and addresses under which the service answers, besides localhost"""
+    query_log: QueryLogOptions | None = None
+    """the log of queries; None for none"""
 
 
 def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceOptions) -> FastAPI:
@@ -61,17 +64,24 @@ def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceO
         held: holds a lease on the release, see `open_held`.
 
     Raises:
-        ConfigError: the file of tokens cannot be used.
+        ConfigError: the file of tokens, or the log of queries, cannot be used.
     """
     metrics = ServiceMetrics()
     batches = Batches(release, metrics)
     follower = Follower(release, metrics, same_space=options.same_space, held=held)
     file = TokenFile(options.tokens, release, metrics) if options.tokens else None
+    log = None
+    if options.query_log:
+        log = QueryLog(options.query_log, release, metrics, has_tokens=file is not None)
     follower.warm()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        with follower.following(options.poll_s), file.following() if file else contextlib.nullcontext():
+        with (
+            follower.following(options.poll_s),
+            file.following() if file else contextlib.nullcontext(),
+            log.running() if log else contextlib.nullcontext(),
+        ):
             yield
         batches.close()
 
@@ -79,7 +89,7 @@ def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceO
     app = FastAPI(title="Manta", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.router.route_class = JsonRoute
     add_problems(app)
-    _add_search(app, batches)
+    _add_search(app, batches, log)
     _add_state(app, release, follower, metrics)
     add_page(app, release, batches, follower)
     app.add_middleware(BodyLimit, limit=MAX_BODY_BYTES)
@@ -91,7 +101,7 @@ def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceO
     return app
 
 
-def _add_search(app: FastAPI, batches: Batches) -> None:
+def _add_search(app: FastAPI, batches: Batches, log: QueryLog | None) -> None:
     @app.post("/search", response_model=SearchResponse, responses=_PROBLEMS)
     async def search(body: SearchRequest, request: Request) -> Response:
         """Search for the nearest rows of each query."""
@@ -104,9 +114,10 @@ def _add_search(app: FastAPI, batches: Batches) -> None:
             )
         queries = tuple(body.queries) if body.queries is not None else _matrix(body.vectors or [])
         fields = body.model_dump(include={"k", "space_id", "where", "group", "texts"})
-        found = await batches.search(
-            Search(queries, **fields, token=token_of(request.scope)), request.is_disconnected
-        )
+        wanted = Search(queries, **fields, token=token_of(request.scope))
+        found = await batches.search(wanted, request.is_disconnected)
+        if log:
+            log.offer(wanted, found, request)
         content = await run_in_threadpool(_to_json, found)  # the body may have megabytes
         return Response(content, media_type="application/json")
 

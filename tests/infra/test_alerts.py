@@ -336,6 +336,26 @@ CASES = [
         ),
     ),
     Case(
+        "MantaQueryLogFailing",
+        "three queries that are not written, and later a log whose old lines stay for three hours",
+        "1m",
+        {
+            'manta_serve_logged_queries_total{instance="a",outcome="written"}': "0+60x400",
+            'manta_serve_logged_queries_total{instance="a",outcome="failed"}': "0x30 3x370",
+            'manta_serve_query_log_tidied_timestamp_seconds{instance="a"}': "0+60x200 12000x200",
+            'manta_serve_query_log_tidied_timestamp_seconds{instance="without a log"}': "0x400",
+        },
+        silent=("20m", "120m", "300m"),
+        firing=tuple(
+            Firing(
+                when,
+                "The service a cannot write its log of queries, or cannot remove old lines from it",
+                {"instance": "a"},
+            )
+            for when in ("50m", "340m")
+        ),
+    ),
+    Case(
         "MantaScheduleUnknown",
         "the schedule is deleted after five hours",
         "1m",
