@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pipeline.evaluate.sts import check_scores
 from pipeline.store.files.disk import describe_missing
 from pipeline.store.files.open_store import store_of
 from pipeline.store.rows.arrays import is_text, plain_type
+from pipeline.text.formats.json_values import parse_object
 from pipeline.text.formats.queries import is_parquet, read_lines
 from pipeline.text.normalize import normalize, replace_surrogates, strings_of
 
@@ -159,7 +159,7 @@ def _json_rows(content: bytes, file: str) -> Iterator[dict[str, str | float | No
             continue
         where = f"{file}, line {number}"
         try:
-            row = json.loads(line)
+            row = parse_object(line, _COLUMNS)
         except (ValueError, RecursionError) as error:
             raise DataError(where, "a JSON object", str(error), _REMEDY) from None
         if not isinstance(row, dict):

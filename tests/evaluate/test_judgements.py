@@ -127,6 +127,7 @@ def test_repeated_columns_are_refused_if_they_are_read(tmp_path: Path, ending: s
         ("a.jsonl", '{"query": true, "id": 1}', "line 1: query"),
         ("a.jsonl", '{"query": "a", "id": 1', "line 1"),
         ("a.jsonl", "[1]", "line 1"),
+        ("a.jsonl", '{"query": "a", "id": 1, "id": 2}', 'line 1: expected a JSON object, found the key "id"'),
         ("a.jsonl", "[" * 100_000, "line 1"),
         ("a.jsonl", '{"text": "a"}', "the columns query and id, or sentence1"),
         ("a.jsonl", "", "no columns"),

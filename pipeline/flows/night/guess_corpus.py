@@ -260,7 +260,7 @@ def _read_json(file: SourceFile, rejected: Counter[str]) -> list[dict[str, Any]]
         return []
     refuse_array(file, block)
     lines = islice(block.lines.split(b"\n"), _MAX_FILE_ROWS)
-    parsed = [parse_line(line) for line in lines if line.strip()]
+    parsed = [parse_line(line, ()) for line in lines if line.strip()]
     rejected.update(line.reason for line in parsed if line.value is None)
     return [
         {name: value for name, value in line.value.items() if not has_surrogates(name)}

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from pipeline.text.formats.columns import (
     wrong_column_type,
 )
 from pipeline.text.normalize import has_surrogates, replace_surrogates
-from pipeline.text.sources.sources import SourceFile, composed_columns
+from pipeline.text.sources.sources import SourceFile, columns_read, composed_columns
 
 MAX_DEPTH = 32  # levels of a nested value: Arrow and Parquet recurse at each level
 
@@ -65,10 +65,45 @@ class ParsedLine(NamedTuple):
     """as in `RejectedRow`"""
 
 
-def parse_line(line: bytes) -> ParsedLine:
-    """Parse one line."""
+class _RepeatedKey(Exception):
+    """Raised for an object that has a key more than once."""
+
+
+class _Repeating(dict[str, Any]):
+    """An object with repeated keys and the last value of each."""
+
+    repeated: tuple[str, ...]
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise _RepeatedKey
+    return value
+
+
+def _last_values_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = _Repeating(pairs)
+    if len(value) == len(pairs):
+        return dict(value)
+    keys = [key for key, _ in pairs]
+    value.repeated = tuple(key for key in value if keys.count(key) > 1)
+    return value
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_object_of).decode
+
+
+def parse_line(line: bytes, read: Collection[str]) -> ParsedLine:
+    """Parse one line.
+
+    Args:
+        read: keys whose values are used. If one of them, or a key inside of its value, is repeated, it is
+            unknown which value was meant: such a line is rejected, as by Arrow.
+    """
     try:
-        value = json.loads(line.decode())
+        text = line.decode()
+        value = parse_object(text, read)
     except UnicodeDecodeError as error:
         return ParsedLine(None, "invalid_utf8", f"byte {error.start} of the line")
     except ValueError as error:
@@ -78,6 +113,35 @@ def parse_line(line: bytes) -> ParsedLine:
     if not isinstance(value, dict):
         return ParsedLine(None, "invalid_json", f"{type(value).__name__}, not an object")
     return ParsedLine(value)
+
+
+def parse_object(text: str, read: Collection[str]) -> Any:
+    """Parse a JSON value. Of keys that are not in `read`, the last value counts if they are repeated.
+
+    Raises:
+        ValueError: the text is not JSON, or a key in `read`, or inside of its value, is repeated.
+        RecursionError: it is nested too deep.
+    """
+    try:
+        return _decode(text)
+    except _RepeatedKey:
+        value = json.loads(text, object_pairs_hook=_last_values_of)
+    if isinstance(value, dict) and (key := _repeated_key(value, read)) is not None:
+        raise ValueError(f"the key {show_value(key)} is there more than once")
+    return value
+
+
+def _repeated_key(value: dict[str, Any], read: Collection[str]) -> str | None:
+    """Return a repeated key that is in `read` or inside of such a key's value; None if there is none."""
+    remaining: list[Any] = [value[name] for name in read if name in value]
+    if isinstance(value, _Repeating) and (keys := [key for key in value.repeated if key in read]):
+        return keys[0]
+    while remaining:
+        node = remaining.pop()
+        if isinstance(node, _Repeating):
+            return node.repeated[0]
+        remaining += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return None
 
 
 def is_id(value: Any, kind: pa.DataType) -> bool:
@@ -258,10 +322,13 @@ class TypeInspection:
     """whether an id is 2^63 or above, so that it needs uint64"""
     composed: tuple[str, ...] = ()
     """columns that corpus.where, or corpus.text as a template, names"""
+    read: tuple[str, ...] = ()
+    """all columns whose values are read"""
 
     def __post_init__(self) -> None:
         self.types = dict.fromkeys((self.corpus.id, *self.corpus.keep), pa.null())
         self.composed = tuple(composed_columns(self.corpus))
+        self.read = columns_read(self.corpus)
 
     def add(self, block: JsonBlock) -> None:
         """Widen the types by the objects of a block.
@@ -272,7 +339,7 @@ class TypeInspection:
         refuse_array(self.file, block)
         if self.example is not None and not self._lacks_composed and self._has_known_types(block):
             return
-        parsed = (parse_line(line).value for line in block.lines.split(b"\n") if line.strip())
+        parsed = (parse_line(line, self.read).value for line in block.lines.split(b"\n") if line.strip())
         objects = [value for value in parsed if value is not None]
         if objects and self.example is None:
             self.example = objects[0]

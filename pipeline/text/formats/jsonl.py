@@ -35,7 +35,13 @@ from pipeline.text.formats.quarantine import RejectedRow
 from pipeline.text.formats.reject_rows import RawBatch
 from pipeline.text.formats.row_filter import filter_objects, filter_table, parse_for, type_of_value
 from pipeline.text.normalize import has_surrogates, is_utf8, replace_surrogates
-from pipeline.text.sources.sources import SourceFile, composed_columns, filter_columns, open_file
+from pipeline.text.sources.sources import (
+    SourceFile,
+    columns_read,
+    composed_columns,
+    filter_columns,
+    open_file,
+)
 from pipeline.text.sources.storage_errors import storage_errors
 
 
@@ -75,6 +81,8 @@ class LineParser:
     partition: dict[str, Any] = field(init=False)
     """values of rows that lack them; see `partition_values`"""
     filter_columns: tuple[str, ...] = field(init=False)
+    read: tuple[str, ...] = field(init=False)
+    """all columns whose values are read"""
     template: TextTemplate = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,11 +91,12 @@ class LineParser:
             for column, value in partition_values(self.schema, self.file, self.corpus).items()
         }
         self.filter_columns = filter_columns(self.corpus)
+        self.read = columns_read(self.corpus)
         self.template = parse_template(self.corpus.text)
 
     def add(self, number: int, line: bytes) -> None:
         """Parse a line and add it to the rows or to the rejected lines."""
-        value, reason, detail = parse_line(line)
+        value, reason, detail = parse_line(line, self.read)
         if value is None:
             self.rejected.append(RejectedRow(number, reason, detail, text=line.decode(errors="replace")))
             return
@@ -306,7 +315,7 @@ def _composed_types(
     if any(name in known and not is_text(known[name]) and not _is_integer(known[name]) for name in types):
         return None
     first = block.lines.split(b"\n", _TYPED_LINES)[:_TYPED_LINES] if filter_columns(corpus) else []
-    objects = [parse_line(line).value or {} for line in first]
+    objects = [parse_line(line, ()).value or {} for line in first]
     for name in filter_columns(corpus):
         kind = type_of_value(next((each[name] for each in objects if each.get(name) is not None), None))
         if kind not in (pa.string(), pa.bool_(), pa.float64()) or types.setdefault(name, kind) != kind:

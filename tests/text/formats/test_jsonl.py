@@ -38,6 +38,10 @@ rows = st.fixed_dictionaries(
                 b"nul",
                 b'{"id":"a","text":"\xff"}',
                 b'{"id":"x","id":"y","text":"t"}',
+                b'{"id":"x","text":"t","te\\u0078t":"t"}',
+                b'{"id":"x","text":"t","number":1,"number":null}',
+                b'{"id":"x","text":"t","number":{"a":[{"b":1,"b":2}]}}',
+                b'{"id":"x","text":"t","other":1,"other":{"a":1,"a":2}}',
             ]
         ),
         max_size=12,
@@ -75,7 +79,7 @@ def oracle(line):
         return "invalid_utf8"
     except ValueError:
         return "invalid_json"
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or is_ambiguous(line):
         return "invalid_json"
     number, text = value.get("number"), value.get("text")
     number = number if type(number) is int and -(2**63) <= number < 2**63 else None
@@ -88,6 +92,21 @@ def oracle(line):
         if text is not None and without_surrogates(text).strip()
         else "empty"
     )
+
+
+def is_ambiguous(line):
+    """Whether an object has one of the keys that are read, or a key inside of their values, twice."""
+
+    def has_twice(pairs, keys):
+        names = [name for name, _ in pairs if keys is None or name in keys]
+        inner = [value for name, value in pairs if keys is None or name in keys]
+        inner += [item for value in inner if isinstance(value, list) for item in value]
+        return len(names) > len(set(names)) or any(
+            has_twice(value[1], None) for value in inner if isinstance(value, tuple)
+        )
+
+    _, pairs = json.loads(line, object_pairs_hook=lambda pairs: ("object", pairs))
+    return has_twice(pairs, {"id", "text", "number"})
 
 
 def without_surrogates(text):
@@ -129,6 +148,26 @@ def test_two_objects_on_one_line_do_not_shift_the_rows_after_them(tmp_path):
     )
     assert [(row["id"], row["row"]) for row in good] == [("d", 3)]
     assert [row["row"] for row in bad] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        (b'{"id":"b","text":"old","text":"new"}', "text"),
+        (b'{"id":"b","text":"b","meta":{"lang":"de","lang":"en"}}', "lang"),
+        (b'{"id":"b","text":"b","price":1,"price":2}', "price"),
+    ],
+)
+def test_a_line_with_a_key_twice_is_quarantined(tmp_path, line, key):
+    """Python would take the last value, other parsers the first; nobody would notice."""
+    sound = {"id": "a", "text": "a", "price": 3, "meta": {"lang": "fr"}}
+    corpus = CorpusSettings(keep=("meta",), where="price > 0")
+    unread = b'{"id":"c","text":"c","price":3,"meta":{"lang":"fr"},"more":1,"more":2}'
+    lines = [{**sound, "id": "e"}, sound, line, unread]
+    good, bad, _ = rows_of(write_json_lines(tmp_path, *lines), corpus)
+    assert [row["id"] for row in good] == ["e", "a", "c"], "keys that nothing reads do not matter"
+    assert (bad[0]["row"], bad[0]["reason"]) == (2, "invalid_json")
+    assert bad[0]["detail"] == f'the key "{key}" is there more than once'
 
 
 def test_long_text_is_complete(tmp_path):
