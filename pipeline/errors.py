@@ -107,6 +107,19 @@ class TransientError(_ExplainedError):
     exit_code = 75
 
 
+@dataclass(eq=False)
+class MissingFile(TransientError, FileNotFoundError):
+    """A stored file does not exist. If the caller did not expect that, another process has removed it."""
+
+    @classmethod
+    def at(cls, where: str) -> "MissingFile":
+        """Return the error for the file at this path or URI."""
+        return cls(where, "a stored file", "no such file", "see what removes files there, and run again")
+
+    def __post_init__(self) -> None:
+        self.errno, self.filename = errno.ENOENT, self.where
+
+
 class Defect(_ExplainedError):
     """An invariant of this program does not hold."""
 

@@ -172,6 +172,8 @@ def _fire(plan: Plan, due: tuple[int, Shot] | None, path: str, file: Path | None
     plan.record(f"shot-{number}", {**shot.facts(), "path": path})
     if shot.act in ("cut", "torn") and file is not None and file.is_file():
         os.truncate(file, file.stat().st_size // 2)
+    if shot.act == "gone" and file is not None:
+        file.unlink(missing_ok=True)
     if shot.act in ("kill", "torn"):
         os.kill(os.getpid(), signal.SIGKILL)
 

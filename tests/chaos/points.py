@@ -92,7 +92,8 @@ class Shot:
         point: the kind of file.
         when: before or after the file is written.
         act: kill (SIGKILL of the writing process), cut (the file is truncated to its first half), torn (cut,
-            then kill), full (the disk is full), ill (an I/O error) or stale (a stale file handle).
+            then kill), gone (the file is deleted), full (the disk is full), ill (an I/O error) or stale (a
+            stale file handle).
         skip: number of files of the kind that are written without a fault first.
     """
 

@@ -22,6 +22,7 @@ from pipeline.daemon import in_daemon_thread
 from pipeline.errors import (
     ConfigError,
     DataError,
+    MissingFile,
     ModelError,
     PipelineError,
     TransientError,
@@ -272,9 +273,10 @@ def _work(connection: Connection, work: Callable[[Reading], None], is_limited: b
     """Do the work, and send the names of files, then None or the error."""
     try:
         work(lambda files: connection.send(_Files(tuple(files))))
-    except (PipelineError, ImportError) as error:
-        connection.send(error)
     except Exception as error:  # a library may raise anything at a damaged file
+        if isinstance(error, PipelineError | ImportError) and not isinstance(error, MissingFile):
+            connection.send(error)
+            return
         lacks_memory = is_out_of_memory(error)
         is_of_machine = isinstance(error, OSError) and error.errno not in (None, errno.ENOENT)
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from pipeline.config import credentials_of
-from pipeline.errors import ConfigError, TransientError
+from pipeline.errors import ConfigError, MissingFile, TransientError
 from pipeline.store.files.range_reader import RangeReader
 from pipeline.store.files.remote import ObjectStore, keep_alive_callback, time_limit_s
 from pipeline.store.files.retry import retrying
@@ -126,7 +126,7 @@ class CloudStore(ObjectStore):
         key, limit = self._key(path), time_limit_s()
         status = dict(retrying(lambda: self._fs.info(key, timeout=limit), self.uri_of(path)))
         if status["type"] == "directory":
-            raise FileNotFoundError(self.uri_of(path))
+            raise MissingFile.at(self.uri_of(path))
         return status
 
     @contextlib.contextmanager

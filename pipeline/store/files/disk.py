@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.errors import ConfigError, DataError, TransientError
+from pipeline.errors import ConfigError, DataError, MissingFile, PipelineError, TransientError
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNREACHABLE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # the server of a network file system is gone
@@ -107,10 +107,15 @@ def translate_read_errors(where: str) -> Iterator[None]:
 
     Raises:
         TransientError: the disk does not answer.
+        MissingFile: a file does not exist.
         ConfigError: this user may not read a file or a folder.
     """
     try:
         yield
+    except PipelineError:
+        raise
+    except FileNotFoundError as error:
+        raise MissingFile.at(str(error.filename or where)) from error
     except PermissionError as error:
         raise ConfigError(
             where, "files that this user may read", str(error), "check their permissions"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.errors import ConfigError, DataError, TransientError
+from pipeline.errors import ConfigError, DataError, MissingFile, TransientError
 from pipeline.store.files.base import (
     PARTIAL,
     Entry,
@@ -76,7 +76,7 @@ class LocalStore(Store):
         file = self._absolute(path)
         with translate_read_errors(self.uri):
             if not file.is_file():
-                raise FileNotFoundError(str(file))
+                raise MissingFile.at(str(file))
             return check_sha256(file, sha256, str(file))
 
     def entry(self, path: str) -> Entry | None:

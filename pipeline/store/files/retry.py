@@ -11,10 +11,11 @@ import random
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeVar
 
-from pipeline.errors import ConfigError, TransientError
+from pipeline.errors import ConfigError, MissingFile, PipelineError, TransientError
 from pipeline.keep_alive import keep_alive
 
 T = TypeVar("T")
@@ -148,12 +149,12 @@ _REFUSALS = {
 _FULL = {"QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "507"}
 
 
-# Statuses that callers understand: no such object, a condition that is not met, a range beyond the end
-_UNDERSTOOD = {404, 412, 416}
-
-
+@dataclass(eq=False)
 class StoreRefusal(ConfigError):
     """Raised if a store refuses a request for a reason that this module does not know."""
+
+    status: int = 0
+    """HTTP status of the answer, for callers that understand some: 412 for a condition that is not met"""
 
 
 def is_transient(error: BaseException) -> bool:
@@ -216,6 +217,7 @@ def retrying(call: Callable[[], T], where: str) -> T:
 
     Raises:
         TransientError: the operation still fails at the deadline, or the store is full.
+        MissingFile: there is no such object.
         ConfigError: the store refuses the credentials or the request, or the bucket does not exist.
     """
     start, ceiling = time.monotonic(), _FIRST_PAUSE_S
@@ -225,10 +227,14 @@ def retrying(call: Callable[[], T], where: str) -> T:
             answer = call()
             keep_alive()
             return answer
+        except PipelineError:
+            raise
         except Exception as error:
             if not is_transient(error):
                 if refused := refusal(error, where) or _unknown_refusal(error, where):
                     raise refused from None
+                if isinstance(error, FileNotFoundError) or answer_of(error)[1] == HTTPStatus.NOT_FOUND:
+                    raise MissingFile.at(where) from error
                 raise
             pause = random.uniform(0, ceiling)
             if time.monotonic() + pause - start > limit:
@@ -282,11 +288,15 @@ def refusal(error: BaseException, where: str) -> ConfigError | TransientError | 
 
 
 def _unknown_refusal(error: BaseException, where: str) -> StoreRefusal | None:
-    """Return the error for another answer that says that the request is at fault."""
+    """Return the error for another answer that no retry changes; None for a missing object."""
     code, status = answer_of(error)
-    if not 400 <= status < 500 or status in _UNDERSTOOD or isinstance(error, FileExistsError):
+    if status in (0, HTTPStatus.NOT_FOUND) or isinstance(error, FileExistsError):
         return None
     found = f"{code or status}: {error}"
     return StoreRefusal(
-        where, "a request that the store accepts", found, "check the permissions and the store's settings"
+        where,
+        "a request that the store accepts",
+        found,
+        "check the permissions and the store's settings",
+        status,
     )

@@ -18,6 +18,7 @@ import threading
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +30,7 @@ from pipeline.keep_alive import keep_alive
 from pipeline.store.files.base import Entry, in_threads
 from pipeline.store.files.range_reader import RangeReader
 from pipeline.store.files.remote import ObjectStore, entries_of, time_limit_s
-from pipeline.store.files.retry import answer_of, retrying
+from pipeline.store.files.retry import StoreRefusal, retrying
 
 Answer = TypeVar("Answer")
 
@@ -280,11 +281,11 @@ class S3Store(ObjectStore):
                 self._call_on(path, "put_object", Body=data, Metadata={_WRITER_KEY: writer_id}, **condition)
             else:
                 self._upload_in_parts(path, content, writer_id, condition)
-        except OSError as error:
-            code, status = answer_of(error)
-            if once and (code == "NotImplemented" or status == 501):
+        except (FileExistsError, StoreRefusal) as error:
+            status = error.status if isinstance(error, StoreRefusal) else HTTPStatus.PRECONDITION_FAILED
+            if once and status == HTTPStatus.NOT_IMPLEMENTED:
                 return self._store(path, content, once=False)
-            if not once or not (isinstance(error, FileExistsError) or status == 412):
+            if not once or status != HTTPStatus.PRECONDITION_FAILED:
                 raise
             # An earlier attempt of this call may have created the object and lost the response.
             return self._was_written_by(path, writer_id)
@@ -354,8 +355,8 @@ class S3Store(ObjectStore):
         arguments = {"Bucket": self._bucket, "Key": self._key(path), **conditions}
         try:
             return retrying(lambda: run_call(read_object, arguments), self.uri_of(path))
-        except OSError as error:
-            if answer_of(error)[1] != 412:
+        except StoreRefusal as error:
+            if error.status != HTTPStatus.PRECONDITION_FAILED:
                 raise
             raise TransientError(
                 self.uri_of(path),

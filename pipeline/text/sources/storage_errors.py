@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from pipeline.config import credentials_of
-from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
+from pipeline.errors import ConfigError, DataError, MissingFile, PipelineError, TransientError
 from pipeline.store.files.retry import StoreRefusal, is_of_client, is_transient, refusal
 
 LEAVE_OUT = "; corpus.bad_files=skip leaves such files out"
@@ -34,6 +34,8 @@ def storage_errors(where: str, leave_out: str = LEAVE_OUT) -> Iterator[None]:
     except StoreRefusal as error:  # corpus.bad_files may leave out this file
         remedy = f"fix or remove the file, or its permissions{leave_out}"
         raise DataError(where, "a readable file", error.found, remedy) from error
+    except MissingFile as error:
+        raise _nothing_there(where) from error
     except PipelineError:
         raise
     except Exception as error:
@@ -52,9 +54,11 @@ def storage_errors(where: str, leave_out: str = LEAVE_OUT) -> Iterator[None]:
         if refused := refusal(error, where):
             raise refused from error
         if isinstance(error, FileNotFoundError):
-            raise DataError(
-                where, "a file, a directory or a glob that matches", "nothing there", "check corpus.uri"
-            ) from error
+            raise _nothing_there(where) from error
         raise DataError(
             where, "a readable file", found, f"fix or remove the file, or its permissions{leave_out}"
         ) from error
+
+
+def _nothing_there(where: str) -> DataError:
+    return DataError(where, "a file, a directory or a glob that matches", "nothing there", "check corpus.uri")

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import ConfigError, DataError, TransientError
+from pipeline.errors import ConfigError, DataError, MissingFile, TransientError
 from pipeline.store.files.base import Store, normal_path
 from pipeline.store.files.local import LocalStore
 from pipeline.store.files.open_store import open_store
@@ -61,9 +61,25 @@ def test_written_bytes_are_read_back(store: Store):
     assert store.size("a/b.bin") == 6
     assert store.open("a/b.bin").read() == b"second"
     assert store.local("a/b.bin").read_bytes() == b"second"
+
+
+def test_a_file_that_does_not_exist_is_named(store: Store, tmp_path: Path):
     assert not store.exists("a/missing")
-    with pytest.raises(FileNotFoundError):
-        store.read("a/missing")
+    assert store.entry("a/missing") is None
+    store.delete("a/missing")
+    reads: dict[str, Callable[[], object]] = {
+        "read": lambda: store.read("a/missing"),
+        "read_checked": lambda: store.read_checked("a/missing", 64 * "0"),
+        "read_range": lambda: store.read_range("a/missing", 0, 4),
+        "open": lambda: store.open("a/missing"),
+        "local": lambda: store.local("a/missing"),
+        "fetch": lambda: store.fetch("a/missing", tmp_path / "copy"),
+    }
+    for name, read in reads.items():
+        with pytest.raises(FileNotFoundError) as caught:
+            read()
+        assert isinstance(caught.value, MissingFile), name
+        assert str(caught.value).startswith(f"{store.uri_of('a/missing')}: expected a stored file"), name
 
 
 def test_an_empty_range_has_no_bytes(store: Store):

@@ -1,5 +1,7 @@
 """Throttling is tried again, by the code or class of each client library; a missing file is not."""
 
+import errno
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +17,8 @@ import pyarrow as pa
 import pytest
 import requests
 
-from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.store.files.retry import answer_of, is_transient, retrying
+from pipeline.errors import ConfigError, DataError, MissingFile, TransientError
+from pipeline.store.files.retry import StoreRefusal, answer_of, is_transient, retrying
 from pipeline.text.sources.storage_errors import storage_errors
 
 
@@ -170,15 +172,44 @@ def test_an_unknown_refusal_names_the_request_and_its_code(error: Exception, cod
         retrying(call, "s3://b/k")
 
 
-@pytest.mark.parametrize("status", [404, 412, 416])
-def test_answers_that_callers_understand_stay_as_they_are(status: int):
-    answer = s3_answer("Code", status)
+@pytest.mark.parametrize("status", [412, 416, 501, 505])
+def test_a_refusal_has_its_status_for_callers_that_understand_it(status: int):
+    answer = translated(OSError(22, "no"), s3_answer("Code", status))
 
     def call() -> None:
         raise answer
 
-    with pytest.raises(type(answer)):
+    with pytest.raises(StoreRefusal, match="s3://b/k: expected a request that the store accepts") as caught:
         retrying(call, "s3://b/k")
+    assert caught.value.status == status
+    assert (caught.value.exit_code, answer_of(caught.value)) == (2, ("", status))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError("k"),
+        translated(FileNotFoundError("no such key"), s3_answer("NoSuchKey", 404)),
+        azure_answer(404, "BlobNotFound"),
+        aiohttp_answer(404),
+    ],
+    ids=repr,
+)
+def test_a_missing_object_is_named_for_callers_that_do_not_expect_it(error: Exception):
+    """Most callers expect it, and catch FileNotFoundError."""
+
+    def call() -> None:
+        raise error
+
+    with pytest.raises(FileNotFoundError) as caught:
+        retrying(lambda: retrying(call, "s3://b/k"), "s3://b")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert isinstance(again, MissingFile)
+    assert (
+        str(again)
+        == "s3://b/k: expected a stored file, found no such file; see what removes files there, and run again"
+    )
+    assert (again.exit_code, again.errno, again.filename) == (75, errno.ENOENT, "s3://b/k")
 
 
 def test_the_code_and_the_status_of_an_answer_are_those_of_its_library():
