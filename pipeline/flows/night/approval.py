@@ -24,7 +24,7 @@ from pipeline.log import announce
 from pipeline.report.night import NightReport, render
 from pipeline.settings import EventSettings, Job
 from pipeline.store.files.base import Store
-from pipeline.store.files.lease import lease
+from pipeline.store.files.lease import lease_without_prune
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.releases.commits import Approval, Commit, utc_now
 from pipeline.store.releases.manifest import ReleaseManifest
@@ -169,6 +169,7 @@ def promote(releases: Releases, name: str, by: str, note: str = "") -> Promotion
         CandidateRefused: the candidate does not wait (any more), another release has overtaken it, or a gate
             did not pass.
         DataError: a file of the candidate is missing or was changed, or a searcher cannot open it.
+        TransientError: prune is running.
     """
     store, digits = releases.store, _digits_of(name)
     record = load_waiting(store)
@@ -180,7 +181,9 @@ def promote(releases: Releases, name: str, by: str, note: str = "") -> Promotion
         _check_waiting(releases, record)
         return approval
 
-    with lease(store):  # prune must not remove the files of a candidate that a night supersedes meanwhile
+    with lease_without_prune(
+        store
+    ):  # prune must not remove the files of a candidate that a night supersedes meanwhile
         try:
             check()
             manifest = record.load_manifest(store)

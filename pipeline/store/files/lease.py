@@ -23,6 +23,8 @@ from pipeline.store.files.check_store import clock
 
 SERVED = "served"
 """folder of the leases of services"""
+PRUNE = "prune"
+"""command in the lease of a running prune"""
 _RENEWAL_S = 300.0
 # The lease of a killed run expires after four missed renewals.
 _EXPIRY_S = 1_200.0
@@ -87,6 +89,27 @@ def exclusive_lease(store: Store, folder: str, refusal: Callable[[str], Pipeline
                 yield
                 return
         time.sleep(random.uniform(0, _MAX_PAUSE_S))
+
+
+@contextlib.contextmanager
+def lease_without_prune(store: Store) -> Iterator[None]:
+    """Hold a lease while the block makes a release current, so that no prune removes it.
+
+    Both commands write their lease before they look for the other's, so at least one of them is refused.
+
+    Raises:
+        TransientError: prune is running, and may be about to remove the release.
+    """
+    with lease(store) as own:
+        for path, holder in holders(store, own.partition("/")[0]):
+            if holder is not None and holder.get("command") == PRUNE:
+                raise TransientError(
+                    store.uri,
+                    "no running prune, which may be removing that release",
+                    describe(holder),
+                    f"run again when it has ended; if it was killed, delete {store.uri_of(path)}",
+                )
+        yield
 
 
 def active_leases(store: Store, now: float | None = None, folder: str = "candidates") -> list[Entry]:

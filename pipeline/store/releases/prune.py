@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError, TransientError
 from pipeline.log import announce
 from pipeline.store.files.base import Entry, Store, in_threads
 from pipeline.store.files.check_store import clock
-from pipeline.store.files.lease import SERVED, active_leases, describe, holders, is_lease
+from pipeline.store.files.lease import PRUNE, SERVED, active_leases, describe, holders, is_lease, lease
 from pipeline.store.records.augmented import AUGMENTED_FOLDER, Series, list_series
 from pipeline.store.records.sealed_json import Stored
 from pipeline.store.releases.commits import ERASURES, commit_path
@@ -71,6 +71,7 @@ def prune(
 ) -> Pruned:
     """Remove old releases and manifests of augmented corpora, and the files that only these need.
 
+    A lease shows other commands that prune is running: no release that it removes becomes current meanwhile.
     Releases whose commits are damaged keep their files, and so do releases that a service serves. Everything
     below evaluations/ is kept, because later evaluations reuse it.
 
@@ -83,11 +84,30 @@ def prune(
 
     Raises:
         TransientError: a night, an export or a search for duplicates is running, and may need files that no
-            kept release needs; or a service's lease names no release.
+            kept release needs; or a release is being made current; or a service's lease names no release.
         DataError: the current release is unknown, because the newest commit is damaged; or a commit is
             missing, so that its release would lose its files; or the files of the candidate that waits are
             unknown.
     """
+    settings = _Settings(keep, grace_s, ignore_leases, dry_run)
+    if dry_run:
+        return _prune(releases, settings, None)
+    with lease(releases.store, command=PRUNE) as own:
+        return _prune(releases, settings, own)
+
+
+class _Settings(NamedTuple):
+    """The arguments of `prune`."""
+
+    keep: int
+    grace_s: float
+    ignore_leases: bool
+    dry_run: bool
+
+
+def _prune(releases: Releases, settings: _Settings, own: str | None) -> Pruned:
+    """Implement `prune`; `own` is the path of its lease, None in a dry run."""
+    keep, grace_s, ignore_leases, dry_run = settings
     store, series = releases.store, list_series(releases.store)
     numbers = releases.commits.numbers()
     if error := releases.commits.sequence_error(numbers):
@@ -100,13 +120,13 @@ def prune(
             releases.commits.read_or_raise(number)
     now = _now(store, dry_run=dry_run)
     if not ignore_leases:
-        _refuse_if_leased(store, series, now)
+        _refuse_if_leased(store, series, now, own)
     waiting = _paths_of_waiting(releases)  # before the commits are read, because it may be promoted meanwhile
     recent = _recently_current(releases)
     leases, served = ([], set[int]()) if ignore_leases else _served(store, now)
     kept = {*recent[:keep], *served}
     needed, named_by_old = _divide_paths(releases, series, kept, keep)
-    needed.add(leases)
+    needed.add([*leases, *filter(None, [own])])
     needed.add(waiting)
     rule, removed = _Rule(needed, named_by_old, now - grace_s), _RemovalSums()
     # Records go first, so that no record is ever stored without its unit.
@@ -211,10 +231,12 @@ class _RemovalSums:
         self.largest = heapq.nlargest(_SAMPLES, [*self.largest, *entries], key=lambda entry: entry.size)
 
 
-def _refuse_if_leased(store: Store, series: Sequence[Series], now: float) -> None:
+def _refuse_if_leased(store: Store, series: Sequence[Series], now: float, own: str | None) -> None:
     """Raise TransientError, which shows the lease, if a running command needs files of the root."""
     folders = ("candidates", _EXPORTS, "duplicates/leases", *(corpus.folder for corpus in series))
     for entry in (entry for folder in folders for entry in active_leases(store, now, folder)):
+        if entry.path == own:
+            continue
         try:
             holder = store.read(entry.path).decode()
         except FileNotFoundError:  # the command has just ended

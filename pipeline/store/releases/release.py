@@ -10,6 +10,7 @@ from typing import Literal, Self
 from pipeline.errors import ConfigError, DataError, PublishConflict, RootHeld, TransientError
 from pipeline.log import announce
 from pipeline.store.files.base import Store, in_threads
+from pipeline.store.files.lease import lease_without_prune
 from pipeline.store.files.local import LocalStore
 from pipeline.store.files.open_store import open_store
 from pipeline.store.records.release_units import UnitTable
@@ -266,13 +267,20 @@ class Releases:
             number += 1
 
     def rollback(self, number: int) -> Commit:
-        """Make release `number` current again by a new commit. Raises ConfigError if the root is held."""
-        published, _ = self._commit_and_manifest(number)
-        while True:
-            following = self.commits.next_number()
-            self.refuse_if_held(number)
-            if commit := self._recommit(published, following, "rollback"):
-                return commit
+        """Make release `number` current again by a new commit.
+
+        Raises:
+            DataError: there is no such release.
+            ConfigError: the root is held.
+            TransientError: prune is running, and may remove the release.
+        """
+        with lease_without_prune(self.store):
+            published, _ = self._commit_and_manifest(number)
+            while True:
+                following = self.commits.next_number()
+                self.refuse_if_held(number)
+                if commit := self._recommit(published, following, "rollback"):
+                    return commit
 
     def hold(self, number: int | None = None, reason: str = "") -> Commit:
         """Keep a release current until `unhold`.
@@ -286,16 +294,18 @@ class Releases:
         Raises:
             DataError: there is no such release.
             ConfigError: another release is held.
+            TransientError: prune is running, and may remove the release.
         """
-        while True:
-            following = self.commits.next_number()
-            wanted = self.get_or_current(number).release
-            published, _ = self._commit_and_manifest(wanted)
-            if (held := self.commits.hold()) and held.release == wanted:
-                return held
-            self.refuse_if_held(wanted)
-            if commit := self._recommit(published, following, "hold", reason):
-                return commit
+        with lease_without_prune(self.store):
+            while True:
+                following = self.commits.next_number()
+                wanted = self.get_or_current(number).release
+                published, _ = self._commit_and_manifest(wanted)
+                if (held := self.commits.hold()) and held.release == wanted:
+                    return held
+                self.refuse_if_held(wanted)
+                if commit := self._recommit(published, following, "hold", reason):
+                    return commit
 
     def unhold(self) -> Commit | None:
         """End the hold, so that the next night publishes again. Returns None if nothing was held."""
