@@ -64,6 +64,13 @@ class Neighbours:
             np.where(mask, self.addresses, NO_NEIGHBOUR), np.where(mask, self.scores, np.float32(-np.inf))
         )
 
+    def compacted(self) -> "Neighbours":
+        """Move the answers before the places without one; their order stays."""
+        order = np.argsort(self.addresses == NO_NEIGHBOUR, axis=1, kind="stable")
+        return Neighbours(
+            *(np.take_along_axis(each, order, axis=1) for each in (self.addresses, self.scores))
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class ExactTopK:
