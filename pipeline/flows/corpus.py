@@ -9,6 +9,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.settings import ChunkSettings, CorpusSettings, EncoderSettings, Job
 from pipeline.store.records.units import SKIPPED_FILES, Corpus, describe_filtered
+from pipeline.store.releases.left_out import load_left_out
 from pipeline.store.releases.release import Releases
 from pipeline.text.chunks.cut import TextCutter
 from pipeline.text.formats.docstrings import harvest_docstrings
@@ -37,18 +38,21 @@ class EncoderCutter(Cutter):
 
 
 def corpus_of(job: Job, encoder: EncoderSettings | None = None) -> CorpusSettings:
-    """Return the job's corpus settings with the ids of corpus.exclude, and the cutter of corpus.chunk.
+    """Return the job's corpus settings with the ids that are left out, and the cutter of corpus.chunk.
 
-    The cutter fits the job's encoder.
+    The ids are those of corpus.exclude, and those that erasures in the root leave out for good. The cutter
+    fits the job's encoder.
 
     Args:
         encoder: settings of the job's encoder with a path that workers can read; None: the job's own.
 
     Raises:
         ConfigError: corpus.chunk.max_tokens is more than the encoder takes, or corpus.exclude is missing.
-        DataError: corpus.exclude cannot be read.
+        DataError: corpus.exclude, or the file of ids that an erasure left, cannot be read.
     """
-    corpus, chunk = with_excluded_ids(job.corpus), job.corpus.chunk
+    releases = open_releases(job)
+    left_out = load_left_out(releases.commits, releases.store)
+    corpus, chunk = with_excluded_ids(job.corpus, left_out), job.corpus.chunk
     if chunk.by is None:
         return corpus
     folder = open_folder(job.encoder)

@@ -23,7 +23,7 @@ from pipeline.report.formats import cosine, excerpt, gate_name, gate_value, perc
 from pipeline.report.page import Filters, render_template
 from pipeline.report.relevance import RelevanceSection
 from pipeline.stats.sample import Histogram
-from pipeline.store.records.units import RowCounts
+from pipeline.store.records.units import RowCounts, filter_name
 from pipeline.store.releases.fixed_query_results import Answers
 from pipeline.store.releases.manifest import USER_QUERY_RECALL, Gate
 from pipeline.store.releases.summary import Summary
@@ -184,6 +184,7 @@ def render(report: NightReport) -> str:
         "cosine": cosine,
         "interval": lambda recall: percent_interval(recall.low, recall.high),
         "gate_name": gate_name,
+        "filter_name": filter_name,
         "shell": shlex.quote,
         "literal": repr,
         "script": script_phrase,

@@ -25,8 +25,8 @@ SKIPPED_FILES = "skipped_files"
 EMPTIED = "emptied_files"
 """Name of a count: files that had rows on an earlier night and have none now."""
 FILTERED = "filtered"
-"""Name of a count: rows that corpus.where and corpus.exclude leave out; filtered_where and filtered_exclude
-are its parts."""
+"""Name of a count: rows that corpus.where, corpus.exclude and erasures leave out; filtered_where,
+filtered_exclude and filtered_erased are its parts."""
 UNMATCHED_IDS = "unmatched_excluded_ids"
 """Name of a count: ids of corpus.exclude that no row has, at least: a row with a repeated id counts again."""
 LEFT_OUT = "left_out_files"
@@ -297,11 +297,21 @@ def counts_under(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def describe_filtered(counts: Mapping[str, int]) -> str:
-    """Describe the rows that corpus.where and corpus.exclude leave out; "" if none."""
+    """Describe the rows that are left out; "" if none."""
     if not (rows := counts.get(FILTERED, 0)):
         return ""
-    parts = ", ".join(f"corpus.{name} {count:,}" for name, count in counts_under("filtered_", counts).items())
+    counts_by_filter = counts_under("filtered_", counts)
+    parts = ", ".join(f"{filter_name(name)} {count:,}" for name, count in counts_by_filter.items())
     return f"{counted(rows, 'row')} filtered ({parts})"
+
+
+def filter_name(name: str) -> str:
+    """Return what leaves rows out, as users know it, by the name of its count.
+
+    >>> filter_name("where"), filter_name("erased")
+    ('corpus.where', 'manta erase --forever')
+    """
+    return "manta erase --forever" if name == "erased" else f"corpus.{name}"
 
 
 def describe_unmatched(counts: Mapping[str, int]) -> str:

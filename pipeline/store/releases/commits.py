@@ -11,7 +11,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from pipeline.config import Settings
 from pipeline.errors import DataError
 from pipeline.store.files.base import Store, in_threads
-from pipeline.store.records.sealed_json import Stored
+from pipeline.store.records.sealed_json import FileRef, Stored
 
 _COMMIT = re.compile(r"commits/([0-9]{8})\.json")
 ERASURES = "erasures"
@@ -64,12 +64,14 @@ class Commit(Stored):
     """id of an erasure"""
     rewritten: tuple[RewrittenManifest, ...] = ()
     """the manifests that an erasure replaced"""
+    left_out: FileRef | None = None
+    """keyed hashes of all ids that nights leave out from this erasure on; None if it added none"""
 
     @model_serializer(mode="wrap")
     def _without_empty_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out empty fields of later versions, so that commits have the bytes of earlier versions."""
         value: dict[str, Any] = dump(self)
-        for name in ("reason", "approval", "erasure", "rewritten"):
+        for name in ("reason", "approval", "erasure", "rewritten", "left_out"):
             if not value[name]:
                 del value[name]
         return value
@@ -117,6 +119,16 @@ class Commits:
         for number in numbers:
             found |= self._rewritten.get(number, {})
         return found
+
+    def left_out(self) -> FileRef | None:
+        """Return the file of ids that nights leave out, by the last erasure that names one; None without one.
+
+        Raises:
+            DataError: a commit is damaged, and may be this one.
+        """
+        numbers = self.numbers()
+        commits = in_threads(self.read_or_raise, reversed(numbers))
+        return next((each.left_out for each in commits if each is not None and each.left_out), None)
 
     def follow(self, commit: Commit) -> Commit:
         """Return the commit with the present manifest of its release, which an erasure may have replaced."""

@@ -1,4 +1,4 @@
-"""The ids of rows that corpus.exclude leaves out: a text file with one id on each line, or a Parquet file."""
+"""The ids of rows that are left out: those of corpus.exclude, a file of ids, and those of erasures."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,6 +10,7 @@ from pipeline.errors import ConfigError, DataError, Defect
 from pipeline.settings import CorpusSettings
 from pipeline.store.files.disk import describe_missing
 from pipeline.store.files.open_store import store_of
+from pipeline.store.releases.left_out import LeftOutIds
 from pipeline.store.rows.arrays import is_text
 from pipeline.text.formats.queries import is_parquet, read_lines
 from pipeline.text.normalize import valid_utf8
@@ -30,23 +31,28 @@ class ExcludedIds(Settings):
 
 
 class ExcludingCorpus(CorpusSettings):
-    """Corpus settings with the ids of the file that corpus.exclude names."""
+    """Corpus settings with the ids of the file that corpus.exclude names, and with those of erasures."""
 
     excluded: ExcludedIds | None = None
     """None if no row is left out by its id"""
+    left_out: LeftOutIds | None = None
+    """ids that erasures leave out for good; None if there are none"""
 
 
-def with_excluded_ids(corpus: CorpusSettings) -> CorpusSettings:
-    """Return the settings with the ids of corpus.exclude, or unchanged if it is not set.
+def with_excluded_ids(corpus: CorpusSettings, left_out: LeftOutIds | None = None) -> CorpusSettings:
+    """Return the settings with the ids of corpus.exclude and of erasures, or unchanged if there are none.
+
+    Args:
+        left_out: ids that erasures leave out for good.
 
     Raises:
         ConfigError: there is no such file.
         DataError: the file cannot be read.
     """
-    if corpus.exclude is None:
+    if corpus.exclude is None and left_out is None:
         return corpus
-    excluded = ExcludedIds(ids=frozenset(read_ids(corpus.exclude)))
-    return ExcludingCorpus(**dict(corpus), excluded=excluded if excluded.ids else None)
+    ids = frozenset(read_ids(corpus.exclude) if corpus.exclude is not None else ())
+    return ExcludingCorpus(**dict(corpus), excluded=ExcludedIds(ids=ids) if ids else None, left_out=left_out)
 
 
 def excluded_ids(corpus: CorpusSettings) -> frozenset[str]:
@@ -58,6 +64,11 @@ def excluded_ids(corpus: CorpusSettings) -> frozenset[str]:
             corpus.uri, "an ExcludingCorpus, for corpus.exclude", type(corpus).__name__, "report this"
         )
     return corpus.excluded.ids if corpus.excluded is not None else frozenset()
+
+
+def left_out_ids(corpus: CorpusSettings) -> LeftOutIds | None:
+    """Return the ids that erasures leave out for good; None if there are none."""
+    return corpus.left_out if isinstance(corpus, ExcludingCorpus) else None
 
 
 def read_ids(file: str) -> set[str]:

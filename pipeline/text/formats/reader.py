@@ -12,7 +12,7 @@ from pipeline.store.files.base import in_threads
 from pipeline.store.rows.schema import stored_name
 from pipeline.text.formats import jsonl, parquet
 from pipeline.text.formats.columns import Columns, FileColumns, RowGroups, agree_on_columns
-from pipeline.text.formats.excluded_ids import excluded_ids
+from pipeline.text.formats.excluded_ids import excluded_ids, left_out_ids
 from pipeline.text.formats.reject_rows import SourceBatch, sift
 from pipeline.text.sources.sources import Format, SourceFile, reading
 from pipeline.text.task_map import TaskMap, map_here
@@ -120,9 +120,10 @@ def read_batches(
         columns: types that `survey_files` found; None finds them from this file alone.
         groups: row groups to read of a Parquet file; None reads the whole file.
     """
-    columns, excluded = columns or survey_files([file], corpus).columns, excluded_ids(corpus)
+    columns = columns or survey_files([file], corpus).columns
+    excluded, left_out = excluded_ids(corpus), left_out_ids(corpus)
     for raw in _FORMATS[file.format].read(file, corpus, columns, groups):
-        yield sift(raw, file, excluded)
+        yield sift(raw, file, excluded, left_out)
 
 
 def _columns_of_units(unit_schema: pa.Schema, corpus: CorpusSettings) -> FileColumns:

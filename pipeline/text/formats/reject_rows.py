@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import Defect
+from pipeline.store.releases.left_out import LeftOutIds
 from pipeline.store.rows.arrays import is_text, join_tables, one_chunk
 from pipeline.text.formats.quarantine import RejectedRow, quarantine
 from pipeline.text.formats.row_filter import FilteredRows
@@ -15,7 +16,8 @@ from pipeline.text.normalize import normalize, valid_utf8
 from pipeline.text.sources.sources import SourceFile
 
 FILTERED = pa.schema([("id", pa.string()), ("row", pa.int64()), ("by", pa.string())])
-"""Schema of filtered rows: id as a string, null if it cannot be read, row number, `where` or `exclude`."""
+"""Schema of filtered rows: id as a string, null if it cannot be read, row number, and what leaves it out:
+`where`, `exclude` or `erased`."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class SourceBatch:
     bad: pa.Table
     """a quarantine table, sorted by row number"""
     filtered: pa.Table
-    """`FILTERED`: rows that corpus.where or corpus.exclude leave out"""
+    """`FILTERED`: rows that corpus.where, corpus.exclude or an erasure leave out"""
     position: int = 0
     """input bytes read so far"""
     surrogates: tuple[int, ...] = ()
@@ -77,18 +79,25 @@ class SourceBatch:
         )
 
 
-def sift(raw: RawBatch, file: SourceFile, excluded: frozenset[str] = frozenset()) -> SourceBatch:
+def sift(
+    raw: RawBatch,
+    file: SourceFile,
+    excluded: frozenset[str] = frozenset(),
+    left_out: LeftOutIds | None = None,
+) -> SourceBatch:
     """Normalize the texts of a batch and reject rows without an id or a text.
 
-    Rows that corpus.where or corpus.exclude leave out are not checked. A rejected row has the first reason
-    that applies: filter_failed, invalid_utf8, null_id, empty.
+    Rows that an erasure, corpus.where or corpus.exclude leave out are not checked. A rejected row has the
+    first reason that applies: filter_failed, invalid_utf8, null_id, empty.
 
     Args:
         excluded: ids of the rows that corpus.exclude leaves out.
+        left_out: ids of the rows that erasures leave out for good.
     """
-    raw, named = _exclude(raw, excluded)
+    raw, erased = _exclude(raw, left_out or frozenset(), "erased")
+    raw, named = _exclude(raw, excluded, "exclude")
     raw, others = _filter(raw)
-    filtered = pa.concat_tables([named, others])
+    filtered = pa.concat_tables([erased, named, others])
     table = raw.rows.combine_chunks()
     checked = ["id", "text"] if is_text(table["id"].type) else ["text"]
     valid_by_column = {name: valid_utf8(one_chunk(table[name])) for name in checked} | {
@@ -125,15 +134,16 @@ def sift(raw: RawBatch, file: SourceFile, excluded: frozenset[str] = frozenset()
     return sifted
 
 
-def _exclude(raw: RawBatch, ids: frozenset[str]) -> tuple[RawBatch, pa.Table]:
+def _exclude(raw: RawBatch, ids: LeftOutIds | frozenset[str], by: str) -> tuple[RawBatch, pa.Table]:
     """Return the rows whose id is not among `ids`, and the others (`FILTERED`), rejected ones included."""
     if not ids:
         return raw, FILTERED.empty_table()
     names = _readable(raw.rows["id"])
     is_excluded = np.fromiter((name in ids for name in names), bool, len(names))
-    rows = [(name, row) for name, row in zip(names, raw.rows["row"].to_pylist(), strict=True) if name in ids]
+    excluded = raw.rows.filter(pa.array(is_excluded))
+    rows = list(zip(_readable(excluded["id"]), excluded["row"].to_pylist(), strict=True))
     rows += [(bad.id, bad.row) for bad in raw.rejected if bad.id in ids]
-    filtered = [{"id": name, "row": row, "by": "exclude"} for name, row in rows]
+    filtered = [{"id": name, "row": row, "by": by} for name, row in rows]
     numbers, kept = {row for _, row in rows}, raw.rows.filter(pa.array(~is_excluded))
     found = raw.filtered
     if found is not None:

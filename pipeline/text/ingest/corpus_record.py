@@ -33,13 +33,15 @@ def reading_digest(corpus: CorpusSettings) -> str:
     If it changes, unchanged files have to be read again.
     """
     settings = dump_for_digest(
-        corpus, leave_out=NOT_READING | {"chunk", "cutter", "excluded"}, always=_FIRST_READING
+        corpus, leave_out=NOT_READING | {"chunk", "cutter", "excluded", "left_out"}, always=_FIRST_READING
     )
     if isinstance(corpus, ChunkedCorpus):
         chunk = dump_for_digest(corpus.chunk, leave_out=frozenset(), always=_FIRST_CHUNK)
         settings |= {"chunk": chunk, "space_id": corpus.cutter.space_id}
     if isinstance(corpus, ExcludingCorpus) and corpus.excluded is not None:
         settings |= {"excluded": corpus.excluded.digest}
+    if isinstance(corpus, ExcludingCorpus) and corpus.left_out is not None:
+        settings |= {"left_out": corpus.left_out.digest}
     return digest_of({"corpus": settings, "normalizer": NORMALIZER_VERSION})
 
 
