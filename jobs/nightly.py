@@ -18,7 +18,13 @@ from pipeline.errors import ConfigError, TransientError
 from pipeline.log import counted, duration
 from pipeline.settings import Job
 from pipeline.store.records.units import BAD_FILES, describe_filtered
-from pipeline.store.releases.manifest import RELEVANCE, RELEVANCE_CHANGE, USER_QUERY_RECALL
+from pipeline.store.releases.manifest import (
+    RELEVANCE,
+    RELEVANCE_CHANGE,
+    RELEVANCE_MRR,
+    RELEVANCE_RECALL,
+    USER_QUERY_RECALL,
+)
 
 Verify = Annotated[
     bool,
@@ -118,7 +124,8 @@ def _query_lines(gates: dict[str, Any]) -> list[str]:
         addition = f", {row_recall['value']:.4f} for rows of the corpus" if row_recall else ""
         found = "not known" if user_recall["value"] is None else f"{user_recall['value']:.4f}"
         lines.append(f"  recall  recall@10 is {found} for gates.queries{addition}")
-    relevance = [gates[name] for name in (RELEVANCE, RELEVANCE_CHANGE) if name in gates]
+    names = (RELEVANCE, RELEVANCE_RECALL, RELEVANCE_MRR, RELEVANCE_CHANGE)
+    relevance = [gates[name] for name in names if name in gates]
     return [*lines, *(f"  scores  {gate['sentence']}" for gate in relevance)]
 
 

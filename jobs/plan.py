@@ -33,7 +33,7 @@ def plan(run: CommandRun, rows: _Rows = None, rows_per_s: _Speed = None) -> Answ
     machine. If there is a release, also prints the number of files that have changed since, and the recall of
     its index. Writes nothing.
     """
-    from pipeline.evaluate.judgements import read_judgements
+    from pipeline.evaluate.judgements import read_relevance
     from pipeline.flows.night.planning.night_plan import Assumptions
     from pipeline.flows.night.planning.night_plan import plan as plan_night
 
@@ -50,8 +50,8 @@ def plan(run: CommandRun, rows: _Rows = None, rows_per_s: _Speed = None) -> Answ
         lines.insert(1, ("tonight", tonight))
     if night.recall_at_10 is not None:
         lines.append(("recall", f"recall@10 was {night.recall_at_10:.4f} in release {night.release}"))
-    if (judged := run.job.gates.relevance.queries) is not None:
-        counts = read_judgements(judged).count
+    if run.job.gates.relevance.queries is not None:
+        counts = read_relevance(run.job.gates.relevance).count
         lines.append(("judged", f"{counts}, for gates.relevance; their search is not in the cost"))
     return Answer(night.facts(), "\n".join(f"{name:<8} {value}" for name, value in lines))
 

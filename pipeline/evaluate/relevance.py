@@ -12,14 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.evaluate.bootstrap import ScoreEstimate, estimate, resample_rows
+from pipeline.evaluate.bootstrap import ScoreEstimate, estimate, resample_rows, rows_by_label
 from pipeline.evaluate.judgements import JudgedPairs, JudgedQueries
-from pipeline.evaluate.metrics import ndcg_at
+from pipeline.evaluate.metrics import ndcg_at, recall_at, reciprocal_rank
 from pipeline.evaluate.sts import correlation
 from pipeline.stats.correlation import spearman
 
 ANSWERS = 10  # answers whose ranks count
 RESAMPLES, SEED = 1_000, 1_111
+RECALL, MRR = f"recall@{ANSWERS}", f"MRR@{ANSWERS}"
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,12 @@ class RelevanceScores:
     """(n,) float64: nDCG@10 of each query, or the cosine of each pair"""
     gold: np.ndarray | None = None
     """(n,) scores of the pairs; None for queries"""
+    recall: np.ndarray | None = None
+    """(n,) recall@10 of each query; None for pairs, and for releases of earlier versions"""
+    reciprocal_rank: np.ndarray | None = None
+    """(n,) 1 / rank of each query's first relevant row among ten answers, 0 without any; None as above"""
+    slices: tuple[str, ...] | None = None
+    """slice of each row; None without slices"""
 
     @classmethod
     def of_ranks(cls, judged: JudgedQueries, rows: Sequence[int], ranks: Sequence[np.ndarray]) -> Self:
@@ -44,13 +51,15 @@ class RelevanceScores:
                 that are not among the answers.
         """
         keys = tuple((judged.queries[row], *judged.relevant[row]) for row in rows)
-        return cls(keys, ndcg_at(ranks, ANSWERS))
+        slices = None if judged.slices is None else tuple(judged.slices[row] for row in rows)
+        recall, reciprocal = recall_at(ranks, ANSWERS), reciprocal_rank(ranks)
+        return cls(keys, ndcg_at(ranks, ANSWERS), None, recall, reciprocal, slices)
 
     @classmethod
     def of_cosines(cls, judged: JudgedPairs, cosines: np.ndarray) -> Self:
         """Score pairs by their cosines (n,)."""
         keys = zip(judged.left, judged.right, map(repr, judged.gold.tolist()), strict=True)
-        return cls(tuple(keys), cosines, judged.gold)
+        return cls(tuple(keys), cosines, judged.gold, slices=judged.slices)
 
     @property
     def metric(self) -> str:
@@ -67,17 +76,47 @@ class RelevanceScores:
         scores = self.scores[rows]
         return float(scores.mean()) if self.gold is None else correlation(spearman, scores, self.gold[rows])
 
-    def estimate(self) -> ScoreEstimate:
-        """Return the value with its bootstrap interval."""
-        values = [self.value(rows) for rows in _resamples(len(self.scores))]
-        return estimate(self.value(), np.array(values))
+    def estimate(self, rows: np.ndarray | None = None) -> ScoreEstimate:
+        """Return the value of the rows, or of all, with its bootstrap interval."""
+        rows = np.arange(len(self.scores)) if rows is None else rows
+        values = [self.value(rows[chosen]) for chosen in _resamples(len(rows))]
+        return estimate(_defined(self.value(rows)), np.array(values))
+
+    def estimates(self, rows: np.ndarray | None = None) -> dict[str, ScoreEstimate]:
+        """Return every metric of the rows, or of all, with its bootstrap interval, by name."""
+        rows = np.arange(len(self.scores)) if rows is None else rows
+        found = {self.metric: self.estimate(rows)}
+        for name, values in ((RECALL, self.recall), (MRR, self.reciprocal_rank)):
+            if values is not None:
+                means = [values[rows[chosen]].mean() for chosen in _resamples(len(rows))]
+                found[name] = estimate(float(values[rows].mean()), np.array(means))
+        return found
+
+    def of_slices(self, before: "RelevanceScores | None") -> "tuple[SliceScores, ...]":
+        """Return the scores of every slice, the largest slice first.
+
+        Args:
+            before: scores of the previous release; None if there are none.
+        """
+        if self.slices is None:
+            return ()
+        labels, numbers = np.unique(self.slices, return_inverse=True)
+        found = [
+            SliceScores(
+                str(label), len(rows), self.estimates(rows), before and compare_scores(before, self, rows)
+            )
+            for label, rows in zip(labels, rows_by_label(numbers), strict=True)
+        ]
+        return tuple(sorted(found, key=lambda each: -each.count))
 
     def to_bytes(self) -> bytes:
         """Return a Parquet file of the rows."""
         keys = [list(key) for key in self.keys]
         columns: dict[str, pa.Array] = {"score": pa.array(self.scores)}
-        if self.gold is not None:
-            columns["gold"] = pa.array(self.gold)
+        others = {"gold": self.gold, "recall": self.recall, "reciprocal_rank": self.reciprocal_rank}
+        columns |= {name: pa.array(values) for name, values in others.items() if values is not None}
+        if self.slices is not None:
+            columns["slice"] = pa.array(self.slices, pa.string())
         table = pa.table({"key": pa.array(keys, pa.list_(pa.string()))} | columns)
         sink = io.BytesIO()
         pq.write_table(table, sink)
@@ -87,8 +126,13 @@ class RelevanceScores:
     def from_bytes(cls, content: bytes) -> Self:
         """Read the file that `to_bytes` returns."""
         table = pq.read_table(pa.BufferReader(content))
-        gold = table["gold"].to_numpy() if "gold" in table.column_names else None
-        return cls(tuple(map(tuple, table["key"].to_pylist())), table["score"].to_numpy(), gold)
+        numbers = [
+            table[name].to_numpy() if name in table.column_names else None
+            for name in ("gold", "recall", "reciprocal_rank")
+        ]
+        slices = tuple(table["slice"].to_pylist()) if "slice" in table.column_names else None
+        keys = tuple(map(tuple, table["key"].to_pylist()))
+        return cls(keys, table["score"].to_numpy(), *numbers, slices)
 
 
 class ScoreChange(NamedTuple):
@@ -109,16 +153,34 @@ class ScoreChange(NamedTuple):
         return self.difference.high is not None and self.difference.high < 0
 
 
-def compare_scores(before: RelevanceScores, now: RelevanceScores) -> ScoreChange | None:
+class SliceScores(NamedTuple):
+    """Scores of the rows with one value in the column of the slices."""
+
+    name: str
+    """the value"""
+    count: int
+    """number of rows"""
+    estimates: dict[str, ScoreEstimate]
+    """every metric, by name"""
+    change: ScoreChange | None
+    """change since the previous release; None if there is nothing to compare with"""
+
+
+def compare_scores(
+    before: RelevanceScores, now: RelevanceScores, rows_now: np.ndarray | None = None
+) -> ScoreChange | None:
     """Compare two releases on the rows that both have, by the paired bootstrap; None if they share none.
 
     Both are measured on the same resamples.
+
+    Args:
+        rows_now: the rows of `now` to compare; None: all.
     """
     rows_before = {key: row for row, key in enumerate(before.keys)}
     pairs = [
         (rows_before.pop(key), row)
-        for row, key in enumerate(now.keys)
-        if key in rows_before and (before.gold is None) == (now.gold is None)
+        for row in (range(len(now.keys)) if rows_now is None else rows_now.tolist())
+        if (key := now.keys[row]) in rows_before and (before.gold is None) == (now.gold is None)
     ]
     if not pairs:
         return None

@@ -13,6 +13,20 @@ class QueryScores:
 
 
 @dataclass(frozen=True)
+class SliceRow:
+    """The scores of the judged queries in one slice, as texts."""
+
+    name: str
+    count: int
+    scores: tuple[str, ...]
+    """every metric with its interval"""
+    change: str
+    """change of the first metric since the previous release, with its interval; empty if unknown"""
+    is_worse: bool
+    """whether the whole interval of the change is below 0"""
+
+
+@dataclass(frozen=True)
 class RelevanceSection:
     """Measurements of gates.relevance."""
 
@@ -24,3 +38,11 @@ class RelevanceSection:
     """number of queries whose score differs from the previous release"""
     changed: tuple[QueryScores, ...] = ()
     """queries whose scores changed most, the largest loss first"""
+    metrics: tuple[str, ...] = ()
+    """names of the metrics of the slices"""
+    slices: tuple[SliceRow, ...] = ()
+    """the largest slices"""
+    omitted_slices: int = 0
+    """number of further slices"""
+    slice_column: str = ""
+    """the column of the slices"""

@@ -17,6 +17,14 @@ class RelevanceSettings(Settings):
     cosines with the scores is measured, from -1 to 1. null: no such file"""
     at_least: Annotated[float, Field(ge=-1, le=1)] | None = None
     """smallest nDCG@10, or correlation; null: no bound"""
+    recall_at_least: Annotated[float, Field(ge=0, le=1)] | None = None
+    """smallest recall@10 of queries: the proportion of their relevant rows among ten answers; null: no
+    bound"""
+    mrr_at_least: Annotated[float, Field(ge=0, le=1)] | None = None
+    """smallest MRR@10 of queries, the mean of 1 / rank of the first relevant row; null: no bound"""
+    slices: str | None = None
+    """a column of the file, such as a language, a tenant or a kind of query: the scores are reported for each
+    of its values too, with intervals; null: for all rows together only"""
     not_below: Literal["previous"] | None = None
     """previous: a candidate is refused if it is significantly worse than the previous release on the queries
     that both have: if the 95 % interval of the difference, from 1,000 paired bootstrap resamples with seed
@@ -24,7 +32,8 @@ class RelevanceSettings(Settings):
 
     @model_validator(mode="after")
     def _bounds_need_queries(self) -> Self:
-        set_here = [name for name in ("at_least", "not_below") if getattr(self, name) is not None]
+        names = ("at_least", "recall_at_least", "mrr_at_least", "slices", "not_below")
+        set_here = [name for name in names if getattr(self, name) is not None]
         if self.queries is None and set_here:
             raise ValueError(f"queries, a file, as {set_here[0]} has no effect without it")
         return self

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.evaluate.judgements import JudgedPairs, JudgedQueries, read_judgements
+from pipeline.evaluate.judgements import JudgedPairs, JudgedQueries, read_judgements, read_relevance
+from pipeline.settings import RelevanceSettings
 
 Columns = Mapping[str, Sequence[Any]]
 QUERIES: Columns = {
@@ -163,3 +164,28 @@ def test_missing_files_and_other_endings_are_errors_of_the_settings(tmp_path: Pa
     for name in ("missing.csv", "no/folder.jsonl", "queries.xlsx"):
         with pytest.raises(ConfigError, match=r"gates\.relevance\.queries"):
             read_judgements(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
+def test_slices_are_the_values_of_a_column(tmp_path: Path, ending: str):
+    columns = {"query": ["a", "a", "b", "c"], "id": ["1", "2", "3", "4"], "lang": ["de", "de", "fr", "7"]}
+    judged = read_judgements(write(tmp_path, ending, columns), "lang")
+    assert isinstance(judged, JudgedQueries)
+    assert (judged.queries, judged.slices) == (("a", "b", "c"), ("de", "fr", "7"))
+    pairs = read_judgements(write(tmp_path, ending, {**PAIRS, "lang": ["x"] * len(PAIRS["score"])}), "lang")
+    assert pairs.slices == ("x",) * len(PAIRS["score"])
+
+
+def test_a_query_in_two_slices_and_a_missing_column_are_errors(tmp_path: Path):
+    columns = {"query": ["a", "a"], "id": ["1", "2"], "lang": ["de", None]}
+    file = write(tmp_path, "parquet", columns)
+    with pytest.raises(DataError, match=r"a query in one slice.*'de' and '\(none\)'"):
+        read_judgements(file, "lang")
+    with pytest.raises(DataError, match=r"a column tenant.*query, id, lang"):
+        read_judgements(file, "tenant")
+
+
+def test_bounds_of_queries_are_refused_for_pairs(tmp_path: Path):
+    settings = RelevanceSettings(queries=write(tmp_path, "csv", PAIRS), mrr_at_least=0.5)
+    with pytest.raises(ConfigError, match=r"mrr_at_least: 0.5"):
+        read_relevance(settings)

@@ -103,3 +103,77 @@ def test_differences_of_pairs_are_those_of_the_correlations():
     assert change.difference.value == pytest.approx(expected, abs=1e-12)
     assert change.is_worse
     assert compare_scores(query_scores(good.tolist()), pair_scores(good, gold)) is None
+
+
+def test_ndcg_recall_and_mrr_equal_those_of_trec_eval():
+    """pytrec_eval is trec_eval's own code; its recip_rank is unlimited, so the run has ten answers."""
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    rng = np.random.default_rng(4)
+    relevant = [rng.choice(40, size=rng.integers(1, 15), replace=False).tolist() for _ in range(60)]
+    rankings = [rng.permutation(40)[:10].tolist() for _ in relevant]
+    qrels = {f"q{row}": {f"d{each}": 1 for each in ids} for row, ids in enumerate(relevant)}
+    run = {
+        f"q{row}": {f"d{each}": float(10 - rank) for rank, each in enumerate(ids)}
+        for row, ids in enumerate(rankings)
+    }
+    measures = {"ndcg_cut.10", "recall.10", "recip_rank"}
+    expected = pytrec_eval.RelevanceEvaluator(qrels, measures).evaluate(run)
+    ranks = []
+    for ids, ranking in zip(relevant, rankings, strict=True):
+        hits = [rank for rank, each in enumerate(ranking, 1) if each in ids]
+        ranks.append(np.array(hits + (len(ids) - len(hits)) * [np.inf]))
+    queries = tuple(qrels)
+    judged = JudgedQueries("file", queries, tuple(("1",) for _ in queries))
+    found = RelevanceScores.of_ranks(judged, range(len(queries)), ranks)
+    for name, values in (
+        ("ndcg_cut_10", found.scores),
+        ("recall_10", found.recall),
+        ("recip_rank", found.reciprocal_rank),
+    ):
+        np.testing.assert_allclose(values, [expected[query][name] for query in queries], atol=1e-9)
+    means = {name: each.value for name, each in found.estimates().items()}
+    assert means == pytest.approx(
+        {
+            "nDCG@10": found.scores.mean(),
+            "recall@10": found.recall.mean(),
+            "MRR@10": found.reciprocal_rank.mean(),
+        }
+    )
+
+
+def sliced(scores: Sequence[float], slices: Sequence[str], recall: Sequence[float] | None = None):
+    keys = tuple((f"q{row}", "id") for row in range(len(scores)))
+    found = None if recall is None else np.array(recall)
+    return RelevanceScores(keys, np.array(scores), None, found, found, tuple(slices))
+
+
+def test_slices_have_the_scores_intervals_and_changes_of_their_rows_alone():
+    rng = np.random.default_rng(5)
+    slices = ["de"] * 120 + ["fr"] * 30
+    before = rng.random(150)
+    now = before - np.where(np.array(slices) == "fr", 0.3, 0.0)
+    found = sliced(now, slices, now / 2).of_slices(sliced(before, slices))
+    assert [(each.name, each.count) for each in found] == [("de", 120), ("fr", 30)]
+    for each, rows in zip(found, (slice(0, 120), slice(120, None)), strict=True):
+        assert each.estimates["nDCG@10"].value == pytest.approx(now[rows].mean())
+        assert each.estimates["MRR@10"].value == pytest.approx(now[rows].mean() / 2)
+        interval = stats.t.interval(
+            0.95, len(now[rows]) - 1, now[rows].mean(), stats.sem(now[rows])
+        )  # the bootstrap's is close to Student's
+        assert each.estimates["nDCG@10"].low == pytest.approx(interval[0], abs=0.02)
+        assert each.estimates["nDCG@10"].high == pytest.approx(interval[1], abs=0.02)
+    assert [each.change.is_worse for each in found] == [False, True]
+    assert found[1].change.difference.value == pytest.approx(-0.3)
+    again = RelevanceScores.from_bytes(sliced(now, slices, now / 2).to_bytes())
+    assert again.slices == tuple(slices)
+    assert (again.recall == now / 2).all()
+    assert sliced(now, slices).of_slices(None)[0].change is None
+
+
+def test_scores_of_earlier_releases_have_one_metric_and_no_slices():
+    old = RelevanceScores.from_bytes(query_scores([0.5, 1.0]).to_bytes())
+    assert list(old.estimates()) == ["nDCG@10"]
+    assert old.of_slices(None) == ()
+    change = compare_scores(old, sliced([0.5, 0.5], ["a", "b"]))
+    assert change is not None
+    assert change.difference.value == -0.25

@@ -105,6 +105,7 @@ def judge_candidate(
         written = {"canary": _store_canary_vectors(store, canaries)}
         if relevance := measure_relevance(context, candidate.corpus, manifest, previous):
             gates |= relevance.gates
+            metrics.record_slices(relevance.slice_values())
             written["relevance"] = relevance.store_scores(store)
         gates[READABLE] = check_written(store, readable, written.values())
         answers = answer_queries(context, candidate, queries, query_vectors, earlier)

@@ -1,7 +1,7 @@
 """Steps of a night: its checks, its ingestion, and its index."""
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.evaluate.judgements import read_judgements
+from pipeline.evaluate.judgements import read_relevance
 from pipeline.flows.context import FlowContext
 from pipeline.flows.corpus import corpus_of, describe_unread, read_corpus
 from pipeline.flows.encode.encoder_copy import keep_encoder
@@ -109,7 +109,7 @@ def check_before_reading(job: Job, releases: Releases, previous: PreviousRelease
     row_cutter(corpus_of(job))  # raises if the prompt leaves no room for chunks
     read_user_queries(job.gates, open_folder(job.encoder))  # raises for an unreadable file
     if job.gates.relevance.queries is not None:
-        read_judgements(job.gates.relevance.queries)  # raises for an unreadable file, too
+        read_relevance(job.gates.relevance)  # raises for an unreadable file, too
     if held := releases.commits.hold():
         then = "tonight's candidate is made and judged, but not published"
         announce(f"release {held.release} has been held since {held.committed_at}: {then}")

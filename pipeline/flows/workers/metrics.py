@@ -107,6 +107,13 @@ GATE_PASSED = MetricSeries(
     "Gauge", "manta_gate_passed", "1 if the last candidate passed the gate, else 0", ("gate",)
 )
 
+RELEVANCE_SLICE = MetricSeries(
+    "Gauge",
+    "manta_relevance_slice",
+    "scores of the last candidate for the judged queries of one slice",
+    ("metric", "slice"),
+)
+
 
 def count_unit(task: str, outcome: Literal["done", "failed", "restarted"]) -> None:
     """Count one item of a pool. Called on the worker.
@@ -150,6 +157,13 @@ def record_gates(gates: Mapping[str, Gate]) -> None:
             GATE_VALUE.record(float(gate.value), gate=name)
         if gate.threshold is not None:
             GATE_THRESHOLD.record(float(gate.threshold), gate=name)
+
+
+def record_slices(slices: Mapping[str, Mapping[str, float]]) -> None:
+    """Record the scores of a candidate by slice of the judged queries, and by metric."""
+    for name, scores in slices.items():
+        for metric, value in scores.items():
+            RELEVANCE_SLICE.record(value, metric=metric, slice=name)
 
 
 def record_changes(counts: Mapping[str, int], choices: Iterable[Choice]) -> None:

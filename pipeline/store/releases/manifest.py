@@ -18,6 +18,8 @@ USER_QUERY_RECALL = "recall_at_10_queries"
 READABLE = "readable"
 # Names of the gates of gates.relevance: its value, and its difference from the previous release.
 RELEVANCE, RELEVANCE_CHANGE = "relevance", "relevance_change"
+# Names of its further gates, for queries with relevant ids.
+RELEVANCE_RECALL, RELEVANCE_MRR = "relevance_recall_at_10", "relevance_mrr_at_10"
 
 
 class PartLayout(Stored):

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import DataError
-from pipeline.evaluate.judgements import JudgedQueries, read_judgements
+from pipeline.evaluate.judgements import JudgedQueries, read_relevance
 from pipeline.flows.context import FlowContext, map_in_order
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.log import counted
@@ -154,5 +154,5 @@ def _read(gates: GateSettings) -> JudgedQueries | None:
     """Read `gates.relevance.queries`; None if it is not set, or has sentence pairs."""
     if gates.relevance.queries is None:
         return None
-    judged = read_judgements(gates.relevance.queries)
+    judged = read_relevance(gates.relevance)
     return judged if isinstance(judged, JudgedQueries) else None

@@ -7,8 +7,18 @@ import numpy as np
 
 from pipeline.errors import SpaceMismatch
 from pipeline.evaluate.bootstrap import ScoreEstimate
-from pipeline.evaluate.judgements import JudgedPairs, JudgedQueries, read_judgements
-from pipeline.evaluate.relevance import ANSWERS, RESAMPLES, SEED, RelevanceScores, ScoreChange, compare_scores
+from pipeline.evaluate.judgements import JudgedPairs, JudgedQueries, read_relevance
+from pipeline.evaluate.relevance import (
+    ANSWERS,
+    MRR,
+    RECALL,
+    RESAMPLES,
+    SEED,
+    RelevanceScores,
+    ScoreChange,
+    SliceScores,
+    compare_scores,
+)
 from pipeline.evaluate.similarity import row_similarities
 from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.trial_encode import encode_texts, is_usable
@@ -29,7 +39,14 @@ from pipeline.store.files.base import Store
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.units import Corpus
 from pipeline.store.records.write_once import store_by_content
-from pipeline.store.releases.manifest import RELEVANCE, RELEVANCE_CHANGE, Gate, ReleaseManifest
+from pipeline.store.releases.manifest import (
+    RELEVANCE,
+    RELEVANCE_CHANGE,
+    RELEVANCE_MRR,
+    RELEVANCE_RECALL,
+    Gate,
+    ReleaseManifest,
+)
 from pipeline.transforms.transform import load_transform
 
 
@@ -71,22 +88,26 @@ def relevance_gates(
         previous: number of the previous release; None for the first.
         change: the change since then; None if there is nothing to compare with.
     """
-    gates = {RELEVANCE: _value_gate(settings.at_least, scores, omitted)}
+    measured = scores.estimates()
+    named = {RELEVANCE: (scores.metric, settings.at_least)}
+    named |= {RELEVANCE_RECALL: (RECALL, settings.recall_at_least)}
+    named |= {RELEVANCE_MRR: (MRR, settings.mrr_at_least)}
+    gates = {}
+    for name, (metric, at_least) in named.items():
+        if metric in measured:
+            subject = f"{metric} of {len(scores.keys):,} {scores.unit} of gates.relevance"
+            gates[name] = _value_gate(subject, measured[metric], at_least, omitted)
     if settings.not_below is not None and previous is not None:
         gates[RELEVANCE_CHANGE] = _change_gate(scores, previous, change)
     return gates
 
 
-def _value_gate(at_least: float | None, scores: RelevanceScores, omitted: Omitted) -> Gate:
-    """Return the gate on the value; without a bound it only reports the value."""
-    measured = scores.estimate()
+def _value_gate(subject: str, measured: ScoreEstimate, at_least: float | None, omitted: Omitted) -> Gate:
+    """Return the gate on a value; without a bound it only reports the value."""
     value = measured.value
     assert value is not None  # the scores of the file differ, so the correlation is defined
     bound = "reported only" if at_least is None else f"{at_least:g} at least"
-    sentence = (
-        f"{scores.metric} of {len(scores.keys):,} {scores.unit} of gates.relevance is {value:.4f}"
-        f"{_interval(measured)}, {bound}{omitted.sentence}"
-    )
+    sentence = f"{subject} is {value:.4f}{_interval(measured)}, {bound}{omitted.sentence}"
     return Gate(
         value=value, threshold=at_least, passed=at_least is None or value >= at_least, sentence=sentence
     )
@@ -116,6 +137,7 @@ def _interval(measured: ScoreEstimate) -> str:
     return f" (95 % interval {interval})" if interval else ""
 
 
+SHOWN_SLICES = 20  # the largest ones; every slice is a label of a metric
 _SEARCHED_TOGETHER = 4_096  # queries; bounds the memory of their answers
 
 
@@ -129,6 +151,17 @@ class MeasuredRelevance:
     """the scores of all queries"""
     change: ScoreChange | None
     """the change since the previous release; None if there is nothing to compare with"""
+    slices: tuple[SliceScores, ...] = ()
+    """the scores by the values of gates.relevance.slices, the largest slice first"""
+
+    def slice_values(self) -> dict[str, dict[str, float]]:
+        """Return the values of the slices that the report shows, by slice and metric."""
+        return {
+            each.name: {
+                name: score.value for name, score in each.estimates.items() if score.value is not None
+            }
+            for each in self.slices[:SHOWN_SLICES]
+        }
 
     def store_scores(self, store: Store) -> FileRef:
         """Store the scores, with which the next release will be compared."""
@@ -158,7 +191,7 @@ def measure_relevance(
             f"space {found}",
             "set encoder to that of the release, or gates.relevance.queries to null",
         )
-    judged = read_judgements(settings.queries)
+    judged = read_relevance(settings)
     if isinstance(judged, JudgedPairs):
         scores, omitted = _score_pairs(context, manifest, judged)
     else:
@@ -169,7 +202,7 @@ def measure_relevance(
     before = _load_scores(context.store, previous) if previous else None
     change = compare_scores(before, scores) if before else None
     gates = relevance_gates(settings, scores, omitted, previous.release if previous else None, change)
-    return MeasuredRelevance(gates, scores, change)
+    return MeasuredRelevance(gates, scores, change, scores.of_slices(before))
 
 
 def _load_scores(store: Store, release: ReleaseManifest) -> RelevanceScores | None:

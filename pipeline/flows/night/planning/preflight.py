@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pipeline.device import resolve
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.evaluate.judgements import read_judgements
+from pipeline.evaluate.judgements import read_relevance
 from pipeline.flows.corpus import corpus_of, open_releases, sample_files
 from pipeline.flows.encode.encoder_copy import encoder_copy_path, encoder_for_workers
 from pipeline.flows.night.gates.corpus_language import foreign_warnings
@@ -346,7 +346,7 @@ class _Checks:
             queries = read_user_queries(self.job.gates, open_folder(self.job.encoder))
             found.append(f"gates.queries: {len(queries or ()):,} queries")
         if self.job.gates.relevance.queries is not None:
-            found.append(f"gates.relevance: {read_judgements(self.job.gates.relevance.queries).count}")
+            found.append(f"gates.relevance: {read_relevance(self.job.gates.relevance).count}")
             if self.files:
                 check_judged_ids_in_files(self.job.gates, corpus_of(self.job), self.files)
         return "; ".join(found)

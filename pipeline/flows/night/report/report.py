@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from pipeline.config import to_yaml
 from pipeline.errors import DataError
+from pipeline.evaluate.bootstrap import ScoreEstimate
+from pipeline.evaluate.relevance import SliceScores
 from pipeline.flows.context import FlowContext
 from pipeline.flows.encode.rejected import rejected_warnings
 from pipeline.flows.encode.result import LENGTH_BIN
@@ -19,12 +21,12 @@ from pipeline.flows.index.rebuild_rules import REBUILT, near_dead_warnings
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.gates.corpus_language import language_warnings
 from pipeline.flows.night.gates.fixed_queries import texts_at
-from pipeline.flows.night.gates.relevance import MeasuredRelevance
+from pipeline.flows.night.gates.relevance import SHOWN_SLICES, MeasuredRelevance
 from pipeline.flows.night.release_changes import differing_settings, measure_drift
 from pipeline.log import Stage, announce, counted
 from pipeline.report.changes import ChangedAnswers, QuarantinedRow, ReleaseChange, RowChange
 from pipeline.report.night import IndexSection, NightCounts, NightReport, Throughput, VectorCharts
-from pipeline.report.relevance import QueryScores, RelevanceSection
+from pipeline.report.relevance import QueryScores, RelevanceSection, SliceRow
 from pipeline.settings import Job
 from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_spectrum
 from pipeline.stats.spectrum import spectrum_of
@@ -218,7 +220,7 @@ def summarize(context: FlowContext, candidate: Candidate, comparison: ReleaseCom
         packages=manifest.packages,
         previous=comparison.summary,
         answers=comparison.changes,
-        relevance=_relevance_section(comparison.relevance),
+        relevance=_relevance_section(comparison.relevance, context.job.gates.relevance.slices or ""),
     )
     return _with_rows(report, store, candidate, comparison) if manifest.gates[READABLE].passed else report
 
@@ -274,13 +276,25 @@ def _release_change(
     )
 
 
-def _relevance_section(measured: MeasuredRelevance | None) -> RelevanceSection | None:
-    """Return the scores of the user's queries, and the largest losses and gains since the last release."""
+def _relevance_section(measured: MeasuredRelevance | None, column: str) -> RelevanceSection | None:
+    """Return the scores of the user's queries, and the largest losses and gains since the last release.
+
+    Args:
+        column: the column of the slices; empty without slices.
+    """
     if measured is None:
         return None
     sentences, change = tuple(gate.sentence for gate in measured.gates.values()), measured.change
+    section = RelevanceSection(
+        measured.scores.metric,
+        sentences,
+        metrics=tuple(measured.slices[0].estimates) if measured.slices else (),
+        slices=tuple(map(_slice_row, measured.slices[:SHOWN_SLICES])),
+        omitted_slices=max(0, len(measured.slices) - SHOWN_SLICES),
+        slice_column=column,
+    )
     if change is None or measured.scores.gold is not None:  # the cosine of a single pair says nothing
-        return RelevanceSection(measured.scores.metric, sentences)
+        return section
     differences = change.now - change.before
     order = np.argsort(differences, kind="stable")
     order = order[differences[order] != 0]
@@ -292,7 +306,28 @@ def _relevance_section(measured: MeasuredRelevance | None) -> RelevanceSection |
     changed = (
         QueryScores(change.keys[row][0], float(change.before[row]), float(change.now[row])) for row in shown
     )
-    return RelevanceSection(measured.scores.metric, sentences, len(order), tuple(changed))
+    return replace(section, differing=len(order), changed=tuple(changed))
+
+
+def _slice_row(found: SliceScores) -> SliceRow:
+    """Return the scores of a slice as the page shows them."""
+    change = found.change
+    return SliceRow(
+        name=found.name,
+        count=found.count,
+        scores=tuple(_with_interval(each, "{:.3f}") for each in found.estimates.values()),
+        change=_with_interval(change.difference, "{:+.3f}") if change else "",
+        is_worse=change is not None and change.is_worse,
+    )
+
+
+def _with_interval(measured: ScoreEstimate, spec: str) -> str:
+    """Return a value with its interval, such as 0.612 [0.590, 0.633]; "not defined" without a value."""
+    if measured.value is None:
+        return "not defined"
+    if measured.low is None or measured.high is None:
+        return spec.format(measured.value)
+    return f"{spec.format(measured.value)} [{spec.format(measured.low)}, {spec.format(measured.high)}]"
 
 
 def _index_section(candidate: Candidate) -> IndexSection:

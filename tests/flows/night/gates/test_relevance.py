@@ -20,6 +20,7 @@ from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.planning.night_plan import plan
 from pipeline.flows.night.planning.preflight import preflight
 from pipeline.flows.night.publish import NightOutcome
+from pipeline.flows.workers import metrics
 from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
@@ -123,13 +124,22 @@ def test_chunks_count_as_their_documents(tmp_path: Path, encoder: Path):
     assert stored_scores(outcome) == pytest.approx(dict(zip(judged, expected, strict=True)), abs=1e-12)
 
 
-@pytest.mark.parametrize("bound", ["gates.relevance.at_least=1", "gates.relevance.not_below=previous"])
+@pytest.mark.parametrize(
+    "bound",
+    [
+        "gates.relevance.at_least=1",
+        "gates.relevance.not_below=previous",
+        "gates.relevance.mrr_at_least=1",
+        "gates.relevance.recall_at_least=1",
+    ],
+)
 def test_an_encoder_that_finds_less_is_refused(make_job: Make, tmp_path: Path, bound: str):
     judged = {" ".join(TEXTS[row].split()[:-1]): [f"row-{row:05d}"] for row in range(60)}
     file = judge(tmp_path / "judged.jsonl", judged)
     first = nightly(make_job(*OFF, file), Stages())
     assert first.facts["gates"]["relevance"]["value"] > 0.9
-    with pytest.raises(GatesRefused, match=r"nDCG@10") as caught:
+    name = {"mrr": "MRR@10", "rec": "recall@10"}.get(bound.split(".")[2][:3], "nDCG@10")
+    with pytest.raises(GatesRefused, match=name) as caught:
         nightly(make_job(*OFF, file, bound, "encoder.dim=2"), Stages())
     assert caught.value.exit_code == 5
     releases = Releases(open_store(first.root))
@@ -164,6 +174,40 @@ def test_the_same_answers_pass_and_only_shared_queries_are_compared(make_job: Ma
     gate = nightly(make_job(*settings), Stages()).facts["gates"]["relevance_change"]
     assert (gate["value"], gate["passed"]) == (None, True)
     assert "release 2 has no scores of these queries" in gate["sentence"]
+
+
+def test_slices_are_reported_and_compared_with_the_previous_release(
+    make_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    judged, file = beginnings(range(0, 90, 2)), tmp_path / "judged.jsonl"
+    languages = ["de" if number % 3 else "fr" for number in range(45)]
+    lines = [
+        json.dumps({"query": query, "id": row_id, "language": language})
+        for (query, ids), language in zip(judged.items(), languages, strict=True)
+        for row_id in ids
+    ]
+    file.write_text("\n".join(lines))
+    recorded: dict[tuple[str, ...], float] = {}
+    monkeypatch.setattr(
+        metrics,
+        "listeners",
+        [lambda series, value, labels: recorded.update({(series.name, *labels.values()): value})],
+    )
+    settings = (*OFF, f"gates.relevance.queries={file}", "gates.relevance.slices=language")
+    first = nightly(make_job(*settings), Stages())
+    rows = pq.read_table(Path(first.root, current_manifest(Path(first.root)).relevance.path)).to_pylist()
+    assert [row["slice"] for row in rows] == languages
+    gates = first.facts["gates"]
+    assert gates["relevance_recall_at_10"]["value"] == pytest.approx(np.mean([row["recall"] for row in rows]))
+    assert gates["relevance_mrr_at_10"]["value"] == pytest.approx(
+        np.mean([row["reciprocal_rank"] for row in rows])
+    )
+    german = np.mean([row["score"] for row in rows if row["slice"] == "de"])
+    assert recorded["manta_relevance_slice", "nDCG@10", "de"] == pytest.approx(german)
+    assert f"{german:.3f} [" in Path(first.report).read_text()
+    second = Path(nightly(make_job(*settings, "index.kind=hnsw"), Stages()).report).read_text()
+    assert "since release 1" in second
+    assert "Slices by the column language" in second
 
 
 def test_ids_that_are_not_in_the_corpus_are_counted_and_left_out(make_job: Make, tmp_path: Path):
