@@ -19,6 +19,7 @@ from pipeline.evaluate.sts import correlation
 from pipeline.stats.correlation import spearman
 
 ANSWERS = 10  # answers whose ranks count
+MIN_ROWS = 10  # a slice of fewer rows gets no interval: resamples of a few rows differ too little
 RESAMPLES, SEED = 1_000, 1_111
 RECALL, MRR = f"recall@{ANSWERS}", f"MRR@{ANSWERS}"
 
@@ -101,13 +102,14 @@ class RelevanceScores:
         if self.slices is None:
             return ()
         labels, numbers = np.unique(self.slices, return_inverse=True)
-        found = [
-            SliceScores(
-                str(label), len(rows), self.estimates(rows), before and compare_scores(before, self, rows)
-            )
-            for label, rows in zip(labels, rows_by_label(numbers), strict=True)
-        ]
-        return tuple(sorted(found, key=lambda each: -each.count))
+        found = []
+        for label, rows in zip(labels, rows_by_label(numbers), strict=True):
+            scores, change = self.estimates(rows), compare_scores(before, self, rows) if before else None
+            if len(rows) < MIN_ROWS:
+                scores = {name: ScoreEstimate(each.value) for name, each in scores.items()}
+                change = change and change._replace(difference=ScoreEstimate(change.difference.value))
+            found.append(SliceScores(str(label), len(rows), scores, change))
+        return tuple(sorted(found, key=lambda each: -each.rows))
 
     def to_bytes(self) -> bytes:
         """Return a Parquet file of the rows."""
@@ -126,13 +128,18 @@ class RelevanceScores:
     def from_bytes(cls, content: bytes) -> Self:
         """Read the file that `to_bytes` returns."""
         table = pq.read_table(pa.BufferReader(content))
-        numbers = [
-            table[name].to_numpy() if name in table.column_names else None
+        columns = {
+            name: table[name].to_numpy() if name in table.column_names else None
             for name in ("gold", "recall", "reciprocal_rank")
-        ]
-        slices = tuple(table["slice"].to_pylist()) if "slice" in table.column_names else None
-        keys = tuple(map(tuple, table["key"].to_pylist()))
-        return cls(keys, table["score"].to_numpy(), *numbers, slices)
+        }
+        return cls(
+            tuple(map(tuple, table["key"].to_pylist())),
+            scores=table["score"].to_numpy(),
+            gold=columns["gold"],
+            recall=columns["recall"],
+            reciprocal_rank=columns["reciprocal_rank"],
+            slices=tuple(table["slice"].to_pylist()) if "slice" in table.column_names else None,
+        )
 
 
 class ScoreChange(NamedTuple):
@@ -158,10 +165,10 @@ class SliceScores(NamedTuple):
 
     name: str
     """the value"""
-    count: int
+    rows: int
     """number of rows"""
     estimates: dict[str, ScoreEstimate]
-    """every metric, by name"""
+    """every metric, by name, without intervals if there are fewer than ten rows"""
     change: ScoreChange | None
     """change since the previous release; None if there is nothing to compare with"""
 

@@ -153,7 +153,7 @@ def test_slices_have_the_scores_intervals_and_changes_of_their_rows_alone():
     before = rng.random(150)
     now = before - np.where(np.array(slices) == "fr", 0.3, 0.0)
     found = sliced(now, slices, now / 2).of_slices(sliced(before, slices))
-    assert [(each.name, each.count) for each in found] == [("de", 120), ("fr", 30)]
+    assert [(each.name, each.rows) for each in found] == [("de", 120), ("fr", 30)]
     for each, rows in zip(found, (slice(0, 120), slice(120, None)), strict=True):
         assert each.estimates["nDCG@10"].value == pytest.approx(now[rows].mean())
         assert each.estimates["MRR@10"].value == pytest.approx(now[rows].mean() / 2)
@@ -168,6 +168,14 @@ def test_slices_have_the_scores_intervals_and_changes_of_their_rows_alone():
     assert again.slices == tuple(slices)
     assert (again.recall == now / 2).all()
     assert sliced(now, slices).of_slices(None)[0].change is None
+
+
+def test_a_slice_of_few_rows_has_no_interval_and_is_not_called_worse():
+    slices = ["few"] * 9 + ["ten"] * 10
+    found = {each.name: each for each in sliced([0.0] * 19, slices).of_slices(sliced([1.0] * 19, slices))}
+    assert found["few"].estimates["nDCG@10"].interval(str) == ""
+    assert (found["few"].change.is_worse, found["ten"].change.is_worse) == (False, True)
+    assert found["few"].change.difference.value == -1
 
 
 def test_scores_of_earlier_releases_have_one_metric_and_no_slices():

@@ -271,10 +271,8 @@ def for_users(measured: IndexMetrics, wanted: float) -> Choice | None:
         sentence = f"recall@10 of gates.queries is {found.value:.4f}; a search scores all rows"
         return Choice(what=FOR_USERS, chosen=KEPT, sentence=sentence, numbers=numbers)
     if effort == rows_effort:
-        sentence = (
-            f"{name} {effort}, as rows of the corpus need, gives queries of gates.queries a recall@10 of "
-        )
-        sentence += f"{found.value:.4f}; the target is {wanted:g}"
+        target = f"the target is {wanted:g}" if wanted else "it is only reported"
+        sentence = f"at {name} {effort}, recall@10 of gates.queries is {found.value:.4f}; {target}"
         return Choice(what=FOR_USERS, chosen=KEPT, sentence=sentence, numbers=numbers)
     sentence = (
         f"{name} is {effort} instead of {rows_effort}, since queries of gates.queries need more than rows"

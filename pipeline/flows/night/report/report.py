@@ -314,7 +314,7 @@ def _slice_row(found: SliceScores) -> SliceRow:
     change = found.change
     return SliceRow(
         name=found.name,
-        count=found.count,
+        count=found.rows,
         scores=tuple(_with_interval(each, "{:.3f}") for each in found.estimates.values()),
         change=_with_interval(change.difference, "{:+.3f}") if change else "",
         is_worse=change is not None and change.is_worse,
