@@ -282,7 +282,7 @@ def test_texts_that_the_encoder_does_not_know_are_counted(
     unusable = {"pairs": 2, "queries": 1}[kind]
     assert f"; without a usable vector, which counts as 0: {unusable}" in gates["relevance"]["sentence"]
     assert "recall@10 of 2 queries of gates.queries" in gates["recall_at_10_queries"]["sentence"]
-    assert "; queries without a usable vector, left out: 1" in gates["recall_at_10_queries"]["sentence"]
+    assert "(queries without a usable vector, left out: 1)" in gates["recall_at_10_queries"]["sentence"]
     said = capfd.readouterr().err
     assert f"gates.relevance: {kind} without a usable vector, which count as 0: {unusable}" in said
     assert "gates.queries: queries without a usable vector, left out: 1" in said
