@@ -107,7 +107,7 @@ def encode_user_queries(context: FlowContext) -> EncodedQueries | None:
     repeated = len(vectors) - unknown - len(usable)
     encoded = EncodedQueries(file, len(queries), repeated, unknown, queries.is_cut)
     if encoded.unknown:
-        announce(f"gates.queries: {len(queries):,} queries{encoded.remarks}")
+        announce(f"gates.queries: queries without a usable vector, left out: {encoded.unknown:,}")
     return encoded
 
 
