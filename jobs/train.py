@@ -15,6 +15,7 @@ import typer
 from jobs.command import Answer, CommandRun, announce_unused_root, job_command, standalone
 from jobs.layout import table
 from pipeline.log import counted
+from pipeline.settings.training import NEGATIVES
 
 if TYPE_CHECKING:
     from pipeline.flows.train.train import CompletedTraining, TrainedSeeds
@@ -82,9 +83,11 @@ def _describe(name: str) -> Answer:
         (option, json.dumps(schema["default"]) if "default" in schema else "required", _type_name(schema))
         for option, schema in options.items()
     ]
+    listed = [f"{role} (optional)" for role in optional if role not in NEGATIVES[2:]]
+    further = f" to {NEGATIVES[-1]}" if NEGATIVES[-1] in optional else ""
     lines = [
         f"{facts['description']}\n",
-        f"columns  {', '.join([*columns, *(f'{role} (optional)' for role in optional)])}",
+        f"columns  {', '.join([*columns, *listed])}{further}",
         *(["", table(rows, ("option", "default", "type"))] if rows else ["no options"]),
     ]
     return Answer(facts, "\n".join(lines))

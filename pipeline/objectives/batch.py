@@ -59,8 +59,7 @@ class Batch:
     false_negatives: Mapping[str, np.ndarray] = field(default_factory=dict)
     """(n, candidates) bool by role, True where a candidate means the same as the row without being its
     positive. For the roles "text", "next" and "next3" the candidates are all peers' texts of that role; for
-    "anchor" they are all peers' positives, then all their negatives and texts of the role negative2, if there
-    are any"""
+    "anchor" they are all peers' positives, then all their texts of the roles negative, negative2 and so on"""
     source: str = ""
     """data source of the rows"""
     indices: np.ndarray | None = None

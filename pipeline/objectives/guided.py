@@ -11,6 +11,7 @@ from pipeline.losses.guided import MarginOf, guided_exclusions
 from pipeline.objectives import OBJECTIVES, Batch, Loss, PositiveFloat, Roles, View
 from pipeline.objectives.directed import DirectedContrast
 from pipeline.objectives.fixed_encoder import FixedEncoder
+from pipeline.settings.training import NEGATIVES
 
 _DIRECTIONS: tuple[Direction, ...] = ("query_document", "query_query", "positive_positive")
 
@@ -30,7 +31,7 @@ class Guided(DirectedContrast):
     """
 
     columns = ("anchor", "positive")
-    optional = ("negative", "negative2")
+    optional = NEGATIVES
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ Second = Literal["same", "copy"]
 class InBatchContrast(Objective):
     """InfoNCE: the first view of a row is the query, the second its positive, a third its hard negative.
 
-    The fourth views, of the role negative2, are further negatives of every query, with a weight of one.
+    Later views, of the roles negative2 and so on, are further negatives of every query, with a weight of one.
     """
 
     has_positive_pairs = True

@@ -12,6 +12,7 @@ from pipeline.models.trainable.prompted import PromptedEncoder, transform_of
 from pipeline.objectives import OBJECTIVES, Batch, PositiveFloat, TrainedModel, View
 from pipeline.objectives.in_batch import InBatchContrast
 from pipeline.objectives.prompt import Limit, default_template
+from pipeline.settings.training import NEGATIVES
 
 Readout = Literal["transform", "mlp", "none"]
 
@@ -32,12 +33,12 @@ class PromptSupervised(InBatchContrast):
     by default the folder's, or if it has none, the paper's first one for the encoder's family. `limit` is the
     largest number of tokens of a text, in training and in inference; None means the encoder's limit. With
     `keep_denoise` False, inference leaves h_hat out, as the paper describes; with True it subtracts h_hat, as
-    the paper's program does. `temperature` divides the cosines. `hard_negative_weight` and the role negative2
-    are as in `supervised`. Without pairs use `prompt`; without a template, `supervised`.
+    the paper's program does. `temperature` divides the cosines. `hard_negative_weight` and further hard
+    negatives are as in `supervised`. Without pairs use `prompt`; without a template, `supervised`.
     """
 
     columns = ("anchor", "positive")
-    optional = ("negative", "negative2")
+    optional = NEGATIVES
     _training_encoder: PromptedEncoder
     _inference_encoder: PromptedEncoder
 

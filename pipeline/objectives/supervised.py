@@ -12,6 +12,7 @@ from pipeline.models.layers.post_pooling import HeadName
 from pipeline.objectives import OBJECTIVES, PositiveFloat, Roles
 from pipeline.objectives.directed import DirectedContrast
 from pipeline.objectives.in_batch import Second, default_temperature
+from pipeline.settings.training import NEGATIVES
 
 
 @OBJECTIVES.register("supervised")
@@ -19,13 +20,13 @@ class Supervised(DirectedContrast):
     """InfoNCE of anchors with positives and, if the data has them, hard negatives; for example NLI triples.
 
     `hard_negative_weight` multiplies an anchor's own hard negative in the denominator of its softmax; hard
-    negatives of other anchors have weight one (equation 5, with the weight of the appendix). Texts of the
-    role negative2 have weight one, too; the paper uses them in an ablation, as neutral hypotheses in addition
-    to contradictions. `similarity` is "cosine", or "dot" for inner products, another ablation. `temperature`
-    is by default 0.05 for cosines and 1 for inner products. With `second` "copy", a second encoder encodes
-    positives and negatives; see `simcse`. The paper trains a layer over [CLS] and keeps it at inference: use
-    an encoder with pooling cls_mlp, or a `head` over any pooling, which inference keeps unless `keep_head` is
-    false.
+    negatives of other anchors have weight one (equation 5, with the weight of the appendix). Further hard
+    negatives of a row (negative2, negative3, ...) have weight one, too; the paper has a second one in an
+    ablation, a neutral hypothesis beside the contradiction. `similarity` is "cosine", or "dot" for inner
+    products, another ablation. `temperature` is by default 0.05 for cosines and 1 for inner products. With
+    `second` "copy", a second encoder encodes positives and negatives; see `simcse`. The paper trains a layer
+    over [CLS] and keeps it at inference: use an encoder with pooling cls_mlp, or a `head` over any pooling,
+    which inference keeps unless `keep_head` is false.
 
     `directions` lists what is compared in a row. "query_document", which comes first, is its anchor with all
     positives and negatives, as in SimCSE; "document_query" is its positive with all anchors; "query_query" is
@@ -42,7 +43,7 @@ class Supervised(DirectedContrast):
     """
 
     columns: tuple[str, ...] = ("anchor", "positive")
-    optional: tuple[str, ...] = ("negative", "negative2")
+    optional: tuple[str, ...] = NEGATIVES
 
     def __init__(
         self,

@@ -34,8 +34,9 @@ TextRole = Literal[
     "negative2",
     "translation",
 ]
-TEXTS: tuple[TextRole, ...] = get_args(TextRole)
-NEGATIVES: tuple[TextRole, ...] = ("negative", "negative2")
+NEGATIVES = ("negative", *(f"negative{number}" for number in range(2, 33)))
+"""roles of the hard negatives of a row"""
+TEXTS: tuple[str, ...] = tuple(dict.fromkeys((*get_args(TextRole), *NEGATIVES)))
 ROLES = (*TEXTS, "score", "label", "document", "position", "group", "section")
 
 Measure = Literal["spearman", "pearson", "accuracy", "f1", "matthews", "log_likelihood"]
@@ -187,7 +188,10 @@ class SourceSettings(ShortSettings):
     name: str | None = None
     """name of this source, for the `source` of an objective; null: none"""
     columns: dict[str, str] = {}
-    """role -> column, if the column's name is not the role"""
+    """role -> column, if the column's name is not the role. The hard negatives of a row have the roles
+    negative, negative2, and so on up to negative32; they are found in columns negative_1, negative_2, and so
+    on, or in a column negative or negatives of lists of texts. column[3] is the fourth element of each list
+    in a column"""
     missing: Literal["blank", "drop"] = "blank"
     """for a row that lacks one of the texts. blank: replace the text by a single blank, but leave a missing
     hard negative out of the candidates, or the row if the objective needs one; drop: leave the row out. A
@@ -214,7 +218,8 @@ class SourceSettings(ShortSettings):
     def _roles_are_known(self) -> Self:
         for role in self.columns:
             if role not in ROLES:
-                hint = did_you_mean(role, ROLES, f"known: {', '.join(ROLES)}")
+                known = (known for known in ROLES if known not in NEGATIVES[2:])
+                hint = did_you_mean(role, ROLES, f"known: {', '.join(known)}, up to {NEGATIVES[-1]}")
                 raise ValueError(f"a known role instead of {role!r}; {hint}")
         return self
 

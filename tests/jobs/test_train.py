@@ -43,7 +43,7 @@ def test_an_objective_is_described_with_its_columns_and_options(manta: Callable[
     assert facts["columns"] == ["text"]
     assert facts["options"]["temperature"]["default"] == 0.05
     text = manta("train", "--describe", "supervised").out
-    assert "columns  anchor, positive, negative (optional), negative2 (optional)" in text
+    assert "columns  anchor, positive, negative (optional), negative2 (optional) to negative32\n" in text
     assert re.search(r"^temperature +null +number > 0 or null$", text, re.MULTILINE)
     assert re.search(r"^similarity +\"cosine\" +one of cosine, dot$", text, re.MULTILINE)
     assert re.search(

@@ -53,7 +53,7 @@ CASES: dict[str, Callable[[Path], Objective]] = {
     "next sentence, two encoders": lambda guide: SimCSE(
         Tiny(seed=1), temperature=0.3, positive="next", second="copy"
     ),
-    "two negatives": lambda guide: Supervised(
+    "several negatives": lambda guide: Supervised(
         Tiny(seed=1), temperature=0.3, second="copy", hard_negative_weight=2.0
     ),
     "all directions": lambda guide: Supervised(
@@ -81,7 +81,7 @@ WITH_FALSE_NEGATIVES = (
     "tension",
     "quickthoughts",
     "next sentence, two encoders",
-    "two negatives",
+    "several negatives",
     "all directions",
     "a softmax for each direction",
     "guided",
@@ -97,7 +97,9 @@ def batch(
     """
     columns = {
         role: [text[:3] for text in texts(ROWS, 3 * step + number)]
-        for number, role in enumerate(("text", "anchor", "positive", "next", "negative", "negative2"))
+        for number, role in enumerate(
+            ("text", "anchor", "positive", "next", "negative", "negative2", "negative3")
+        )
     }
     own = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
     mask = np.zeros((ROWS, ROWS), bool)
@@ -106,7 +108,7 @@ def batch(
         {**columns, "document": ["x", "a", "a", "a", "a", None], "position": np.arange(ROWS)}, peers
     )
     masks = (
-        {"text": mask[own], "next": mask[own], "anchor": np.tile(mask[own], 3)}
+        {"text": mask[own], "next": mask[own], "anchor": np.tile(mask[own], 4)}
         if with_false_negatives
         else {}
     )

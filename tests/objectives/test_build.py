@@ -13,7 +13,7 @@ from pipeline.objectives import Objective
 from pipeline.objectives.build import adjacent_roles, build_objective, data_requirements
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
-from pipeline.settings.training import TrainSettings
+from pipeline.settings.training import NEGATIVES, TrainSettings
 from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, assert_same, batch_of, pop_gradients, texts
 
@@ -93,7 +93,7 @@ def test_roles_of_all_objectives_are_combined():
     assert adjacent_roles(TrainSettings()) == ()
     assert data_requirements(TrainSettings(objective=["simcse", "supervised"])) == (
         ("text", "anchor", "positive"),
-        ("negative", "negative2"),
+        NEGATIVES,
         "shuffled",
     )
 

@@ -15,7 +15,7 @@ from pipeline.objectives import NO_PEERS, Batch
 from pipeline.objectives.build import build_objective, data_requirements
 from pipeline.objectives.masked_lm import MaskedLanguageModelling
 from pipeline.settings import EncoderSettings
-from pipeline.settings.training import TrainSettings
+from pipeline.settings.training import NEGATIVES, TrainSettings
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import folder_of_language_model, save_folder
 from tests.objectives.tiny import Tiny, assert_same, batch_of, pop_gradients, texts
@@ -138,7 +138,7 @@ def test_it_can_use_the_texts_of_another_objective(folder):
     )
     assert data_requirements(settings) == (
         ("anchor", "positive"),
-        ("negative", "negative2"),
+        NEGATIVES,
         "shuffled",
     )
     objective = build_objective(settings, encoder_of(folder))

@@ -13,14 +13,15 @@ from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
-from pipeline.objectives.build import corrections
-from pipeline.settings.training import TrainSettings
+from pipeline.objectives.build import corrections, data_requirements
+from pipeline.settings.training import SourceSettings, TrainSettings
 from pipeline.stats.geometry import Metric
 from pipeline.store.files.base import Store
 from pipeline.store.files.disk import translate_disk_errors
 from pipeline.store.files.open_store import open_store
 from pipeline.store.records.sealed_json import Stored
-from pipeline.text.rows.training_rows import training_files
+from pipeline.text.rows.negatives import default_columns
+from pipeline.text.rows.training_rows import read_footer, training_files
 
 RUN, RESULT = "run.json", "result.json"
 CHECKPOINTS, ENCODER, REPORT = "checkpoints", "encoder", "report.html"
@@ -209,7 +210,9 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
         "encoder": {"space_id": encoder.space_id},
         "train": settings.model_dump(mode="json", exclude=_not_defining(settings)),
         "data": [
-            source.identity_settings(without="uri") | {"files": _stamps(source.uri)}
+            source.identity_settings(without="uri")
+            | {"files": _stamps(source.uri)}
+            | _negatives(settings, source)
             for source in settings.data
         ],
         "dev": _stamps(settings.dev.uri) if settings.dev.uri else [],
@@ -244,6 +247,17 @@ def _not_defining(settings: TrainSettings) -> dict[str, Any]:
 def _stamps(uri: str) -> list[list[Any]]:
     """Return name, size and stamp of each file, which identify its content."""
     return [[file.name, file.size, file.stamp] for file in training_files(uri)]
+
+
+def _negatives(settings: TrainSettings, source: SourceSettings) -> dict[str, Any]:
+    """Return the columns of hard negatives that are found by their names, such as negative_1.
+
+    Earlier versions did not read them: a training that they began is not continued with further candidates.
+    """
+    required = data_requirements(settings.of_source(source))
+    schema = read_footer(training_files(source.uri)[0])[0]
+    found = default_columns(source, (*required.columns, *required.optional), [schema])
+    return {"negatives": found} if found else {}
 
 
 def _differing(old: Any, new: Any, key: str = "") -> Iterator[str]:

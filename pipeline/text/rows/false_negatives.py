@@ -37,10 +37,10 @@ def false_negatives(table: pa.Table, first: int, end: int) -> dict[str, np.ndarr
         text: (end - first, n) bool: another row has an equal text.
         next, next3: (end - first, n) bool: candidate j is the sentence of that role in another row, and that
             row's text or sentence equals this row's text or sentence.
-        anchor: (end - first, n) bool, or (end - first, 2 n) with negatives, or (end - first, 3 n) with
-            negative2, too: candidate j is the positive of another row whose anchor or positive equals this
-            row's anchor or positive, so it is a positive of this row too; candidate n + j, or 2 n + j, is a
-            negative that equals this row's anchor or positive.
+        anchor: (end - first, n (1 + k)) bool with k columns of hard negatives: candidate j is the positive of
+            another row whose anchor or positive equals this row's anchor or positive, so it is a positive of
+            this row too; candidate n + j, 2 n + j and so on is a negative that equals this row's anchor or
+            positive.
     """
     masks = {}
     if "text" in table.column_names:
@@ -49,7 +49,7 @@ def false_negatives(table: pa.Table, first: int, end: int) -> dict[str, np.ndarr
         if role in table.column_names:
             masks[role] = _rows_with_common_text(text_codes(table, ["text", role]), first, end)
     if {"anchor", "positive"} <= set(table.column_names):
-        roles = ["anchor", "positive", "negative", "negative2"]
+        roles = ["anchor", "positive", *NEGATIVES]
         codes = text_codes(table, [role for role in roles if role in table.column_names])
         equal_negatives = [_is_among(column, codes[first:end, :2]) for column in codes.T[2:]]
         masks["anchor"] = np.concatenate(

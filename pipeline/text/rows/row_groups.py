@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import DataError
 from pipeline.settings.training import NEGATIVES, TEXTS, SourceSettings
 from pipeline.store.rows.arrays import plain_type
+from pipeline.text.rows.negatives import ColumnName
 from pipeline.text.rows.roles import has_label, has_text
 from pipeline.text.sources.sources import SourceFile, open_file
 from pipeline.text.sources.storage_errors import storage_errors
@@ -83,11 +84,12 @@ def read_labelled(settings: SourceSettings, group: RowGroup, roles: Sequence[str
         if group.number >= reader.metadata.num_row_groups:
             raise file_changed(group, 0)
         row = group.first_row_in_file
-        names = {role: settings.columns.get(role, role) for role in roles}
-        columns = list(dict.fromkeys(names.values()))
+        known = reader.schema_arrow.names
+        names = {role: ColumnName.parse(settings.columns.get(role, role), known) for role in roles}
+        columns = list(dict.fromkeys(name.name for name in names.values()))
         for batch in reader.iter_batches(_PIECE_ROWS, row_groups=[group.number], columns=columns):
-            plain = {name: batch[name].cast(plain_type(batch[name].type)) for name in columns}
-            values = {role: plain[name] for role, name in names.items()}
+            own = {role: name.values(batch[name.name]) for role, name in names.items()}
+            values = {role: array.cast(plain_type(array.type)) for role, array in own.items()}
             piece = pa.table(values | {"row": np.arange(row, row + len(batch))})
             if "label" in roles:
                 piece = piece.filter(pa.array(has_label(piece["label"], settings.values)))

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +16,7 @@ from pipeline.log import announce
 from pipeline.settings import CorpusSettings
 from pipeline.settings.training import NEGATIVES, ROLES, TEXTS, SourceSettings
 from pipeline.text.rows.augmented import is_manifest, manifest_units, newest_manifest
+from pipeline.text.rows.negatives import ColumnName, with_lists
 from pipeline.text.rows.roles import convert_values, expected_type, has_type
 from pipeline.text.rows.row_groups import (
     RowGroup,
@@ -127,21 +129,18 @@ def open_training_rows(
 
     Raises:
         DataError: there is no file or no row, a column is missing or has the wrong type, there is a column
-            negative2 without a column negative, a label is not in the set, or a score is out of range.
+            negative2 without a column negative (and so on), a label is not in the set, or a score is out of
+            range.
     """
     files = (listed := list_training_files(settings.uri)).files
     if listed.warning:
         announce(listed.warning)
-    footers = list(map(_read_footer, files))
-    present = (role for role in optional if _is_used(role, settings, [schema for schema, _ in footers]))
+    footers = list(map(read_footer, files))
+    schemas = [schema for schema, _ in footers]
+    settings = with_lists(settings, (*roles, *optional), files, schemas, partial(_say, settings.uri))
+    present = (role for role in optional if _is_used(role, settings, schemas))
     used_roles = tuple(dict.fromkeys([*roles, *present]))
-    if "negative2" in used_roles and "negative" not in used_roles:
-        raise DataError(
-            settings.uri,
-            "a column with the role negative, beside that of negative2",
-            f"columns with the roles {', '.join(used_roles)}",
-            "name the only negative of a row in `columns` as negative",
-        )
+    _check_first_negative(settings, used_roles)
     for file, (schema, _) in zip(files, footers, strict=True):
         _check_columns(file, schema, settings, used_roles)
     required = required_texts(settings, used_roles, roles)
@@ -161,10 +160,26 @@ def open_training_rows(
     training_rows = TrainingRows(settings, used_roles, tuple(groups), dict(counts), required)
     if not len(training_rows):
         raise DataError(settings.uri, "rows to train on", _reason_for_no_rows(counts), "check the files")
-    warnings = (_unused_range(settings, scores), _unused_negatives(settings, footers[0][0], used_roles))
+    warnings = (_unused_range(settings, scores), _unused_negatives(settings, schemas[0], used_roles))
     for sentence in filter(None, (*_missing_texts(training_rows, nulls), *warnings)):
-        announce(f"{settings.uri}: {sentence}")
+        _say(settings.uri, sentence)
     return training_rows
+
+
+def _say(uri: str, sentence: str) -> None:
+    announce(f"{uri}: {sentence}")
+
+
+def _check_first_negative(settings: SourceSettings, roles: Sequence[str]) -> None:
+    """Raise DataError if the roles have a further hard negative of a row without the one before it."""
+    negatives = [role for role in NEGATIVES if role in roles]
+    if missing := next((role for role in NEGATIVES[: len(negatives)] if role not in negatives), None):
+        raise DataError(
+            settings.uri,
+            f"a column with the role {missing}, beside that of {negatives[-1]}",
+            f"columns with the roles {', '.join(roles)}",
+            "name the hard negatives of a row in `columns` as negative, negative2, and so on",
+        )
 
 
 def _missing_texts(rows: TrainingRows, nulls: Mapping[str, int]) -> Iterator[str]:
@@ -199,12 +214,17 @@ def _unused_range(settings: SourceSettings, scores: Sequence[float]) -> str | No
 
 def _unused_negatives(settings: SourceSettings, schema: pa.Schema, roles: Sequence[str]) -> str | None:
     """Return a warning if further columns look like hard negatives, and the objective reads anchors."""
-    used = {settings.columns.get(role, role) for role in roles}
-    others = [name for name in schema.names if _NEGATIVE.fullmatch(name) and name not in {*used, *ROLES}]
+    named = (settings.columns.get(role, role) for role in roles)
+    used = {ColumnName.parse(name, schema.names).name for name in named}
+    unread = {*used, *ROLES} - ({*NEGATIVES} - used if "negative" in roles else set())
+    others = [name for name in schema.names if _NEGATIVE.fullmatch(name) and name not in unread]
     if "anchor" not in roles or not others:
         return None
     names = ", ".join(others)
-    return f"not used: {names}; name the column of the role negative in `columns` of train.data"
+    return (
+        f"not used: {names}; name the columns of the roles negative, negative2 and so on in `columns` of "
+        "train.data, if the objective reads them"
+    )
 
 
 def _is_used(role: str, settings: SourceSettings, schemas: Sequence[pa.Schema]) -> bool:
@@ -273,7 +293,7 @@ def _is_augmented(uri: str) -> bool:
     return is_manifest(uri) or newest_manifest(uri) is not None
 
 
-def _read_footer(file: SourceFile) -> tuple[pa.Schema, list[pq.RowGroupMetaData]]:
+def read_footer(file: SourceFile) -> tuple[pa.Schema, list[pq.RowGroupMetaData]]:
     """Read (schema, metadata of each row group) from a file's footer."""
     with storage_errors(file.uri, ""), open_file(file) as stream:
         try:
@@ -310,7 +330,7 @@ def _check_columns(
     file: SourceFile, schema: pa.Schema, settings: SourceSettings, roles: Sequence[str]
 ) -> None:
     for role in roles:
-        column = settings.columns.get(role, role)
+        column, element = name = ColumnName.parse(settings.columns.get(role, role), schema.names)
         if schema.names.count(column) != 1:
             near = difflib.get_close_matches(column, schema.names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near and near[0] != column else ""
@@ -319,9 +339,11 @@ def _check_columns(
                 f"the columns {', '.join(schema.names) or '(none)'}",
                 f"name the column in `columns`{hint}",
             )
-        if not has_type(role, schema.field(column).type):
+        kind = name.kind(schema.field(column).type)
+        if kind is None or not has_type(role, kind):
+            lists = "" if element is None else "lists of "
             raise file.error(
-                f"a column of {expected_type(role)} for the role {role}",
+                f"a column of {lists}{expected_type(role)} for the role {role}",
                 f"{column!r} of type {schema.field(column).type}",
                 "name another column in `columns`",
             )

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import digest_of
@@ -89,6 +91,23 @@ def test_only_trainings_that_a_correction_changes_have_it_in_their_definition(
 ):
     run = run_of(tmp_path, encoder, f"train.objective={objective}", f"encoder.pooling={pooling}")
     assert run.definition.get("corrections") == corrections
+
+
+def test_columns_of_hard_negatives_that_are_found_by_their_names_are_part_of_the_definition(
+    tmp_path: Path, encoder: Path
+):
+    """Earlier versions left out negative_1: such a training is not continued with further candidates."""
+    texts = {"anchor": ["a"], "positive": ["b"]}
+    pq.write_table(pa.table({**texts, "negative": ["c"]}), tmp_path / "triples.parquet")
+    pq.write_table(pa.table({**texts, "negative_1": ["c"], "negative_2": ["d"]}), tmp_path / "rows.parquet")
+    found = {
+        name: run_of(
+            tmp_path, encoder, "train.objective=supervised", f"train.data={tmp_path / name}.parquet"
+        ).definition["data"][0]
+        for name in ("triples", "rows")
+    }
+    assert "negatives" not in found["triples"]
+    assert found["rows"]["negatives"] == {"negative": "negative_1", "negative2": "negative_2"}
 
 
 def test_the_name_depends_on_the_files_and_the_weights_of_sources(tmp_path: Path, encoder: Path):
