@@ -63,6 +63,15 @@ class ServeOptions:
             "rows. The file is read again when it changes.",
         ),
     ] = None
+    shadow: Annotated[
+        str,
+        typer.Option(
+            "--shadow",
+            metavar="RELEASE|CANDIDATE",
+            help="Let this release, or the candidate that waits, answer the same searches, too, in a process "
+            "of its own. Its answers are compared with those of the service and go nowhere: see /shadow.",
+        ),
+    ] = ""
     any_space: Annotated[
         bool,
         typer.Option(
@@ -130,6 +139,7 @@ def _serve(options: ServeOptions, say: Say) -> None:
                     same_space=not options.any_space,
                     token=token,
                     tokens=options.tokens,
+                    shadow=options.shadow,
                     hosts=(options.host, address),
                     query_log=_query_log(options),
                 ),

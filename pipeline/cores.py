@@ -20,6 +20,35 @@ def usable_cores(root: Path = Path("/")) -> int:
     return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
 
 
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Return the bytes of memory that this process may still take; None if the system does not say.
+
+    It is the least of the machine's available memory and of the space in the control groups of version 2,
+    whose caches of files can be freed.
+
+    Args:
+        root: folder that contains proc and sys.
+    """
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        found = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    group = PurePosixPath(groups[-1].split(":", 2)[2].lstrip("/"))
+    for each in (group, *group.parents):
+        folder = root / "sys/fs/cgroup" / each
+        try:
+            limit = (folder / "memory.max").read_text().strip()
+            used = int((folder / "memory.current").read_text())
+            facts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except OSError:
+            continue
+        if limit != "max":
+            found.append(int(limit) - used + int(facts.get("inactive_file", 0)))
+    return max(0, min(found)) if found else None
+
+
 def limit_memory(extra_bytes: int) -> None:
     """Let this process allocate at most `extra_bytes` more bytes from now on, and write no core file."""
     pages = int(Path("/proc/self/statm").read_text().split()[5])  # data and stack, as RLIMIT_DATA counts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cores import usable_cores
+from pipeline.cores import available_memory, usable_cores
 from tests.conftest import ROOT
 
 V1 = {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}
@@ -58,7 +58,31 @@ def test_without_control_groups_the_affinity_counts(tmp_path):
 
 def test_the_affinity_of_a_real_process_counts():
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); " + (
-        "from pipeline.cores import usable_cores; print(usable_cores())"
+        "from pipeline.cores import available_memory, usable_cores; print(usable_cores())"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "cached", "available"),
+    [
+        ("max", 9, 0, 5_000 << 10),
+        (str(4 << 20), 3 << 20, 0, 1 << 20),
+        (str(4 << 20), 4 << 20, 2 << 20, 2 << 20),
+    ],
+)
+def test_the_memory_of_a_container_is_its_limit_without_its_use(tmp_path, limit, used, cached, available):
+    group = tmp_path / "sys/fs/cgroup/pod"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/pod\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 5000 kB\n")
+    (group / "memory.max").write_text(f"{limit}\n")
+    (group / "memory.current").write_text(f"{used}\n")
+    (group / "memory.stat").write_text(f"anon 1\ninactive_file {cached}\n")
+    assert available_memory(tmp_path) == available
+
+
+def test_a_system_that_does_not_say_its_memory_is_no_error(tmp_path):
+    assert available_memory(tmp_path) is None

@@ -260,7 +260,7 @@ def _answer_same(release: OpenRelease, searches: list[Search]) -> list[Found | E
     After a fault of the store, the halves are not tried, because an attempt to read it may take long.
     """
     try:
-        return list(_answers(release, searches))
+        return list(answer_together(release, searches))
     except TransientError as error:
         return [error] * len(searches)
     except BaseException as error:  # the error ends these requests, but not the service
@@ -271,7 +271,7 @@ def _answer_same(release: OpenRelease, searches: list[Search]) -> list[Found | E
         return _answer_same(release, searches[:middle]) + _answer_same(release, searches[middle:])
 
 
-def _answers(release: OpenRelease, searches: list[Search]) -> Iterator[Found]:
+def answer_together(release: OpenRelease, searches: list[Search]) -> Iterator[Found]:
     """Yield the answers to each of the searches, which have one `batch_key`."""
     first, all_queries = searches[0], [search.queries for search in searches]
     queries: Any = (

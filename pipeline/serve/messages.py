@@ -5,6 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pipeline.errors import did_you_mean
+from pipeline.serve.comparisons import Differences
 
 MAX_QUERIES = 256
 """Largest number of queries in one request."""
@@ -92,6 +93,20 @@ class SearchResponse(BaseModel):
     answers: list[list[FoundRow]]
 
 
+class ShadowReport(BaseModel):
+    """State and results of a shadow."""
+
+    name: str
+    """its release or candidate"""
+    state: str
+    compared_with: int
+    """number of the release that answers; the comparison starts again when another one does"""
+    outcomes: dict[str, int]
+    """number of requests by outcome: compared, failed, dropped, not comparable"""
+    differences: Differences
+    verdict: str
+
+
 class ServedRelease(BaseModel):
     """The release that answers."""
 
@@ -109,6 +124,8 @@ class ServedRelease(BaseModel):
     """empty if the token has a filter, because gates describe all rows"""
     refused: int | None
     """number of the root's current release if it is of another space and was therefore refused"""
+    shadow: ShadowReport | None = None
+    """null without --shadow, and if the token has a filter"""
 
 
 class Health(BaseModel):

@@ -1,5 +1,7 @@
 """Prometheus metrics of the service."""
 
+from collections.abc import Collection
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _LATENCY_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -39,6 +41,54 @@ class ServiceMetrics:
             "manta_serve_refresh_failures", "Failed attempts to read the current release.", registry=registry
         )
         self.logged, self.log_tidied = _query_log_metrics(registry)
+
+        self._add_tokens(registry)
+        self._add_shadow(registry)
+
+    def _add_tokens(self, registry: CollectorRegistry) -> None:
+        self.token_requests = Counter(
+            "manta_serve_token_requests",
+            "Requests by the name of their token and status.",
+            ("token", "status"),
+            registry=registry,
+        )
+        self.tokens_refused = Gauge(
+            "manta_serve_tokens_refused",
+            "1 if the file of tokens cannot be used, so that the tokens of before stay in use, else 0.",
+            registry=registry,
+        )
+
+    def _add_shadow(self, registry: CollectorRegistry) -> None:
+        self.shadow_open = Gauge(
+            "manta_serve_shadow_open",
+            "1 while the shadow answers, 0 while it does not; nan without a shadow.",
+            registry=registry,
+        )
+        self.shadow_open.set(float("nan"))
+        self.shadow_requests = Counter(
+            "manta_serve_shadow_requests", "Requests of a shadow by outcome.", ("outcome",), registry=registry
+        )
+        self.shadow_seconds = Histogram(
+            "manta_serve_shadow_seconds",
+            "Duration of the searches of the shadow, alone and at a low priority.",
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self.shadow_overlap, self.shadow_tau, self.shadow_shift = (
+            Gauge(f"manta_serve_shadow_{name}", help, ("estimate",), registry=registry)
+            for name, help in (
+                ("overlap_at_10", "Proportion of the first ten answers that the shadow has, too."),
+                ("kendall_tau", "Rank correlation of the answers of service and shadow."),
+                ("score_shift", "How much higher the shadow scores the same id."),
+            )
+        )
+
+    def forget_tokens(self, names: Collection[str]) -> None:
+        """Remove the series of tokens that are gone, so that the number of series is bounded."""
+        for metric in self.token_requests.collect():
+            for labels in [sample.labels for sample in metric.samples if sample.name.endswith("_total")]:
+                if labels["token"] in names:
+                    self.token_requests.remove(labels["token"], labels["status"])
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""

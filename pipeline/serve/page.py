@@ -32,11 +32,12 @@ _MAP_WAIT_S = 1.0  # time for a map to be drawn before the answer is a page that
 _MAP_AGAIN_S = "3"  # seconds after which a browser asks again
 _OVERVIEW = "index.html"
 _Text = Annotated[str, Query(max_length=MAX_CHARACTERS)]
-_POLICY = {
+POLICY = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'",
     "Referrer-Policy": "no-referrer",
 }
+"""headers of every page: no scripts, nothing from elsewhere"""
 
 
 def _check_parameters(request: Request) -> None:
@@ -99,7 +100,7 @@ def _add_search_page(app: FastAPI, release: OpenRelease, batches: Batches, follo
             problem=problem,
             seconds=time.perf_counter() - began_s,
         )
-        return HTMLResponse(render(shown), status, _POLICY)
+        return HTMLResponse(render(shown), status, POLICY)
 
 
 def _same(opened: OpenRelease, found: Found, release: OpenRelease) -> OpenRelease:
@@ -153,7 +154,7 @@ def _add_map(app: FastAPI, release: OpenRelease) -> None:
         placed = await sample_map.of(opened, _MAP_WAIT_S)
         if placed is None:
             again = {"Retry-After": _MAP_AGAIN_S, "Refresh": _MAP_AGAIN_S}
-            return HTMLResponse(render_map_wait(opened.number), 503, _POLICY | again)
+            return HTMLResponse(render_map_wait(opened.number), 503, POLICY | again)
         return await run_in_threadpool(_draw_map, placed, colour, len(opened))
 
 
@@ -163,7 +164,7 @@ def _draw_map(placed: PlacedRows, colour: str, rows: int) -> HTMLResponse:
         kept = ", ".join(columns) or "none, because no column was kept"
         raise QueryError("GET /map: colour", kept, repr(colour[:_MAX_TITLE]), "choose one of these columns")
     page = _map_page(placed, colour, columns, rows)
-    return HTMLResponse(render_map(page), headers=_POLICY)
+    return HTMLResponse(render_map(page), headers=POLICY)
 
 
 def _map_page(placed: PlacedRows, colour: str, columns: list[str], rows: int) -> MapPage:
@@ -195,7 +196,7 @@ def _add_reports(app: FastAPI, release: OpenRelease) -> None:
 
     def stored(path: str) -> HTMLResponse:
         try:
-            return HTMLResponse(store.read(path), headers=_POLICY)
+            return HTMLResponse(store.read(path), headers=POLICY)
         except FileNotFoundError:
             raise HTTPException(404, f"{path} does not exist") from None
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ from pipeline.serve.metrics import ServiceMetrics
 from pipeline.serve.page import add_page
 from pipeline.serve.problems import add_problems
 from pipeline.serve.query_log import QueryLog, QueryLogOptions
+from pipeline.serve.shadow import Shadow
+from pipeline.serve.shadow_page import add_shadow_page
 from pipeline.serve.tokens import AccessToken, AccessTokens, TokenFile
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -47,6 +50,8 @@ class ServiceOptions:
     """refuse releases of another space"""
     token: str = ""
     """the token that requests must carry; empty for none"""
+    shadow: str = ""
+    """number of a release, or first digits of a candidate, that answers off the path; see `Shadow`"""
     tokens: Path | None = None
     """a file of tokens, one of which requests must carry; see `TokenFile`"""
     hosts: tuple[str, ...] = ()
@@ -69,6 +74,7 @@ def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceO
     metrics = ServiceMetrics()
     batches = Batches(release, metrics)
     follower = Follower(release, metrics, same_space=options.same_space, held=held)
+    shadow = Shadow(release, options.shadow, metrics) if options.shadow else None
     file = TokenFile(options.tokens, release, metrics) if options.tokens else None
     log = None
     if options.query_log:
@@ -77,11 +83,14 @@ def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceO
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        with (
-            follower.following(options.poll_s),
-            file.following() if file else contextlib.nullcontext(),
-            log.running() if log else contextlib.nullcontext(),
-        ):
+        with contextlib.ExitStack() as running:
+            running.enter_context(follower.following(options.poll_s))
+            if file:
+                running.enter_context(file.following())
+            if log:
+                running.enter_context(log.running())
+            if shadow:
+                running.enter_context(shadow.running(options.poll_s))
             yield
         batches.close()
 
@@ -89,9 +98,10 @@ def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceO
     app = FastAPI(title="Manta", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.router.route_class = JsonRoute
     add_problems(app)
-    _add_search(app, batches, log)
-    _add_state(app, release, follower, metrics)
+    _add_search(app, batches, log, shadow)
+    _add_state(app, release, follower, metrics, shadow)
     add_page(app, release, batches, follower)
+    add_shadow_page(app, shadow)
     app.add_middleware(BodyLimit, limit=MAX_BODY_BYTES)
     if file or options.token:
         app.add_middleware(TokenCheck, tokens=file.tokens if file else AccessTokens.of(options.token))
@@ -101,7 +111,7 @@ def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceO
     return app
 
 
-def _add_search(app: FastAPI, batches: Batches, log: QueryLog | None) -> None:
+def _add_search(app: FastAPI, batches: Batches, log: QueryLog | None, shadow: Shadow | None) -> None:
     @app.post("/search", response_model=SearchResponse, responses=_PROBLEMS)
     async def search(body: SearchRequest, request: Request) -> Response:
         """Search for the nearest rows of each query."""
@@ -115,9 +125,12 @@ def _add_search(app: FastAPI, batches: Batches, log: QueryLog | None) -> None:
         queries = tuple(body.queries) if body.queries is not None else _matrix(body.vectors or [])
         fields = body.model_dump(include={"k", "space_id", "where", "group", "texts"})
         wanted = Search(queries, **fields, token=token_of(request.scope))
+        began_s = time.perf_counter()
         found = await batches.search(wanted, request.is_disconnected)
         if log:
             log.offer(wanted, found, request)
+        if shadow:
+            shadow.offer(wanted, found, time.perf_counter() - began_s)
         content = await run_in_threadpool(_to_json, found)  # the body may have megabytes
         return Response(content, media_type="application/json")
 
@@ -136,7 +149,13 @@ def _matrix(vectors: list[list[float]]) -> np.ndarray:
         return np.array(vectors, dtype=np.float32)
 
 
-def _add_state(app: FastAPI, release: OpenRelease, follower: Follower, metrics: ServiceMetrics) -> None:
+def _add_state(
+    app: FastAPI,
+    release: OpenRelease,
+    follower: Follower,
+    metrics: ServiceMetrics,
+    shadow: Shadow | None,
+) -> None:
     @app.get(OPEN_PATH)
     async def healthz() -> Health:
         """Say that the service answers, and how old its knowledge of the root is."""
@@ -150,11 +169,17 @@ def _add_state(app: FastAPI, release: OpenRelease, follower: Follower, metrics: 
     @app.get("/release")
     def current(request: Request) -> ServedRelease:
         """Describe the release that answers, without the rows that the filter of the token leaves out."""
-        return _describe(release.snapshot(), follower, token_of(request.scope))
+        token = token_of(request.scope)
+        described = _describe(release.snapshot(), follower, token)
+        if shadow and token.where is None:
+            described.shadow = shadow.report()
+        return described
 
     @app.get("/metrics", response_class=Response)
     async def prometheus() -> Response:
         """Return the metrics of the service for Prometheus."""
+        if shadow:
+            shadow.report()
         return Response(metrics.text(), media_type=_PROMETHEUS)
 
 

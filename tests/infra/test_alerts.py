@@ -322,6 +322,20 @@ CASES = [
         firing=(Firing("55m", "14.29% of the requests to services failed with a status of 500 or above"),),
     ),
     Case(
+        "MantaServeShadowClosed",
+        "a service without a shadow is started again with one, which is lost after an hour",
+        "1m",
+        {'manta_serve_shadow_open{instance="search:8080"}': "NaNx20 0x5 1x60 0x90"},
+        silent=("15m", "40m", "100m"),
+        firing=(
+            Firing(
+                "130m",
+                "The shadow of the service search:8080 answers nothing",
+                {"instance": "search:8080"},
+            ),
+        ),
+    ),
+    Case(
         "MantaServeTokensRefused",
         "a file is broken for three minutes, and later for an hour",
         "1m",

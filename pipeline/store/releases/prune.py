@@ -121,13 +121,14 @@ def _prune(releases: Releases, settings: _Settings, own: str | None) -> Pruned:
     now = _now(store, dry_run=dry_run)
     if not ignore_leases:
         _refuse_if_leased(store, series, now, own)
-    waiting = _paths_of_waiting(releases)  # before the commits are read, because it may be promoted meanwhile
+    # before the commits are read, because a candidate may be promoted meanwhile
+    candidates = _paths_of_candidates(releases, now, ignore_leases=ignore_leases)
     recent = _recently_current(releases)
     leases, served = ([], set[int]()) if ignore_leases else _served(store, now)
     kept = {*recent[:keep], *served}
     needed, named_by_old = _divide_paths(releases, series, kept, keep)
     needed.add([*leases, *filter(None, [own])])
-    needed.add(waiting)
+    needed.add(candidates)
     rule, removed = _Rule(needed, named_by_old, now - grace_s), _RemovalSums()
     # Records go first, so that no record is ever stored without its unit.
     for is_record in (True, False):
@@ -333,6 +334,22 @@ def _paths_of_waiting(releases: Releases) -> list[str]:
     announce(f"candidate {record.candidate} is kept: it has waited for its approval since {record.at}")
     own = (entry.path for entry in store.list(record.folder))
     return [WAITING, *own, *_paths(releases, record.load_manifest(store))]
+
+
+def _paths_of_candidates(releases: Releases, now: float, *, ignore_leases: bool) -> list[str]:
+    """Return the paths of the files of the candidate that waits, and of candidates that services use as
+    shadows, by their leases.
+
+    Raises:
+        DataError: the record or the manifest of a candidate is damaged or missing.
+    """
+    paths = _paths_of_waiting(releases)
+    for _, holder in () if ignore_leases else holders(releases.store, SERVED, now):
+        path = (holder or {}).get("candidate")
+        if isinstance(path, str) and (manifest := ReleaseManifest.load(releases.store, path)):
+            announce(f"the candidate of {path} is kept as long as it is a shadow: {describe(holder or {})}")
+            paths += [path, *_paths(releases, manifest)]
+    return paths
 
 
 def _paths(releases: Releases, manifest: ReleaseManifest) -> Iterator[str]:
