@@ -325,7 +325,7 @@ CASES = [
         "MantaServeShadowClosed",
         "a service without a shadow is started again with one, which is lost after an hour",
         "1m",
-        {'manta_serve_shadow_open{instance="search:8080"}': "NaNx20 0x5 1x60 0x90"},
+        {'manta_serve_shadow_open{instance="search:8080"}': "_x20 0x5 1x60 0x90"},
         silent=("15m", "40m", "100m"),
         firing=(
             Firing(
