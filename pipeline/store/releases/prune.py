@@ -127,8 +127,7 @@ def _prune(releases: Releases, settings: _Settings, own: str | None) -> Pruned:
     leases, served = ([], set[int]()) if ignore_leases else _served(store, now)
     kept = {*recent[:keep], *served}
     needed, named_by_old = _divide_paths(releases, series, kept, keep)
-    needed.add([*leases, *filter(None, [own])])
-    needed.add(candidates)
+    needed.add([*leases, *filter(None, [own]), *candidates])
     rule, removed = _Rule(needed, named_by_old, now - grace_s), _RemovalSums()
     # Records go first, so that no record is ever stored without its unit.
     for is_record in (True, False):
