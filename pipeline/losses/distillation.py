@@ -1,5 +1,6 @@
 """Distillation losses: match the embeddings or the similarities of a teacher, which gets no gradient."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -72,6 +73,36 @@ def similarity_distillation(
         logits = [scores.masked_fill(excluded, MASKED_LOGIT) for scores in logits]
     log_q, log_p = (F.log_softmax(scores, dim=1) for scores in logits)
     return F.kl_div(log_q, log_p.to(log_q.dtype), reduction="batchmean", log_target=True)
+
+
+def margin_mse(student: Tensor, teacher: Tensor, *, missing: Tensor | None = None) -> Tensor:
+    """Mean squared difference of the margins of student and teacher: the positive's score minus a negative's.
+
+    Source: Hofstätter et al. 2020, section 3.2. It is the mean over rows of the mean over the negatives of a
+    row. To match the distributions over all texts of a row, use `similarity_distillation`.
+
+    Args:
+        student: (N, 1 + K) scores of the positive and K negatives, such as inner products.
+        teacher: (N, 1 + K) scores, for example of a cross-encoder.
+        missing: (N, 1 + K) bool, True where a row has no such negative.
+
+    Raises:
+        ConfigError: no negative.
+        ModelError: values that are not finite.
+        Defect: wrong shapes.
+
+    >>> import torch
+    >>> margin_mse(torch.tensor([[3.0, 1.0, 3.0]]), torch.tensor([[9.0, 8.0, 7.0]])).item()  # 2, 0 and 1, 2
+    2.5
+    """
+    if missing is not None:
+        require_shape("margin MSE", "missing", missing, *student.shape)
+        student, teacher = student.masked_fill(missing, 0.0), teacher.masked_fill(missing, 0.0)
+    student, teacher = _check_scores(student, teacher)
+    margins = [scores[:, :1] - scores[:, 1:] for scores in (student, teacher.to(student.dtype))]
+    used = torch.ones_like(margins[0]) if missing is None else (~missing[:, 1:]).to(margins[0])
+    errors = (margins[0] - margins[1]).square() * used
+    return (errors.sum(dim=1) / used.sum(dim=1).clamp_min(1.0)).mean()
 
 
 def _check_scores(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ class Batch:
     """Rows of one training step on one rank."""
 
     columns: Mapping[str, Column]
-    """n texts, or n numbers, by role"""
+    """n texts, n numbers, or (n, k) numbers, by role"""
     rows: np.ndarray
     """(n,) int64 row numbers in the data set"""
     tokenize: Callable[[Sequence[str]], Tokens]

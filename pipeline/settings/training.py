@@ -37,7 +37,7 @@ TextRole = Literal[
 NEGATIVES = ("negative", *(f"negative{number}" for number in range(2, 33)))
 """roles of the hard negatives of a row"""
 TEXTS: tuple[str, ...] = tuple(dict.fromkeys((*get_args(TextRole), *NEGATIVES)))
-ROLES = (*TEXTS, "score", "label", "document", "position", "group", "section")
+ROLES = (*TEXTS, "score", "scores", "label", "document", "position", "group", "section")
 
 Measure = Literal["spearman", "pearson", "accuracy", "f1", "matthews", "log_likelihood"]
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from pipeline.losses.classification import FEATURES, SBERT_FEATURES, Feature, classification, pair_features
 from pipeline.losses.contrastive import info_nce, nt_xent
 from pipeline.losses.directions import Compared, Direction, directed_info_nce
-from pipeline.losses.distillation import embedding_distillation, similarity_distillation
+from pipeline.losses.distillation import embedding_distillation, margin_mse, similarity_distillation
 from pipeline.losses.guided import MarginOf, guided_exclusions
 from pipeline.losses.pairs import contrastive_tension, cosine_regression, triplet
 from pipeline.objectives.build import Matryoshka
@@ -165,10 +165,14 @@ def classified(features: Sequence[Feature]) -> Case:
     return Case(2, ours, computed_by(softmax), lambda count: torch.randint(CLASSES, (count,)))
 
 
-def distilled(columns: Sequence[Tensor], teacher: Tensor) -> Tensor:
+def scores_of(columns: Sequence[Tensor]) -> Tensor:
+    """Return the inner products of the first column with each of the others: (N, columns - 1)."""
     query, *candidates = columns
-    scores = torch.stack([(query * candidate).sum(dim=1) for candidate in candidates], dim=1)
-    return TEMPERATURE**2 * similarity_distillation(scores, teacher, temperature=TEMPERATURE)
+    return torch.stack([(query * candidate).sum(dim=1) for candidate in candidates], dim=1)
+
+
+def distilled(columns: Sequence[Tensor], teacher: Tensor) -> Tensor:
+    return TEMPERATURE**2 * similarity_distillation(scores_of(columns), teacher, temperature=TEMPERATURE)
 
 
 CASES = {
@@ -231,6 +235,12 @@ CASES = {
         distilled,
         computed_by(theirs.DistillKLDivLoss(GivenVectors(), temperature=TEMPERATURE)),
         lambda count: torch.randn(count, 3),
+    ),
+    "margins of scores": Case(
+        2 + 3,
+        lambda x, teacher: margin_mse(scores_of(x), teacher),
+        computed_by(theirs.MarginMSELoss(GivenVectors())),
+        lambda count: torch.randn(count, 4),
     ),
     "classes by u, v, |u-v|": classified(SBERT_FEATURES),
     "classes by u, v, |u-v|, u*v": classified(FEATURES),

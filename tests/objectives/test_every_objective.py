@@ -25,7 +25,7 @@ from pipeline.objectives.is_bert import IsBert
 from pipeline.objectives.regression import CosineRegression
 from pipeline.objectives.word2vec import Word2Vec
 from pipeline.settings import EncoderSettings
-from pipeline.settings.training import ROLES, TEXTS
+from pipeline.settings.training import NEGATIVES, ROLES, TEXTS
 from pipeline.settings.weights import WordTableSettings
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.classic.paragraphs import write_paragraphs
@@ -41,6 +41,7 @@ Make = Callable[..., Objective]
 ROWS = 6
 NUMBERS = {
     "score": np.linspace(0, 1, ROWS),
+    "scores": np.random.default_rng(0).normal(size=(ROWS, 1 + len(NEGATIVES))),
     "label": np.arange(ROWS) % 3,
     "document": np.arange(ROWS) // 3,
     "position": np.arange(ROWS) % 3,

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipeline.errors import ConfigError
 from pipeline.settings.training import NEGATIVES, TEXTS
-from pipeline.store.rows.arrays import is_text
+from pipeline.store.rows.arrays import is_text, one_chunk
 from pipeline.text.rows.false_negatives import (
     false_negatives,
     repeats_earlier_row,
@@ -56,7 +56,7 @@ class RankRows:
     """Rows of one step on one rank."""
 
     columns: Mapping[str, Sequence[str] | np.ndarray]
-    """role -> n texts, or (n,) numbers"""
+    """role -> n texts, (n,) numbers, or (n, k) numbers"""
     rows: np.ndarray
     """(n,) int64: numbers of the rows in the source"""
     source: str
@@ -122,7 +122,7 @@ def rank_rows(
 def _rows(batch: GlobalBatch, first: int, end: int, across_ranks: bool) -> RankRows:
     table = batch.table.slice(first, end - first)
     columns = {
-        role: table[role].to_pylist() if is_text(table[role].type) else table[role].to_numpy()
+        role: table[role].to_pylist() if is_text(table[role].type) else _numbers(table[role])
         for role in table.column_names
         if role != "row"
     }
@@ -132,6 +132,14 @@ def _rows(batch: GlobalBatch, first: int, end: int, across_ranks: bool) -> RankR
         masks = false_negatives(candidates, *((first, end) if across_ranks else (0, len(table))))
     masks = without_missing(masks, candidates, len(table))
     return RankRows(columns, table["row"].to_numpy(), batch.source, _counts(batch), masks)
+
+
+def _numbers(column: pa.ChunkedArray) -> np.ndarray:
+    """Return (n,) numbers, or (n, k) of lists with k numbers."""
+    if not pa.types.is_fixed_size_list(column.type):
+        return np.asarray(column.to_numpy())
+    flat = one_chunk(column).flatten().to_numpy(zero_copy_only=False)
+    return np.asarray(flat).reshape(len(column), column.type.list_size)
 
 
 def _counts(batch: GlobalBatch) -> dict[str, int]:

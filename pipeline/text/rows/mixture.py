@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from pipeline.errors import ConfigError
 from pipeline.text.rows.batches import GlobalBatch, Order
+from pipeline.text.rows.roles import narrow_scores
 
 
 def reduce_weights(weights: Sequence[int]) -> tuple[int, ...]:
@@ -119,7 +120,9 @@ class BlendedOrder:
         batches_of_step = zip(*(order.batches(start) for order in self.orders), strict=True)
         for step, batches in enumerate(batches_of_step, start):
             tables = (
-                batch.table.select(list(self.roles)).append_column("row", pc.add(batch.table["row"], first))
+                narrow_scores(batch.table.select(list(self.roles))).append_column(
+                    "row", pc.add(batch.table["row"], first)
+                )
                 for batch, first in zip(batches, first_rows, strict=True)
             )
             shuffled = np.random.default_rng((self.seed, step)).permutation(self.batch_rows)

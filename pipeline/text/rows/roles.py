@@ -1,6 +1,7 @@
 """Roles of a training file's columns, and how their values are converted for training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -8,13 +9,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import DataError
-from pipeline.settings.training import Values
-from pipeline.store.rows.arrays import is_text, plain_type
+from pipeline.settings.training import NEGATIVES, Values
+from pipeline.store.rows.arrays import is_text, one_chunk, plain_type
 from pipeline.text.normalize import valid_utf8
+from pipeline.text.rows.negatives import element_of, is_list
 
 BLANK = " "  # replaces a missing text: leaving the row out would change the meaning of the other columns
 # Two rows of a batch with an equal text in one of these roles are false negatives of each other.
 COMPARED = ("text", "anchor", "positive", "next", "next3")
+
+
+def is_number_list(kind: pa.DataType) -> bool:
+    """Return whether a column has lists of numbers."""
+    is_number = (pa.types.is_integer, pa.types.is_floating)
+    return is_list(kind) and any(check(kind.value_type) for check in is_number)
 
 
 class _ColumnTypes(NamedTuple):
@@ -30,6 +38,7 @@ _TEXT = _ColumnTypes("strings", (is_text, pa.types.is_null))
 _NAME = _ColumnTypes("strings or integers", (is_text, pa.types.is_integer))
 _TYPES = {
     "score": _ColumnTypes("numbers", (pa.types.is_integer, pa.types.is_floating)),
+    "scores": _ColumnTypes("lists of numbers", (is_number_list,)),
     "position": _ColumnTypes("integers", (pa.types.is_integer,)),
     "label": _NAME,
     "document": _NAME,
@@ -88,8 +97,10 @@ def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
         where: URI of the file, for errors.
 
     Returns:
-        Texts as large_string without nulls, labels as int64 indices, scores as float64 from 0 to 1, positions
-        as int64; documents, groups and sections as large_string, null for a row without one.
+        Texts as large_string without nulls, labels as int64 indices, a score as float64 from 0 to 1,
+        positions as int64; `scores` as lists of the score of the positive and one of each hard negative, NaN
+        for a negative that the row lacks; documents, groups and sections as large_string, null for a row
+        without one.
 
     Raises:
         DataError: a label is not in the set, a score is missing or out of range, or a text or name is not
@@ -102,7 +113,8 @@ def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
         **dict.fromkeys(("document", "group", "section"), _names),
     }
     converted = {"row": table["row"]}
-    for role in (name for name in table.column_names if name != "row"):
+    convert["scores"] = partial(_score_lists, converted)
+    for role in sorted((name for name in table.column_names if name != "row"), key="scores".__eq__):
         converted[role], valid, expected = convert.get(role, _texts)(table[role], values)
         if not valid.all():
             first = int(np.argmin(valid))
@@ -149,6 +161,40 @@ def _scores(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:
     scores = np.asarray(pc.fill_null(column.cast(pa.float64(), safe=False), np.nan).to_numpy())
     scaled = pa.chunked_array([(scores - low) / (high - low)])
     return _ConvertedColumn(scaled, (scores >= low) & (scores <= high), f"a number from {low:g} to {high:g}")
+
+
+def _score_lists(
+    texts: Mapping[str, pa.ChunkedArray], column: pa.ChunkedArray, values: Values
+) -> _ConvertedColumn:
+    """Convert lists of scores to one length: of the positive, and of each hard negative among the texts."""
+    negatives = [texts[role] for role in NEGATIVES if role in texts]
+    lists, width = one_chunk(column), 1 + len(negatives)
+    scores = np.stack(
+        [
+            pc.fill_null(element_of(lists, index).cast(pa.float64()), np.nan).to_numpy()
+            for index in range(width)
+        ],
+        axis=1,
+    )
+    blank = [np.zeros(len(lists), bool), *(np.asarray(is_blank(each).to_numpy()) for each in negatives)]
+    has_text = ~np.stack(blank, axis=1)
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    valid = (np.isfinite(scores) | ~has_text).all(axis=1) & (lengths <= width)
+    scores[~has_text] = np.nan
+    array = pa.FixedSizeListArray.from_arrays(pa.array(scores.ravel()), width)
+    expected = f"finite scores of the positive and of each hard negative, at most {width}"
+    return _ConvertedColumn(pa.chunked_array([array]), valid, expected)
+
+
+def narrow_scores(table: pa.Table) -> pa.Table:
+    """Return the table with as many scores in a row as it has columns of positives and hard negatives."""
+    if "scores" not in table.column_names:
+        return table
+    width = 1 + sum(role in table.column_names for role in NEGATIVES)
+    column = one_chunk(table["scores"])
+    flat = column.flatten().to_numpy().reshape(len(column), -1)[:, :width]
+    scores = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), width)
+    return table.set_column(table.column_names.index("scores"), "scores", scores)
 
 
 def _positions(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:

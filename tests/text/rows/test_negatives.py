@@ -14,11 +14,12 @@ from pipeline.errors import DataError
 from pipeline.log import listening
 from pipeline.settings.training import NEGATIVES, OrderSettings, SourceSettings
 from pipeline.text.rows.batches import rank_rows
+from pipeline.text.rows.mixture import BlendedOrder
 from pipeline.text.rows.negatives import ColumnName, element_of
 from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 
-ROLES, BLANK = ("anchor", "positive"), " "
+ROLES, BLANK, NANS = ("anchor", "positive"), " ", [np.nan] * 3
 LISTS: list[list[str | None] | None] = [["n0", "n1", "n2"], ["m0"], None, ["k0", None], []]
 
 
@@ -143,3 +144,56 @@ def test_a_column_of_that_name_comes_before_an_element():
     assert ColumnName.parse("x[2]", ["x", "x[2]"]) == ("x[2]", None)
     assert ColumnName.parse("x", ["x"]) == ("x", None)
     assert np.array_equal(ColumnName("x", None).values(pa.array([1, 2])), [1, 2])
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.int64()])
+def test_scores_are_those_of_the_positive_and_of_each_negative_that_a_row_has(
+    tmp_path: Path, kind: pa.DataType
+):
+    scores = [[9, 1, 2, 3], [8, 4], [7], [6, 5, None, None], [5]]
+    settings = write(
+        tmp_path / "rows.parquet",
+        {"negatives": pa.array(LISTS), "scores": pa.array(scores, pa.list_(kind))},
+    )
+    rows = open_training_rows(settings, (*ROLES, "scores"), NEGATIVES)
+    batch = next(rank_rows(ShuffledOrder(rows, OrderSettings(batch_rows=5)), 0))
+    expected = np.array([[9, 1, 2, 3], [8, 4, *NANS[:2]], [7, *NANS], [6, 5, *NANS[:2]], [5, *NANS]])
+    np.testing.assert_array_equal(batch.columns["scores"], expected[batch.rows])
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (
+            [[1.0, 2.0], [1.0]],
+            r"row 1 .*scores: expected finite scores of the positive and of each hard negative",
+        ),
+        ([[1.0, 2.0], [1.0, float("nan")]], r"row 1 .*scores: expected finite scores"),
+        ([[1.0, 2.0], None], r"row 1 .*scores: expected finite scores"),
+        ([[1.0, 2.0, 3.0], [1.0, 2.0]], r"row 0 .*at most 2.*\[1.0, 2.0, 3.0\]"),
+        ([["x"], ["y"]], r"a column of lists of numbers for the role scores"),
+        ([1.0, 2.0], r"a column of lists of numbers for the role scores"),
+    ],
+)
+def test_scores_that_do_not_fit_the_texts_are_refused(tmp_path: Path, scores: list[Any], message: str):
+    settings = write(tmp_path / "rows.parquet", {"negative": ["x", "y"], "scores": scores})
+
+    def read() -> None:
+        rows = open_training_rows(settings, (*ROLES, "scores"), NEGATIVES)
+        list(rows.read(rows.spans()))
+
+    with pytest.raises(DataError, match=message):
+        read()
+
+
+def test_blended_sources_have_scores_of_the_negatives_that_all_of_them_have(tmp_path: Path):
+    sources = []
+    for count in (1, 3):
+        negatives = {f"negative_{number}": [f"n{number}"] * 4 for number in range(1, count + 1)}
+        scores = [[float(count), *range(count)]] * 4
+        settings = write(tmp_path / f"{count}.parquet", {**negatives, "scores": scores})
+        sources.append(open_training_rows(settings, (*ROLES, "scores"), NEGATIVES))
+    orders = tuple(ShuffledOrder(rows, OrderSettings(batch_rows=2)) for rows in sources)
+    blended = BlendedOrder(orders, (*ROLES, "negative", "scores"), (4, 4))
+    found = next(rank_rows(blended, 0)).columns["scores"]
+    assert sorted(found.tolist()) == [[1.0, 0.0]] * 2 + [[3.0, 0.0]] * 2
