@@ -92,6 +92,12 @@ class GateSettings(Settings):
     default is high because the beginning of an article often suffices: articles lose half of their tokens or
     more with an encoder of 256 or 512 tokens"""
 
+    @model_validator(mode="after")
+    def _bound_needs_queries(self) -> Self:
+        if self.queries is None and self.recall_at_10_queries is not None:
+            raise ValueError("queries, a file, as recall_at_10_queries has no effect without it")
+        return self
+
     @property
     def wanted_recall(self) -> float:
         """The recall@10 for which nprobe is chosen: the gate's, or 0.95 if the gate is off."""

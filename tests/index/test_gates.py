@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.index.files.parts import Parts
-from pipeline.index.gates import RowMetrics, judge, lowest_cosine
+from pipeline.index.gates import RowMetrics, judge, lowest_cosine, user_recall_gate
 from pipeline.index.measure.measure import measure
 from pipeline.index.measure.metrics import IndexMetrics, Proportion
 from pipeline.settings import GateSettings, IndexSettings
@@ -109,3 +109,37 @@ def test_a_canary_without_a_finite_vector_is_not_compared_with_a_previous_releas
         "canary_cosine"
     ]
     assert gate.sentence.startswith("the encoder gives NaN or infinity for 3 canary texts; ")
+
+
+@pytest.mark.parametrize(
+    ("hits", "effort", "is_fixed", "settings", "words"),
+    [
+        (945, 64, False, {}, None),  # the upper end of its interval is above 0.95
+        (900, 64, False, {}, "a higher nprobe than 64 does not help: choose a more exact index.kind"),
+        (900, None, False, {}, "the codes of the index are not exact enough for these queries: choose"),
+        (900, 2, True, {}, "raise index.nprobe from 2, or set it to null"),
+        (900, 64, False, {"recall_at_10_queries": 0.85}, None),
+        (900, 64, False, {"recall_at_10": 0.99, "recall_at_10_queries": 0.85}, None),
+        (990, 64, False, {"recall_at_10_queries": 1.0}, "1 at least within it; a higher nprobe"),
+        (100, 64, False, {"recall_at_10_queries": 0}, None),
+        (100, 64, False, {"recall_at_10": None}, None),
+    ],
+)
+def test_the_recall_of_users_refuses_beyond_its_interval_and_says_what_to_change(
+    hits: int, effort: int | None, is_fixed: bool, settings: dict[str, float | None], words: str | None
+):
+    gates = GateSettings.model_validate({"queries": "queries.txt", **settings})
+    measured = metrics_of_small_index(
+        user_recall=Proportion.of(hits, 1_000),
+        user_queries=200,
+        effort=effort,
+        effort_name=None if effort is None else "nprobe",
+    )
+    gate = user_recall_gate(measured, gates, " (remarks)", is_fixed=is_fixed)
+    assert (gate.passed, gate.value) == (words is None, hits / 1_000)
+    assert "recall@10 of 200 queries of gates.queries (remarks) is" in gate.sentence
+    if words is not None:
+        assert words in gate.sentence
+        assert "accept less by gates.recall_at_10_queries" in gate.sentence
+    if gate.threshold is None:
+        assert "reported only" in gate.sentence

@@ -235,7 +235,7 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
         gates = GateSettings.model_validate(
             {
                 name: previous.settings.get("gates", {}).get(name)
-                for name in ("recall_at_10", "recall_at_10_queries")
+                for name in ("queries", "recall_at_10", "recall_at_10_queries")
             }
         )
         target = build.gates.wanted_user_recall

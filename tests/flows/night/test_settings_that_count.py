@@ -1,6 +1,7 @@
 """Every setting of a night counts when the current release is compared, unless it is named."""
 
 import pytest
+from pydantic import ValidationError
 
 from pipeline.flows.night.previous_release import NOT_PUBLISHED, _release_settings
 from pipeline.settings import Job
@@ -28,7 +29,6 @@ def test_every_section_is_compared_or_without_influence():
         ({"encode": {"unit_rows": 3}}, False),
         ({"encoder": {"query_prompt": "q: "}}, True),
         ({"gates": {"recall_at_10": 0.5}}, True),
-        ({"gates": {"recall_at_10_queries": 0.5}}, True),
         ({"gates": {"queries": "queries.txt"}}, True),
         ({"gates": {"max_deleted": 0.5}}, False),
         ({"corpus": {"id": "key"}}, True),
@@ -36,3 +36,13 @@ def test_every_section_is_compared_or_without_influence():
 )
 def test_a_changed_setting_makes_another_release_unless_it_is_named(change: dict[str, object], counts: bool):
     assert (_release_settings(Job.model_validate(change)) != _release_settings(Job())) == counts
+
+
+def test_another_bound_for_queries_of_users_makes_another_release():
+    jobs = [
+        Job.model_validate({"gates": {"queries": "queries.txt", "recall_at_10_queries": bound}})
+        for bound in (None, 0.5)
+    ]
+    assert _release_settings(jobs[0]) != _release_settings(jobs[1])
+    with pytest.raises(ValidationError, match="no effect without it"):
+        Job.model_validate({"gates": {"recall_at_10_queries": 0.5}})
