@@ -102,6 +102,7 @@ def judge_candidate(
         measured, dtype = candidate.built.measured, job.encode.dtype
         gates = judge(measured, rows, job.gates, canary=canary_cosine, dtype=dtype) | corpus.gates
         gates |= user_query_gates(job, candidate.user_queries, measured)
+        metrics.record_effort(measured.effort, measured.rows_effort)
         written = {"canary": _store_canary_vectors(store, canaries)}
         if relevance := measure_relevance(context, candidate.corpus, manifest, previous):
             gates |= relevance.gates

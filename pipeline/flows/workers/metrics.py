@@ -107,6 +107,12 @@ GATE_PASSED = MetricSeries(
     "Gauge", "manta_gate_passed", "1 if the last candidate passed the gate, else 0", ("gate",)
 )
 
+SEARCH_EFFORT = MetricSeries(
+    "Gauge",
+    "manta_search_effort",
+    "nprobe or efSearch that the last candidate needs for rows, and for rows and gates.queries",
+    ("chosen_for",),
+)
 RELEVANCE_SLICE = MetricSeries(
     "Gauge",
     "manta_relevance_slice",
@@ -157,6 +163,19 @@ def record_gates(gates: Mapping[str, Gate]) -> None:
             GATE_VALUE.record(float(gate.value), gate=name)
         if gate.threshold is not None:
             GATE_THRESHOLD.record(float(gate.threshold), gate=name)
+
+
+def record_effort(effort: int | None, rows_effort: int | None) -> None:
+    """Record the search effort of a candidate; nothing for an index that always searches everything.
+
+    Args:
+        rows_effort: the effort that rows alone need; None without gates.queries.
+    """
+    if effort is None:
+        return
+    SEARCH_EFFORT.record(effort if rows_effort is None else rows_effort, chosen_for="rows")
+    if rows_effort is not None:
+        SEARCH_EFFORT.record(effort, chosen_for="rows and queries")
 
 
 def record_slices(slices: Mapping[str, Mapping[str, float]]) -> None:

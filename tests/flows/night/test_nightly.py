@@ -16,6 +16,7 @@ import pytest
 from pipeline.errors import ConfigError, DataError, GatesRefused, SpaceMismatch
 from pipeline.flows.night.gates.audit import remeasure
 from pipeline.flows.night.nightly import nightly
+from pipeline.flows.workers import metrics
 from pipeline.index.search.search import open_release
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
@@ -228,7 +229,9 @@ def test_queries_of_users_may_be_vectors_of_the_encoder(make_job: Make, tmp_path
         nightly(make_job(f"gates.queries={tmp_path / 'other.parquet'}", "index.nprobe=2"), Stages())
 
 
-def test_a_night_is_refused_if_its_effort_is_too_low_for_given_queries(make_job: Make, tmp_path: Path):
+def test_a_night_is_refused_if_its_effort_is_too_low_for_given_queries(
+    make_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     queries = [text.rpartition(" ")[0] for text in sentences(40, seed=5)]
     (tmp_path / "queries.txt").write_text("\n".join([*queries, *queries[:7]]))
     chosen = ("index.kind=IVF8,Flat", "gates.recall_at_10=0.5", "gates.recall_at_10_queries=0.95")
@@ -236,6 +239,12 @@ def test_a_night_is_refused_if_its_effort_is_too_low_for_given_queries(make_job:
     with pytest.raises(GatesRefused, match=r"recall@10 of 40 queries .*raise index.nprobe from 1") as caught:
         nightly(make_job(*settings, "index.nprobe=1"), Stages())
     assert "repeated queries, used once: 7" in str(caught.value)
+    recorded: dict[tuple[str, ...], float] = {}
+    monkeypatch.setattr(
+        metrics,
+        "listeners",
+        [lambda series, value, labels: recorded.update({(series.name, *labels.values()): value})],
+    )
     outcome = nightly(make_job(*settings), Stages())
     release = Releases(open_store(outcome.root)).current()
     gates, effort = outcome.facts["gates"], release.index.settings["effort"]
@@ -244,6 +253,8 @@ def test_a_night_is_refused_if_its_effort_is_too_low_for_given_queries(make_job:
         0.95,
     )
     assert release.index.trained_on["rows_effort"] < effort
+    assert recorded["manta_search_effort", "rows"] == release.index.trained_on["rows_effort"]
+    assert recorded["manta_search_effort", "rows and queries"] == effort
     [choice] = [each for each in release.choices if each.what == "search effort for gates.queries"]
     assert (choice.chosen, choice.numbers["effort"]) == ("raised", effort)
     assert choice.sentence in Path(outcome.report).read_text()
