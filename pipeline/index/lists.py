@@ -1,4 +1,4 @@
-"""Remove rows from inverted lists; the order of the others stays.
+"""Read, write and remove rows of inverted lists in memory; the order of the other rows stays.
 
 faiss itself moves the last row of a list to the position of a removed one. So rows with equal scores would
 come in another order, and a list with fast-scan codes would keep the codes of removed rows after its end.
@@ -28,46 +28,68 @@ def is_one_of(ids: np.ndarray) -> IsRemoved:
     return contains
 
 
+def ids_in(lists: Any, number: int) -> np.ndarray:
+    """Return the ids (n,) int64 of a list, as a view."""
+    if not (size := lists.list_size(number)):
+        return np.zeros(0, dtype=np.int64)
+    return np.asarray(faiss.rev_swig_ptr(lists.get_ids(number), size))
+
+
+def codes_in(lists: Any, number: int) -> np.ndarray:
+    """Return a copy of the codes (n, code_size) uint8 of a list, which may pack several rows in a block."""
+    size = lists.list_size(number)
+    if not isinstance(lists, faiss.BlockInvertedLists):
+        shape = (size, lists.code_size)
+        return _bytes_in(lists, number, size * lists.code_size).reshape(shape).copy()
+    packer, blocks = lists.packer, _blocks_in(lists, number)
+    codes = np.zeros((len(blocks), lists.n_per_block, packer.code_size), dtype=np.uint8)
+    for block, of_block in zip(blocks, codes, strict=True):
+        packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(of_block))
+    return codes.reshape(-1, packer.code_size)[:size]
+
+
+def write_codes(lists: Any, number: int, codes: np.ndarray) -> None:
+    """Write codes (n, code_size) uint8 of all n rows of a list.
+
+    The rest of the last block is zero afterwards, as in a list that never had other rows.
+    """
+    if not isinstance(lists, faiss.BlockInvertedLists):
+        _bytes_in(lists, number, codes.size)[:] = codes.ravel()
+        return
+    packer, blocks = lists.packer, _blocks_in(lists, number)
+    padded = np.zeros((len(blocks), lists.n_per_block, packer.code_size), dtype=np.uint8)
+    padded.reshape(-1, packer.code_size)[: len(codes)] = codes
+    blocks[:] = 0  # packing keeps bits that are set
+    for block, of_block in zip(blocks, padded, strict=True):
+        packer.pack_all(faiss.swig_ptr(of_block), faiss.swig_ptr(block))
+
+
 def remove_from_lists(ivf: Any, is_removed: IsRemoved) -> int:
     """Remove rows from the lists in memory of an IVF index, and return their number."""
     lists, before = faiss.downcast_InvertedLists(ivf.invlists), ivf.ntotal
-    keep_rows = _keep_in_blocks if isinstance(lists, faiss.BlockInvertedLists) else _keep_in_arrays
     removed = 0
     for number in range(ivf.nlist):
-        if not (size := lists.list_size(number)):
-            continue
-        ids = faiss.rev_swig_ptr(lists.get_ids(number), size)
+        ids = ids_in(lists, number)
         is_kept = ~is_removed(ids)
-        if (kept := int(is_kept.sum())) < size:
-            keep_rows(lists, number, is_kept)
-            ids[:kept] = ids[is_kept]
-            lists.resize(number, kept)
-            removed += size - kept
+        if is_kept.all():
+            continue
+        codes, kept = codes_in(lists, number)[is_kept], int(is_kept.sum())
+        ids[:kept] = ids[is_kept]
+        removed += len(ids) - kept
+        lists.resize(number, kept)
+        write_codes(lists, number, codes)
     ivf.ntotal = before - removed
     return removed
 
 
-def _keep_in_arrays(lists: Any, number: int, is_kept: np.ndarray) -> None:
-    """Move the kept codes of a list to its beginning."""
-    size = len(is_kept)
-    codes = faiss.rev_swig_ptr(lists.get_codes(number), size * lists.code_size).reshape(size, -1)
-    codes[: is_kept.sum()] = codes[is_kept]
+def _bytes_in(lists: Any, number: int, count: int) -> np.ndarray:
+    """Return the first `count` bytes of the codes of a list, as a view."""
+    if not count:
+        return np.zeros(0, dtype=np.uint8)
+    return np.asarray(faiss.rev_swig_ptr(lists.get_codes(number), count))
 
 
-def _keep_in_blocks(lists: Any, number: int, is_kept: np.ndarray) -> None:
-    """Move the kept codes of a list to its beginning, where the codes of several rows are in one block.
-
-    The rest of the list is zero afterwards, as in a list that never had the other rows.
-    """
-    packer, per_block = lists.packer, lists.n_per_block
-    blocks = -(-len(is_kept) // per_block)
-    packed = faiss.rev_swig_ptr(lists.get_codes(number), blocks * lists.block_size).reshape(blocks, -1)
-    codes = np.zeros((blocks, per_block, packer.code_size), dtype=np.uint8)
-    for block, of_block in zip(packed, codes, strict=True):
-        packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(of_block))
-    rows = codes.reshape(-1, packer.code_size)
-    kept = rows[: len(is_kept)][is_kept]
-    rows[:], packed[:] = 0, 0
-    rows[: len(kept)] = kept
-    for block, of_block in zip(packed, codes, strict=True):
-        packer.pack_all(faiss.swig_ptr(of_block), faiss.swig_ptr(block))
+def _blocks_in(lists: Any, number: int) -> np.ndarray:
+    """Return the blocks (b, block_size) uint8 of a list with packed codes, as a view."""
+    blocks = -(-lists.list_size(number) // lists.n_per_block)
+    return _bytes_in(lists, number, blocks * lists.block_size).reshape(blocks, lists.block_size)

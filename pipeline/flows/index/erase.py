@@ -3,7 +3,8 @@
 Nothing is deleted. Parts that two releases share are written once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -25,14 +26,21 @@ from pipeline.flows.index.records import (
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.store.files.base import Store
 from pipeline.store.records.dead import DeadRows, write_address_pieces
+from pipeline.store.records.release_units import VectorUnit
 from pipeline.store.records.sealed_json import FileRef, Stored
-from pipeline.store.records.write_once import load_or_make, put_by_content
+from pipeline.store.records.write_once import load_or_make, put_by_content, store_by_content
 from pipeline.store.releases.manifest import IndexFiles, IndexPart, ReleaseManifest
-from pipeline.store.rows.address import ordinal_of
+from pipeline.store.rows.address import ordinal_of, to_addresses
+
+_NO_ROWS = np.zeros(0, dtype=np.int64)
 
 
 def erase_from_index(
-    context: FlowContext, manifest: ReleaseManifest, erased: FileRef, work: str
+    context: FlowContext,
+    manifest: ReleaseManifest,
+    erased: FileRef,
+    work: str,
+    units: Sequence[VectorUnit] = (),
 ) -> ReleaseManifest:
     """Return a release's manifest with an index, ids and tombstones that have none of the erased rows.
 
@@ -41,13 +49,16 @@ def erase_from_index(
     Args:
         erased: file of the addresses of erased rows, as `write_addresses` writes it.
         work: folder for records of finished pieces, which another run of the same erasure uses.
+        units: units of other releases with erased rows, on which the index may have been trained.
 
     Raises:
         DataError: a file is missing or damaged, or the index has no other rows.
     """
     parts = number_parts(manifest.index_parts())
     largest = max(part.bytes for part in manifest.index_parts())
-    task = ErasePart(context.store, erased, work)
+    find = FindTrainingChange(context.store, erased, work, tuple(units))
+    training = context.workers.run(find, manifest, Pool(1))
+    task = ErasePart(context.store, erased, work, training.change)
     erased_parts = map_in_order(context, task, parts, needs=ItemNeeds(2.0 * largest))
     kept = [made.part for made in erased_parts if made.part is not None]
     if not kept:
@@ -64,6 +75,8 @@ def erase_from_index(
         "delta_ids": delta_ids if manifest.index.delta_ids else 0,
         "queries": small.queries,
         "truth": small.truth,
+        "trained": training.trained,
+        "settings": manifest.index.settings | training.settings,
     }
     ids = fields.pop("ids")
     index = manifest.index.model_copy(update=fields)
@@ -88,24 +101,26 @@ class ErasePart(PlainTask[NumberedPart, ErasedPart]):
     """file of the addresses of erased rows"""
     records: str
     """folder of the records of finished parts"""
+    change: FileRef | None = None
+    """change of the training; None if it stays"""
 
     def work(self, item: NumberedPart) -> ErasedPart:
         addresses = item.own_rows(DeadRows(self.store, self.erased))
-        if not len(addresses):
+        if not len(addresses) and self.change is None:
             return ErasedPart(part=item.part, rows=0)
-        name = digest_of([self.erased.sha256, item.model_dump(mode="json")])[:24]
+        change = self.change.sha256 if self.change else None
+        name = digest_of([self.erased.sha256, change, item.model_dump(mode="json")])[:24]
         path = f"{self.records}/part-{name}.json"
         return load_or_make(self.store, path, ErasedPart, lambda: self._erase(item.part, addresses))
 
     def _erase(self, part: IndexPart, addresses: np.ndarray) -> ErasedPart:
         from pipeline.index.erase.part import erase_from_part
-        from pipeline.index.files.parts import linked_folder
+        from pipeline.index.erase.training import TrainingChange
         from pipeline.index.library import faiss_threads
 
-        named = [(PurePosixPath(file.path).name, file.local(self.store)) for file in part.files]
-        with self.store.scratch() as scratch, faiss_threads(1), linked_folder(named) as folder:
-            files = tuple(folder / name for name, _ in named)
-            count, written = erase_from_part(files, addresses, scratch)
+        change = TrainingChange.from_bytes(self.change.read(self.store)) if self.change else None
+        with self.store.scratch() as scratch, faiss_threads(1), _files_of(self.store, part) as files:
+            count, written = erase_from_part(files, addresses, scratch, change)
             if not written:
                 return ErasedPart(part=None, rows=count)
             rows = part.rows - count
@@ -127,6 +142,94 @@ class ErasePart(PlainTask[NumberedPart, ErasedPart]):
             if rows == reference.rows:
                 return reference
             return put_by_content(self.store, file, "ids/", rows) if rows else None
+
+
+@contextmanager
+def _files_of(store: Store, part: IndexPart) -> Iterator[tuple[Path, ...]]:
+    """Link the files of a part into one folder, under the names by which they refer to each other."""
+    from pipeline.index.files.parts import linked_folder
+
+    named = [(PurePosixPath(file.path).name, file.local(store)) for file in part.files]
+    with linked_folder(named) as folder:
+        yield tuple(folder / name for name, _ in named)
+
+
+class ErasedTraining(Stored):
+    """The trained index without values that erased rows alone determined."""
+
+    change: FileRef | None
+    """the change; None if the training stays"""
+    trained: FileRef | None
+    settings: dict[str, str] = {}
+    """fingerprint of the training, if it changed"""
+
+
+@dataclass(frozen=True)
+class FindTrainingChange(PlainTask[ReleaseManifest, ErasedTraining]):
+    """Find the centroids that erased rows alone determined, and replace them in the trained index."""
+
+    store: Store
+    erased: FileRef
+    records: str
+    units: tuple[VectorUnit, ...]
+    """units of other releases with erased rows"""
+
+    def work(self, manifest: ReleaseManifest) -> ErasedTraining:
+        index = manifest.index
+        if index.trained is None or not index.settings.get("nlist"):
+            return ErasedTraining(change=None, trained=index.trained)
+        name = digest_of([self.erased.sha256, index.model_dump(mode="json")])[:24]
+        path = f"{self.records}/training-{name}.json"
+        return load_or_make(self.store, path, ErasedTraining, lambda: self._find(manifest, index.trained))
+
+    def _find(self, manifest: ReleaseManifest, trained: FileRef) -> ErasedTraining:
+        from pipeline.index.build.build import read_index, write_index
+        from pipeline.index.erase.training import NearLists, change_of
+        from pipeline.index.files.unit_vectors import UnitVectors
+        from pipeline.index.library import faiss_threads
+        from pipeline.index.structure import fingerprint
+
+        with faiss_threads(1), self.store.scratch() as scratch:
+            index = read_index(trained.local(self.store), mapped=False)
+            near = NearLists(index).add(self._erased_vectors(manifest))
+            vectors = UnitVectors(self.store, manifest.units)
+            change = change_of(near, self._remaining(manifest, near.sums), vectors.take)
+            if not change:
+                return ErasedTraining(change=None, trained=trained)
+            change.apply_in_memory(index)
+            write_index(index, scratch / "trained.faiss")
+            return ErasedTraining(
+                change=store_by_content(
+                    self.store, change.to_bytes(), f"{self.records}/training", ".safetensors"
+                ),
+                trained=put_by_content(self.store, scratch / "trained.faiss", "indexes/trained", 0),
+                settings={"fingerprint": fingerprint(index)},
+            )
+
+    def _erased_vectors(self, manifest: ReleaseManifest) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the addresses and raw vectors of erased rows, unit by unit."""
+        from pipeline.index.files.unit_vectors import UnitVectors
+
+        erased = DeadRows(self.store, self.erased)
+        units = {unit.ordinal: unit for unit in (*self.units, *manifest.units)}
+        for ordinal in sorted(units):
+            rows = np.setdiff1d(erased.rows_of(ordinal), units[ordinal].dropped)
+            if len(rows) and units[ordinal].space_id == manifest.space_id:
+                addresses = to_addresses(ordinal, rows)
+                yield addresses, UnitVectors(self.store, [units[ordinal]]).take(addresses)
+
+    def _remaining(self, manifest: ReleaseManifest, numbers: Iterable[int]) -> dict[int, np.ndarray]:
+        """Return the addresses of the rows that stay in lists, by list, in all parts together."""
+        from pipeline.index.build.build import read_index
+        from pipeline.index.erase.training import rows_in_lists
+
+        erased, found = DeadRows(self.store, self.erased), {number: [_NO_ROWS] for number in numbers}
+        for part in manifest.index_parts() if found else ():
+            with _files_of(self.store, part) as files:
+                index = read_index(files[0], on_disk=len(files) > 1)
+                for number, addresses in rows_in_lists(index, found, erased.contains).items():
+                    found[number].append(addresses)
+        return {number: np.concatenate(pieces) for number, pieces in found.items()}
 
 
 class ErasedMeasurements(Stored):

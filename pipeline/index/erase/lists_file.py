@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.index.erase.training import Recode
 from pipeline.index.library import faiss
-from pipeline.index.lists import IsRemoved, is_one_of
+from pipeline.index.lists import codes_in, ids_in, is_one_of
 from pipeline.index.structure import lists_of, unwrap
 from pipeline.store.files.base import sha256_of
 
 
-def write_lists_without(index: Any, addresses: np.ndarray, folder: Path) -> Path:
+def write_lists_without(index: Any, addresses: np.ndarray, folder: Path, recode: Recode) -> Path:
     """Copy the lists of an index to a new file, without some rows, and let the index refer to that file.
 
     The file has nothing between the lists. Memory holds one list at a time.
@@ -19,6 +20,7 @@ def write_lists_without(index: Any, addresses: np.ndarray, folder: Path) -> Path
     Args:
         addresses: (n,) int64 of the rows to leave out.
         folder: for the file, which is named by its content. The index must be written there, too.
+        recode: gives the codes to write.
     """
     ivf = unwrap(index)
     lists, is_removed = lists_of(ivf), is_one_of(addresses)
@@ -26,7 +28,9 @@ def write_lists_without(index: Any, addresses: np.ndarray, folder: Path) -> Path
     unnamed_file = folder / "growing.ivfdata"
     with unnamed_file.open("wb") as file:
         for number in range(ivf.nlist):
-            codes, ids = _kept(lists, number, is_removed)
+            is_kept = ~is_removed(ids_in(lists, number))
+            ids, codes = ids_in(lists, number)[is_kept], codes_in(lists, number)[is_kept]
+            codes = recode(number, ids, codes)
             file.write(codes.tobytes())
             file.write(ids.tobytes())
             extent = faiss.OnDiskOneList()
@@ -43,13 +47,3 @@ def write_lists_without(index: Any, addresses: np.ndarray, folder: Path) -> Path
     copied.this.disown()
     index.ntotal = ivf.ntotal = rows
     return lists_file
-
-
-def _kept(lists: Any, number: int, is_removed: IsRemoved) -> tuple[np.ndarray, np.ndarray]:
-    """Return the codes (n, code_size) and ids (n,) of a list that are not removed."""
-    if not (size := lists.list_size(number)):
-        return np.zeros((0, lists.code_size), dtype=np.uint8), np.zeros(0, dtype=np.int64)
-    ids = faiss.rev_swig_ptr(lists.get_ids(number), size)
-    codes = faiss.rev_swig_ptr(lists.get_codes(number), size * lists.code_size).reshape(size, -1)
-    is_kept = ~is_removed(ids)
-    return codes[is_kept], ids[is_kept]

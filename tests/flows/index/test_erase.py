@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,9 +11,11 @@ from pipeline.errors import DataError
 from pipeline.flows.index.erase import erase_from_index
 from pipeline.flows.index.records import load_queries, load_truth
 from pipeline.flows.workers.local import LocalWorkers
+from pipeline.index.build.build import read_index
 from pipeline.index.files.ids import Ids
 from pipeline.index.files.parts import Parts, load_index
 from pipeline.index.measure.truth import NO_NEIGHBOUR
+from pipeline.index.structure import ivf_of
 from pipeline.log import Stages
 from pipeline.store.records.dead import Dead, write_addresses
 from pipeline.store.records.sealed_json import FileRef
@@ -135,3 +138,36 @@ def test_an_index_without_other_rows_is_refused(child: LocalWorkers, tmp_path: P
     chain.night()
     with pytest.raises(DataError, match="release 1: expected rows that stay in the index"):
         erased_release(chain, np.array(chain.live()))
+
+
+@pytest.mark.parametrize("kind", ["ivf_flat", "ivf_sq8"])
+def test_centroids_of_lists_with_one_row_go_with_it(child: LocalWorkers, tmp_path: Path, kind: str):
+    overrides = (f"index.kind={kind}", "index.nlist=60", "index.part_gib=0.00001", *EXACT)
+    chain = Chain(tmp_path, child, overrides).add(60).add(60)
+    chain.night()
+    before = chain.before
+    assert before is not None
+    assert before.index.parts > 1 or kind == "ivf_sq8"
+    live, old = np.array(chain.live()), centroids(chain, before)
+    units = np.array([chain.vectors[address] for address in live.tolist()])
+    units /= np.linalg.norm(units, axis=1, keepdims=True)
+    nearest = np.linalg.norm(units[:, None] - old[None], axis=2).min(axis=1)
+    alone = live[nearest < 1e-5][:5]
+    assert len(alone) == 5
+    after = erased_release(chain, alone)
+    assert_erased(chain, before, after, alone)
+    new = centroids(chain, after)
+    distances = np.linalg.norm(units[np.isin(live, alone)][:, None] - new[None], axis=2)
+    assert distances.min() > 1e-3
+    changed = ~(new == old).all(axis=1)
+    assert changed.sum() == 5
+    assert opened(chain, after).fingerprints() == {after.index.settings["fingerprint"]}
+    assert after.index.settings["fingerprint"] != before.index.settings["fingerprint"]
+
+
+def centroids(chain: Chain, manifest: ReleaseManifest) -> np.ndarray:
+    """Return the centroids (nlist, d) of the trained index of a manifest."""
+    trained = read_index(file_of(manifest.index.trained).local(chain.store), mapped=False)
+    ivf = ivf_of(trained)
+    assert ivf is not None
+    return np.asarray(faiss.downcast_index(ivf.quantizer).reconstruct_n(0, ivf.nlist))
