@@ -21,6 +21,7 @@ from jobs.nightly import nightly
 from jobs.pairs import pairs
 from jobs.plan import plan
 from jobs.preflight import preflight
+from jobs.query_log import query_log
 from jobs.releases import releases
 from jobs.search import search
 from jobs.search_template import search_template
@@ -99,6 +100,7 @@ for _command in (
     nightly,
     search,
     serve,
+    query_log,
     duplicates,
     export,
 ):

@@ -86,7 +86,7 @@ class ServeOptions:
             "--log-queries",
             metavar="FILE",
             help="Append a sample of the queries to FILE, which only its owner can read: of each client at "
-            "most 128 a day. Default: nothing is logged.",
+            "most 128 a day. `manta query-log` makes a file for gates.queries of it. Default: no log.",
         ),
     ] = None
     log_texts: Annotated[

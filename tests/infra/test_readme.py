@@ -24,7 +24,7 @@ def test_every_documented_command_exists():
     used = {
         tuple(found.split())
         for code in CODE
-        for found in re.findall(r"\bmanta ((?:releases )?[a-z]+)", code)
+        for found in re.findall(r"\bmanta ((?:releases )?[a-z-]+)", code)
         if not code.startswith(("kubectl", "docker"))
     }
     assert {("preflight",), ("releases", "list"), ("releases", "show"), ("releases", "rollback")} <= used

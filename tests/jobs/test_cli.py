@@ -35,6 +35,7 @@ JOBS = (
     "search",
     "export",
     "serve",
+    "query-log",
     "duplicates",
 )
 OF_RELEASES = (

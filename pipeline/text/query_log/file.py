@@ -21,6 +21,7 @@ from pipeline.text.query_log.lines import LineReader, LoggedQuery
 MAX_BYTES = 64 << 20
 """largest size of a log"""
 _MODE = 0o600
+_BEGIN = b'{"time": "'  # of every log
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # never waits for a pipe
 
 
@@ -139,8 +140,10 @@ def rewrite_log(path: Path, change: Callable[[Sequence[LoggedQuery]], Sequence[L
 
     Raises:
         OSError: the log cannot be read, or a new file cannot be written; the log is as before.
+        ConfigError: the file is no log.
     """
     with _opened(path) as log:
+        _check_begin(log, path)
         reader = LineReader()
         with os.fdopen(os.dup(log), "rb") as lines:
             lines.seek(0)
@@ -207,8 +210,19 @@ def _check_file(log: int, path: Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         found = "a pipe, a device or a socket"
         raise ConfigError(f"--log-queries {path}", "a regular file", found, "give another path")
+    _check_begin(log, path)
     if stat.S_IMODE(status.st_mode) != _MODE:
         os.fchmod(log, _MODE)
+
+
+def _check_begin(log: int, path: Path) -> None:
+    """Raise ConfigError for a file that is no log: rewriting it would remove what is in it."""
+    begin = os.pread(log, len(_BEGIN), 0)
+    first = begin.partition(b"\n")[0]  # a kill may have cut off the first line
+    if begin and not (first and _BEGIN.startswith(first)):
+        raise ConfigError(
+            str(path), "a log of queries, or an empty file", "another file", "give another path"
+        )
 
 
 def now_utc() -> datetime:

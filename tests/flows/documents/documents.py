@@ -42,6 +42,7 @@ NEEDS = {
     "docker build": "a registry: tests/infra reads the Dockerfile",
     "manta export ROOT pgvector": "a server: tests/flows/export has one",
     "manta serve": "a client: tests/jobs/test_serve.py is one",
+    "manta query-log": "the log of a service: tests/jobs/test_query_log.py has some",
     "manta releases promote": "a candidate that waits: tests/flows/night/test_approval.py has some",
     "manta search ROOT -": "standard input: tests/jobs/test_search.py gives it",
     "manta evaluate evaluate.names=[senteval]": "the transfer tasks: tests/evaluate has small ones",
