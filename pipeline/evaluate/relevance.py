@@ -4,8 +4,8 @@ Only the gate uses this module. It is separate because it knows nothing of worke
 """
 
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -61,6 +61,27 @@ class RelevanceScores:
         """Score pairs by their cosines (n,)."""
         keys = zip(judged.left, judged.right, map(repr, judged.gold.tolist()), strict=True)
         return cls(tuple(keys), cosines, judged.gold, slices=judged.slices)
+
+    def without(self, ids: Collection[str], texts: Collection[str]) -> "RelevanceScores | None":
+        """Leave out the rows with one of the ids or texts; None if no other rows are left.
+
+        A query with other relevant ids is left out, too: without one of them it would have another score.
+        """
+
+        def names_one(key: tuple[str, ...]) -> bool:
+            if self.gold is not None:
+                return key[0] in texts or key[1] in texts
+            return key[0] in texts or any(relevant in ids for relevant in key[1:])
+
+        kept = np.array([row for row, key in enumerate(self.keys) if not names_one(key)])
+        if not len(kept):
+            return None
+        changes = {
+            name: None if (array := getattr(self, name)) is None else array[kept]
+            for name in ("scores", "gold", "recall", "reciprocal_rank")
+        }
+        slices = None if self.slices is None else tuple(self.slices[row] for row in kept)
+        return replace(self, keys=tuple(self.keys[row] for row in kept), slices=slices, **changes)
 
     @property
     def metric(self) -> str:

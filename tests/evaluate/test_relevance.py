@@ -53,6 +53,17 @@ def test_the_file_keeps_every_value():
         assert again.to_bytes() == scores.to_bytes()
 
 
+def test_rows_that_name_an_id_or_a_text_can_be_left_out():
+    scores = RelevanceScores((("q0", "a", "b"), ("q1", "c"), ("q2", "a"), ("c", "d")), np.arange(4) / 4)
+    assert scores.without({"b", "q2"}, {"q1"}).keys == (("q2", "a"), ("c", "d"))
+    assert scores.without({"c"}, set()).scores.tolist() == [0, 0.5, 0.75]
+    assert scores.without({"a", "c", "d"}, set()) is None
+    pairs = pair_scores(np.arange(3) / 3, np.arange(3.0))
+    assert pairs.without({"s0", "1.0"}, {"s2", "2.0"}).gold.tolist() == [0, 1]
+    parts = sliced([0.1, 0.2], ["de", "fr"], [0.3, 0.4]).without(set(), {"q0"})
+    assert (parts.slices, parts.recall.tolist()) == (("fr",), [0.4])
+
+
 def test_the_value_of_pairs_is_spearmans_correlation():
     rng = np.random.default_rng(1)
     cosines, gold = rng.random(50), rng.integers(0, 6, 50).astype(float)

@@ -180,7 +180,8 @@ class FindTrainingChange(PlainTask[ReleaseManifest, ErasedTraining]):
             return ErasedTraining(change=None, trained=index.trained)
         name = digest_of([self.erased.sha256, index.model_dump(mode="json")])[:24]
         path = f"{self.records}/training-{name}.json"
-        return load_or_make(self.store, path, ErasedTraining, lambda: self._find(manifest, index.trained))
+        trained = index.trained
+        return load_or_make(self.store, path, ErasedTraining, lambda: self._find(manifest, trained))
 
     def _find(self, manifest: ReleaseManifest, trained: FileRef) -> ErasedTraining:
         from pipeline.index.build.build import read_index, write_index

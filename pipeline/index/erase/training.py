@@ -150,7 +150,9 @@ def change_of(
     addresses = np.sort(np.concatenate([remaining[number] for number in numbers]))
     raw = vectors_of(addresses) if len(addresses) else np.zeros((0, near.index.d), dtype=np.float32)
     inside = _unit(to_space_of(near.index, raw)) if len(raw) else raw
-    centroids = np.zeros((len(numbers), ivf_of(near.index).d), dtype=np.float32)
+    ivf = ivf_of(near.index)
+    assert ivf is not None
+    centroids = np.zeros((len(numbers), ivf.d), dtype=np.float32)
     for position, number in enumerate(numbers):
         if len(remaining[number]):
             rows = np.searchsorted(addresses, remaining[number])
@@ -162,7 +164,9 @@ def _addresses_of_ids(index: Any) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function from ids in lists to addresses; the ids of a refined index are numbers of rows."""
     if index_refine_of(index) is None:
         return lambda ids: ids
-    addresses = faiss.vector_to_array(id_map_of(index).id_map)
+    id_map = id_map_of(index)
+    assert id_map is not None
+    addresses = faiss.vector_to_array(id_map.id_map)
     return lambda ids: addresses[ids]
 
 
