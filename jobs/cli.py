@@ -13,6 +13,7 @@ from jobs.completion import completion
 from jobs.count import count
 from jobs.duplicates import duplicates
 from jobs.encode import encode
+from jobs.erase import erase
 from jobs.evaluate import evaluate
 from jobs.export import export
 from jobs.index import index
@@ -102,6 +103,7 @@ for _command in (
     serve,
     query_log,
     duplicates,
+    erase,
     export,
 ):
     app.command()(_command)

@@ -107,6 +107,7 @@ ORDERS = {
         "evaluate",
         "train",
         "duplicates",
+        "erase",
     ),
     "pipeline.flows.night": (
         "key_facts",

@@ -37,6 +37,7 @@ JOBS = (
     "serve",
     "query-log",
     "duplicates",
+    "erase",
 )
 OF_RELEASES = (
     *("list", "show", "diff", "quarantine", "verify"),

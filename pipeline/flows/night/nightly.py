@@ -44,9 +44,9 @@ from pipeline.flows.workers.metrics_file import metrics_written_to
 from pipeline.log import Stages, announce
 from pipeline.models.folder.folder import announce_warnings, open_folder
 from pipeline.settings import Job
-from pipeline.store.files.lease import lease
 from pipeline.store.records.dead import DeadRows
 from pipeline.store.records.units import Corpus
+from pipeline.store.releases.erasures import lease_without_erasure
 from pipeline.store.releases.release import Releases
 
 
@@ -95,7 +95,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
             night_workers(job, store, previous, stages, verbose=verbose) as workers,
             refusal_followed_up(job, releases, stages),
         ):
-            with lease(store):
+            with lease_without_erasure(store):
                 corpus = ingest_corpus(job, releases, previous, stages, workers.for_ingest())
                 if up_to_date and corpus.has_same_rows:
                     outcome = unchanged_outcome(job, releases, previous, corpus)

@@ -89,11 +89,15 @@ def publish_or_refuse(
         pages = waiting_pages(replace(report, status=status))
         return wait_for_approval(context, previous, manifest, pages, reason)
 
+    def check() -> None:
+        releases.commits.refuse_erased_since(previous.last_commit)
+
     try:
         if context.job.release.publish == "approval":
+            check()
             releases.check_current(manifest)
             return waiting_outcome(wait("waiting", BY_SETTING), releases, previous)
-        published = releases.publish(manifest, lambda number: render(replace(report, number=number)))
+        published = releases.publish(manifest, lambda number: render(replace(report, number=number)), check)
     except RootHeld as held:
         announce(str(held))
         return waiting_outcome(wait("held", _describe_hold(held)), releases, previous, held)

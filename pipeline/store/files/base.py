@@ -137,6 +137,13 @@ class Store(abc.ABC):
     def delete(self, path: str) -> None:
         """Delete the file if it exists."""
 
+    def discard_copies(self, path: str, sha256: str) -> None:  # noqa: B027 (a local store has no copies)
+        """Remove the copies of a stored file in the cache of this machine; there are none of a local store.
+
+        Args:
+            sha256: digest of the file's content.
+        """
+
     def free_bytes(self) -> int | None:
         """Return the free space for new files in bytes, or None if the store does not report it."""
         return None

@@ -175,6 +175,12 @@ def get_or_build(path: Path, build: Callable[[Path], None], is_complete: Callabl
     return path
 
 
+def discard(path: Path) -> None:
+    """Remove an entry of the cache, however recently it was used. Processes that have it open keep it."""
+    with _entry_lock(path):
+        remove(path)
+
+
 def digest_of_file(file: Path) -> str:
     """Return the sha256 of a local file in hex. An unchanged file is read only once per process."""
     status = file.stat()

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pipeline.errors import ConfigError, DataError
 from pipeline.keep_alive import keep_alive
 from pipeline.store.files.base import Entry, Store, check_sha256, normal_path
-from pipeline.store.files.cache import cache_directory, digest_of_file, get_or_build
+from pipeline.store.files.cache import cache_directory, digest_of_file, discard, get_or_build
 from pipeline.store.files.retry import positive_number, retrying
 
 # Bytes. Larger objects are opened as a seekable stream instead of being read into memory.
@@ -120,9 +120,18 @@ class ObjectStore(Store):
         key = self._key(path)
         return pa.py_buffer(retrying(lambda: self._fs.cat_file(key, start, stop), self.uri_of(path)))
 
+    def discard_copies(self, path: str, sha256: str) -> None:
+        discard(_cached(path, sha256))
+        with contextlib.suppress(FileNotFoundError):
+            discard(_cached(path, self._name_without_sha256(path, self._status(path))))
+
+    def _name_without_sha256(self, path: str, status: dict[str, Any]) -> str:
+        """Return the name of the cached copy of a file whose sha256 is not known."""
+        return hashlib.sha256(f"{self.uri_of(path)} {_content_stamp(status)}".encode()).hexdigest()
+
     def local(self, path: str, sha256: str | None = None) -> Path:
         status = self._status(path)
-        name = sha256 or hashlib.sha256(f"{self.uri_of(path)} {_content_stamp(status)}".encode()).hexdigest()
+        name = sha256 or self._name_without_sha256(path, status)
 
         def is_complete(copy: Path) -> bool:
             return copy.stat().st_size == status["size"] and (
@@ -135,9 +144,7 @@ class ObjectStore(Store):
                 self._download(path, status, copy)
             check_sha256(copy, sha256, self.uri_of(path))
 
-        return get_or_build(
-            cache_directory() / name[:2] / (name + PurePosixPath(path).suffix), build, is_complete
-        )
+        return get_or_build(_cached(path, name), build, is_complete)
 
     def fetch(self, path: str, target: Path) -> None:
         self._download(path, self._status(path), target)
@@ -223,6 +230,11 @@ def _is_path(name: str) -> bool:
         return normal_path(name) == name
     except DataError:
         return False
+
+
+def _cached(path: str, name: str) -> Path:
+    """Return the path in the cache of the copy `name` of a stored file."""
+    return cache_directory() / name[:2] / (name + PurePosixPath(path).suffix)
 
 
 def _content_stamp(status: dict[str, Any]) -> str:

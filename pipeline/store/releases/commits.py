@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from pipeline.config import Settings
-from pipeline.errors import DataError
+from pipeline.errors import DataError, TransientError
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.records.sealed_json import FileRef, Stored
 
@@ -136,6 +136,21 @@ class Commits:
         if found is None:
             return commit
         return commit.model_copy(update={"manifest": found.manifest, "sha256": found.sha256})
+
+    def refuse_erased_since(self, number: int) -> None:
+        """Raise TransientError if rows were erased after commit `number`.
+
+        What was made from the files of an earlier commit may have the rows, or need files that are gone.
+        """
+        for later in (each for each in self.numbers() if each > number):
+            commit = self.read_or_raise(later)
+            if commit is not None and commit.kind == "erase":
+                raise TransientError(
+                    self.store.uri_of(commit_path(later)),
+                    "no erasure while a release is made",
+                    f"one at {commit.committed_at}",
+                    "run again: other files than those of erased rows are used",
+                )
 
     def unreadable(self) -> list[int]:
         """List the numbers of commits that cannot be read: damaged, or truncated before they took effect."""

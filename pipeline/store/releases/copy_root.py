@@ -18,6 +18,7 @@ from pipeline.store.files.check_store import check_store
 from pipeline.store.files.lease import SERVED, is_lease, lease
 from pipeline.store.records.augmented import AUGMENTED_FOLDER, list_series
 from pipeline.store.releases.commits import ERASURES, Commit, Commits, commit_path
+from pipeline.store.releases.erasures import refuse_during_erasure
 from pipeline.store.releases.manifest import report_path
 from pipeline.store.releases.release import Releases, no_release
 from pipeline.store.releases.summary import summary_path
@@ -64,7 +65,7 @@ def copy_root(old: Releases, new: Releases, stages: Stages, *, only_current: boo
     Raises:
         ConfigError: the new root has commits of its own, is in the old one, or cannot be written.
         DataError: the old root has no release, or one of its files or commits is missing or damaged.
-        TransientError: a file disappeared during the copy.
+        TransientError: a file disappeared during the copy, or rows are being erased from the old root.
     """
     _refuse_nested(old.store, new.store)
     commits = _read_commits(old)
@@ -74,6 +75,7 @@ def copy_root(old: Releases, new: Releases, stages: Stages, *, only_current: boo
     _announce_waiting(old)
     numbers = (current,) if only_current else tuple(old.numbers())
     with lease(new.store), _kept_by_prune(old, numbers), new.store.scratch() as scratch:
+        refuse_during_erasure(old.store)  # after the lease, which an erasure looks for
         copy = _Copy(old, new, scratch)
         files = copy.files_of(numbers) | ({} if only_current else copy.other_files())
         left_out = copy.left_out(files.keys() | set(old.manifest_paths(numbers).values()))

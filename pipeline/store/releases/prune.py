@@ -17,6 +17,7 @@ from pipeline.store.files.lease import PRUNE, SERVED, active_leases, describe, h
 from pipeline.store.records.augmented import AUGMENTED_FOLDER, Series, list_series
 from pipeline.store.records.sealed_json import Stored
 from pipeline.store.releases.commits import ERASURES, commit_path
+from pipeline.store.releases.erasures import refuse_during_erasure
 from pipeline.store.releases.manifest import ReleaseManifest, manifest_path, report_path
 from pipeline.store.releases.release import Releases
 from pipeline.store.releases.summary import summary_path
@@ -83,8 +84,9 @@ def prune(
         dry_run: report the files without removing them.
 
     Raises:
-        TransientError: a night, an export or a search for duplicates is running, and may need files that no
-            kept release needs; or a release is being made current; or a service's lease names no release.
+        TransientError: a night, an erasure, an export or a search for duplicates is running, and may need
+            files that no kept release needs; or a release is being made current; or a service's lease names
+            no release.
         DataError: the current release is unknown, because the newest commit is damaged; or a commit is
             missing, so that its release would lose its files; or the files of the candidate that waits are
             unknown.
@@ -112,19 +114,15 @@ def _prune(releases: Releases, settings: _Settings, own: str | None) -> Pruned:
     numbers = releases.commits.numbers()
     if error := releases.commits.sequence_error(numbers):
         raise error
-    newest = max(numbers, default=0)
-    if not store.exists(manifest_path(newest)):
-        releases.commits.read_or_raise(newest)  # raises for a damaged rollback or hold, which has no manifest
-    if store.list(ERASURES):  # a damaged erasure may have named the manifests of other releases
-        for number in releases.commits.unreadable():
-            releases.commits.read_or_raise(number)
+    _refuse_damaged(releases, max(numbers, default=0))
     now = _now(store, dry_run=dry_run)
     if not ignore_leases:
-        _refuse_if_leased(store, series, now, own)
+        refuse_during_erasure(store)
+        refuse_if_leased(store, series, now, own)
     # before the commits are read, because a candidate may be promoted meanwhile
     candidates = _paths_of_candidates(releases, now, ignore_leases=ignore_leases)
     recent = _recently_current(releases)
-    leases, served = ([], set[int]()) if ignore_leases else _served(store, now)
+    leases, served = ([], set[int]()) if ignore_leases else served_releases(store, now)
     kept = {*recent[:keep], *served}
     needed, named_by_old = _divide_paths(releases, series, kept, keep)
     needed.add([*leases, *filter(None, [own]), *candidates])
@@ -231,7 +229,22 @@ class _RemovalSums:
         self.largest = heapq.nlargest(_SAMPLES, [*self.largest, *entries], key=lambda entry: entry.size)
 
 
-def _refuse_if_leased(store: Store, series: Sequence[Series], now: float, own: str | None) -> None:
+def _refuse_damaged(releases: Releases, newest: int) -> None:
+    """Raise DataError if a damaged commit may decide which release is current, or which files releases have.
+
+    Args:
+        newest: number of the newest commit.
+    """
+    if not releases.store.exists(manifest_path(newest)):
+        releases.commits.read_or_raise(newest)  # raises for a damaged rollback or hold, which has no manifest
+    if releases.store.list(ERASURES):  # a damaged erasure may have named the manifests of other releases
+        for number in releases.commits.unreadable():
+            releases.commits.read_or_raise(number)
+
+
+def refuse_if_leased(
+    store: Store, series: Sequence[Series], now: float, own: str | None = None, command: str = "prune"
+) -> None:
     """Raise TransientError, which shows the lease, if a running command needs files of the root."""
     folders = ("candidates", _EXPORTS, "duplicates/leases", *(corpus.folder for corpus in series))
     for entry in (entry for folder in folders for entry in active_leases(store, now, folder)):
@@ -242,15 +255,15 @@ def _refuse_if_leased(store: Store, series: Sequence[Series], now: float, own: s
         except FileNotFoundError:  # the command has just ended
             continue
         raise TransientError(
-            f"{store.uri}: prune",
+            f"{store.uri}: {command}",
             "no running night, export or search for duplicates",
             f"{entry.path}: {holder}",
-            "run prune after that command has ended; the lease of a killed one expires after 20 minutes, "
-            "or pass --ignore-leases",
+            f"run {command} after that command has ended; the lease of a killed one expires after 20 "
+            "minutes, or pass --ignore-leases",
         )
 
 
-def _served(store: Store, now: float) -> tuple[list[str], set[int]]:
+def served_releases(store: Store, now: float) -> tuple[list[str], set[int]]:
     """Return the paths of the leases of services and copies, and the releases that these read.
 
     Raises:

@@ -14,7 +14,7 @@ from pipeline.store.files.lease import lease_without_prune
 from pipeline.store.files.local import LocalStore
 from pipeline.store.files.open_store import open_store
 from pipeline.store.records.release_units import UnitTable
-from pipeline.store.records.sealed_json import OtherSchema
+from pipeline.store.records.sealed_json import FileRef, OtherSchema
 from pipeline.store.releases.commits import Approval, Commit, Commits, RewrittenManifest, commit_path, utc_now
 from pipeline.store.releases.manifest import (
     ReleaseManifest,
@@ -130,13 +130,14 @@ class Releases:
         The commit is the one that published the release, which has the same number, or else a later one, with
         the present manifest.
         """
-        commits = filter(None, map(self.commits.read, (number, *reversed(self.commits.numbers()))))
+        found = map(self.commits.read, (number, *reversed(self.commits.numbers())))
+        commits = (commit for commit in found if commit is not None and commit.release == number)
         names = {entry.path for entry in self.store.list(f"releases/{number:08d}", ".json")}
-        if any(map(is_erased_manifest, names)):
-            commits = map(self.commits.follow, commits)
+        is_replaced = any(map(is_erased_manifest, names))
         for commit in commits:
-            if commit.release == number and (manifest := load_manifest(self.store, commit)):
-                return commit, manifest
+            present = self.commits.follow(commit) if is_replaced else commit
+            if manifest := load_manifest(self.store, present):
+                return present, manifest
         raise DataError(
             f"{self.store.uri}: release {number}",
             "a committed release",
@@ -318,7 +319,12 @@ class Releases:
                 return commit
 
     def erase(
-        self, number: int, erasure: str, manifests: Sequence[ReleaseManifest], reason: str = ""
+        self,
+        number: int,
+        erasure: str,
+        manifests: Sequence[ReleaseManifest],
+        reason: str = "",
+        left_out: FileRef | None = None,
     ) -> Commit | None:
         """Replace the manifests of releases by others, from which rows were erased, with one commit.
 
@@ -329,6 +335,7 @@ class Releases:
             number: the commit's number, chosen before the caller looked at the root.
             erasure: id of the erasure.
             manifests: the new manifests, each with the number of its release.
+            left_out: hashes of the ids that nights leave out from now on; None to change nothing.
 
         Returns:
             The commit; None if another commit took the number, and nothing was changed.
@@ -356,6 +363,7 @@ class Releases:
             reason=reason,
             erasure=erasure,
             rewritten=tuple(rewritten.values()),
+            left_out=left_out,
         )
         return commit if self.commits.create(commit) else None
 
@@ -379,6 +387,7 @@ class Releases:
                 "approval": None,
                 "erasure": None,
                 "rewritten": (),
+                "left_out": None,
             }
         )
         return commit if self.commits.create(commit) else None

@@ -94,8 +94,11 @@ def commits_since(commits: Commits, record: Waiting) -> list[Commit]:
 
 
 def is_overtaken(since: Sequence[Commit]) -> bool:
-    """Return whether a release was published since the candidate's night began, the candidate included."""
-    return any(commit.kind == "publish" for commit in since)
+    """Return whether a release was published since the candidate's night began, the candidate included.
+
+    A candidate is overtaken by an erasure, too: it may have the rows.
+    """
+    return any(commit.kind in ("publish", "erase") for commit in since)
 
 
 def load_waiting_release(store: Store, commits: Commits, next_ordinal: int) -> WaitingRelease | None:

@@ -71,17 +71,18 @@ def left_out_ids(corpus: CorpusSettings) -> LeftOutIds | None:
     return corpus.left_out if isinstance(corpus, ExcludingCorpus) else None
 
 
-def read_ids(file: str) -> set[str]:
+def read_ids(file: str, option: str = "corpus.exclude") -> set[str]:
     """Read ids; integers become strings. Blank lines are not ids.
 
     Args:
         file: path or URI of a Parquet file with a column `id`, or only one column, or of a text file.
+        option: name of the setting or option that names the file, for messages.
 
     Raises:
         ConfigError: there is no such file.
         DataError: the file cannot be read.
     """
-    where, expected = f"corpus.exclude: {file}", "one id on each line, or Parquet with a column id"
+    where, expected = f"{option}: {file}", "one id on each line, or Parquet with a column id"
     if file.lower().endswith(_OTHER_FORMATS):
         raise ConfigError(
             where, expected, "a file of another format", "write the ids to a .txt or .parquet file"
@@ -90,24 +91,24 @@ def read_ids(file: str) -> set[str]:
         store, name = store_of(file)
         with store.open(name) as stream:
             if is_parquet(file):
-                return set(_read_column(stream, file))
+                return set(_read_column(stream, where))
             return {line for line in read_lines(stream, file) if line.strip()}
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        remedy = "check the path, or leave corpus.exclude out"
+        remedy = f"check the path, or leave {option} out"
         raise ConfigError(where, "a file of ids", describe_missing(error), remedy) from None
     except (OSError, pa.ArrowException) as error:
         found = " ".join(str(error).split())
         raise DataError(where, expected, found, "write the file again") from None
 
 
-def _read_column(stream: pa.NativeFile, file: str) -> Iterator[str]:
-    """Yield the values of the column of ids, without nulls."""
+def _read_column(stream: pa.NativeFile, where: str) -> Iterator[str]:
+    """Yield the values of the column of ids, without nulls. Errors name `where`."""
     reader = pq.ParquetFile(stream)
     schema = reader.schema_arrow
     name = "id" if "id" in schema.names else schema.names[0] if len(schema.names) == 1 else None
     if name is None or not (is_text(schema.field(name).type) or pa.types.is_integer(schema.field(name).type)):
         raise DataError(
-            f"corpus.exclude: {file}",
+            where,
             "a column id of strings or integers",
             ", ".join(f"{field.name} of type {field.type}" for field in schema) or "no columns",
             "rename the column, or write the ids to a text file",
@@ -115,7 +116,7 @@ def _read_column(stream: pa.NativeFile, file: str) -> Iterator[str]:
     for batch in reader.iter_batches(columns=[name]):
         values = batch.column(0)
         if is_text(values.type) and not valid_utf8(values).all():
-            raise DataError(f"corpus.exclude: {file}", "UTF-8", "other bytes", "write the file again")
+            raise DataError(where, "UTF-8", "other bytes", "write the file again")
         yield from (str(value) for value in values.to_pylist() if value is not None)
 
 

@@ -44,6 +44,7 @@ NEEDS = {
     "manta serve": "a client: tests/jobs/test_serve.py is one",
     "manta query-log": "the log of a service: tests/jobs/test_query_log.py has some",
     "manta releases promote": "a candidate that waits: tests/flows/night/test_approval.py has some",
+    "manta erase": "rows that the corpus lost: tests/flows/erase has some",
     "manta search ROOT -": "standard input: tests/jobs/test_search.py gives it",
     "manta evaluate evaluate.names=[senteval]": "the transfer tasks: tests/evaluate has small ones",
     "/etc/manta/": "the files of one machine: tests/infra/test_machine.py runs its recipes",

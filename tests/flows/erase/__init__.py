@@ -1,0 +1,1 @@
+"""Rows are erased from roots of several nights."""
