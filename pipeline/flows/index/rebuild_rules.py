@@ -275,7 +275,8 @@ def for_users(measured: IndexMetrics, wanted: float) -> Choice | None:
         sentence = f"at {name} {effort}, recall@10 of gates.queries is {found.value:.4f}; {target}"
         return Choice(what=FOR_USERS, chosen=KEPT, sentence=sentence, numbers=numbers)
     sentence = (
-        f"{name} is {effort} instead of {rows_effort}, since queries of gates.queries need more than rows"
+        f"{name} is {effort}{f' of {measured.nlist:,} lists' if measured.nlist else ''} instead of "
+        f"{rows_effort}, since gates.queries need more than rows"
     )
     if before and now:
         change = f"from {before.recall_at_10:.4f} to {now.recall_at_10:.4f}"
