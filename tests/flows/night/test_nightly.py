@@ -260,6 +260,38 @@ def test_a_night_is_refused_if_its_effort_is_too_low_for_given_queries(
     assert choice.sentence in Path(outcome.report).read_text()
 
 
+def test_later_nights_measure_given_queries_without_a_search_of_all_rows(make_job: Make, tmp_path: Path):
+    queries = [text.rpartition(" ")[0] for text in sentences(60, seed=5)]
+    file = tmp_path / "queries.txt"
+    file.write_text("\n".join(queries))
+    settings = ("index.kind=IVF8,Flat", "gates.recall_at_10=0.9", "whiten.mode=off", f"gates.queries={file}")
+
+    def night(name: str, texts: list[str]) -> tuple[str, float]:
+        rows = pa.table({"id": [f"{name}-{row}" for row in range(len(texts))], "text": texts})
+        pq.write_table(rows.append_column("lang", pa.array(["en"] * len(texts))), tmp_path / f"corpus/{name}")
+        outcome = nightly(make_job(*settings), Stages())
+        chosen = {
+            choice.what: choice.chosen for choice in Releases(open_store(outcome.root)).current().choices
+        }
+        return chosen.get("index truth", "none"), outcome.facts["gates"]["recall_at_10_queries"]["value"]
+
+    assert night("part-8.parquet", sentences(20, seed=6))[0] == "none"
+    truth, recall = night("part-9.parquet", sentences(30, seed=7))
+    assert (truth, recall) == ("carried", pytest.approx(remeasured(make_job(*settings)), abs=1e-9))
+    file.write_text("\n".join(queries[5:]))
+    assert night("part-9.parquet", sentences(29, seed=7))[0] == "carried"
+    file.write_text("\n".join([*queries[5:], "a text of its own"]))
+    truth, recall = night("part-9.parquet", sentences(28, seed=7))
+    assert (truth, recall) == ("scanned", pytest.approx(remeasured(make_job(*settings)), abs=1e-9))
+
+
+def remeasured(job: Job) -> float:
+    """Return the recall of gates.queries by an exact search of all rows."""
+    value = remeasure(job, Stages()).gates["recall_at_10_queries"].value
+    assert value is not None
+    return float(value)
+
+
 def test_unreadable_queries_are_refused_before_any_work(make_job: Make, tmp_path: Path):
     with pytest.raises(ConfigError, match="no such file"):
         nightly(make_job(f"gates.queries={tmp_path / 'missing.txt'}"), Stages())
