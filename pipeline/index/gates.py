@@ -152,18 +152,24 @@ def user_recall_gate(
     )
     sentence += "reported only" if bound is None else f"{bound:g} at least within it"
     if not passed:
-        sentence += f"; {_user_recall_remedy(metrics, is_fixed=is_fixed)}"
+        sentence += f"; {_user_recall_remedy(metrics, bound or 0.0, is_fixed=is_fixed)}"
     return Gate(value=recall.value, threshold=bound, passed=passed, sentence=sentence)
 
 
-def _user_recall_remedy(metrics: IndexMetrics, *, is_fixed: bool) -> str:
-    """Say why the recall is too low, and what to change."""
+def _user_recall_remedy(metrics: IndexMetrics, bound: float, *, is_fixed: bool) -> str:
+    """Say why the recall is below the bound, and what to change."""
     accept = "or accept less by gates.recall_at_10_queries"
     if is_fixed:
         return f"raise index.nprobe from {metrics.effort}, or set it to null so that it is chosen, {accept}"
     why = "the codes of the index are not exact enough for these queries"
     if metrics.effort is not None:
-        why = f"a higher {metrics.effort_name} than {metrics.effort} does not help"
+        why = f"of the values of {metrics.effort_name} that are tried, none above {metrics.effort} helps"
+        if any(point.effort == metrics.effort and point.low >= bound for point in metrics.user_curve):
+            effort = f"{metrics.effort_name} {metrics.effort}"
+            return (
+                f"the half of the queries that {effort} was chosen with reaches it: give more queries, raise "
+                f"index.nprobe, {accept}"
+            )
     return f"{why}: choose a more exact index.kind, or raise index.memory_gib so that auto does, {accept}"
 
 

@@ -9,7 +9,7 @@ import pytest
 from pipeline.index.files.parts import Parts
 from pipeline.index.gates import RowMetrics, judge, lowest_cosine, user_recall_gate
 from pipeline.index.measure.measure import measure
-from pipeline.index.measure.metrics import IndexMetrics, Proportion
+from pipeline.index.measure.metrics import CurvePoint, IndexMetrics, Proportion
 from pipeline.settings import GateSettings, IndexSettings
 from pipeline.store.records.units import RowCounts
 from tests.index.clustered import clustered
@@ -115,12 +115,18 @@ def test_a_canary_without_a_finite_vector_is_not_compared_with_a_previous_releas
     ("hits", "effort", "is_fixed", "settings", "words"),
     [
         (945, 64, False, {}, None),  # the upper end of its interval is above 0.95
-        (900, 64, False, {}, "a higher nprobe than 64 does not help: choose a more exact index.kind"),
+        (
+            900,
+            64,
+            False,
+            {},
+            "of the values of nprobe that are tried, none above 64 helps: choose a more exact",
+        ),
         (900, None, False, {}, "the codes of the index are not exact enough for these queries: choose"),
         (900, 2, True, {}, "raise index.nprobe from 2, or set it to null"),
         (900, 64, False, {"recall_at_10_queries": 0.85}, None),
         (900, 64, False, {"recall_at_10": 0.99, "recall_at_10_queries": 0.85}, None),
-        (990, 64, False, {"recall_at_10_queries": 1.0}, "1 at least within it; a higher nprobe"),
+        (990, 64, False, {"recall_at_10_queries": 1.0}, "1 at least within it; of the values of nprobe"),
         (100, 64, False, {"recall_at_10_queries": 0}, None),
         (100, 64, False, {"recall_at_10": None}, None),
     ],
@@ -143,3 +149,16 @@ def test_the_recall_of_users_refuses_beyond_its_interval_and_says_what_to_change
         assert "accept less by gates.recall_at_10_queries" in gate.sentence
     if gate.threshold is None:
         assert "reported only" in gate.sentence
+
+
+def test_an_effort_that_suffices_for_half_of_the_queries_alone_asks_for_more_of_them():
+    point = CurvePoint(effort=64, recall_at_10=0.97, low=0.96, query_ms=1.0)
+    measured = metrics_of_small_index(
+        user_recall=Proportion.of(90, 100), user_queries=20, user_curve=(point,), effort=64
+    )
+    gate = user_recall_gate(measured, GateSettings(queries="queries.txt"))
+    assert not gate.passed
+    assert (
+        "the half of the queries that nprobe 64 was chosen with reaches it: give more queries"
+        in gate.sentence
+    )
