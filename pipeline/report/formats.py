@@ -70,6 +70,8 @@ _GATE_NAMES = {
     "size_gib": "index files, GiB",
     "p99_ms": "latency (p99), ms",
     "relevance": "relevance for your own queries",
+    "relevance_recall_at_10": "recall@10 of relevant rows, for your own queries",
+    "relevance_mrr_at_10": "MRR@10 for your own queries",
     "relevance_change": "relevance, change since the previous release",
     "canary_cosine": "cosine of unchanged texts with the previous release",
 }
