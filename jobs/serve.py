@@ -9,9 +9,11 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from pipeline.errors import ConfigError
+    from pipeline.serve.canary import CanaryOptions
     from pipeline.serve.query_log import QueryLogOptions
 
 TOKEN = "MANTA_SERVE_TOKEN"
@@ -72,6 +75,28 @@ class ServeOptions:
             "of its own. Its answers are compared with those of the service and go nowhere: see /shadow.",
         ),
     ] = ""
+    canary: Annotated[
+        str,
+        typer.Option(
+            "--canary",
+            metavar="SHARE",
+            help="Let a newly published release answer this share of the searches first, such as 5%. If it "
+            "fails or is slow, the service returns to the release of before by itself.",
+        ),
+    ] = ""
+    canary_minutes: Annotated[
+        float,
+        typer.Option("--canary-minutes", min=0, help="How long a new release answers only its share."),
+    ] = 60.0
+    canary_p99_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--canary-p99-ms",
+            min=1,
+            help="Bound of the 99th percentile of the durations of the canary. Default: twice the p99 of the "
+            "release of before.",
+        ),
+    ] = None
     any_space: Annotated[
         bool,
         typer.Option(
@@ -126,11 +151,14 @@ def _serve(options: ServeOptions, say: Say) -> None:
     with _bound(options) as listener:
         address, port = listener.getsockname()[:2]
         _check_access(options, token, address)
+        from pipeline.serve.canary import release_to_start_with
         from pipeline.serve.follow import open_held
         from pipeline.serve.service import ServiceOptions, make_app
 
         root = (options.root, options.commits_root) if options.commits_root else options.root
-        with open_held(root) as (release, held):
+        canary = _canary(options)
+        choose = partial(release_to_start_with, minutes=canary.minutes) if canary else (lambda _: None)
+        with open_held(root, choose) as (release, held):
             app = make_app(
                 release,
                 held,
@@ -140,6 +168,7 @@ def _serve(options: ServeOptions, say: Say) -> None:
                     token=token,
                     tokens=options.tokens,
                     shadow=options.shadow,
+                    canary=canary,
                     hosts=(options.host, address),
                     query_log=_query_log(options),
                 ),
@@ -168,6 +197,21 @@ def _check_access(options: ServeOptions, token: str, address: str) -> None:
         raise ConfigError(
             "manta serve", "the packages of the extra serve", found, "pip install manta-embeddings[serve]"
         ) from None
+
+
+def _canary(options: ServeOptions) -> "CanaryOptions | None":
+    """Return how a new release is tried; None if it takes all searches at once."""
+    from pipeline.errors import ConfigError
+    from pipeline.serve.canary import CanaryOptions
+
+    if not options.canary:
+        return None
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%", options.canary)
+    if not found or not 0 < float(found[1]) < 100:
+        raise ConfigError(
+            "--canary", "a share above 0% and below 100%", repr(options.canary), "write it like 5%"
+        )
+    return CanaryOptions(float(found[1]) / 100, options.canary_minutes, options.canary_p99_ms)
 
 
 def _query_log(options: ServeOptions) -> "QueryLogOptions | None":

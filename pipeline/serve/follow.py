@@ -6,7 +6,8 @@ A lease below the root names the served release, so that prune keeps its files.
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from pipeline.serve.metrics import ServiceMetrics
 from pipeline.store.files.lease import SERVED, lease
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.releases.release import Releases
+
+if TYPE_CHECKING:
+    from pipeline.serve.canary import Canary
 
 _WARM_QUERY = "a query that loads the encoder"
 _LEASE_END_S = 5.0  # longest time that a service waits for the end of its lease
@@ -42,8 +46,10 @@ class Follower:
         *,
         same_space: bool,
         held: contextlib.ExitStack,
+        canary: "Canary | None" = None,
     ) -> None:
         self._release, self._metrics, self._same_space = release, metrics, same_space
+        self._canary = canary
         self._last_sentence = ""
         self._failed, self._failures, self._try_again = "", 0, 0.0
         self._checked = time.monotonic()
@@ -97,15 +103,20 @@ class Follower:
                     "encoder and restart the service, start it with --any-space, or roll back"
                 )
                 sentence = f"still serves release {self._release.number}: {why}"
-            elif newer is not None and self._swap(newer, poll_s):
+            wanted = self._wanted(None if is_refused else newer)
+            if wanted is not None and self._swap(wanted, poll_s):
                 sentence = f"serves release {self._release.number}: {len(self._release):,} rows"
-            if newer is None or is_refused or newer.id == self._release.manifest.id:
+            if wanted is None or wanted.id == self._release.manifest.id:
                 self._checked = time.monotonic()
         except Exception as error:  # the service must outlive any fault of the store or of a new release
             self._metrics.failures.inc()
             why = f"{type(error).__name__}: {error}"
             sentence = f"still serves release {self._release.number}: {why}"
         self._report(sentence)
+
+    def _wanted(self, newer: ReleaseManifest | None) -> ReleaseManifest | None:
+        """Return the release to swap to; None for none, for instance while it is a canary."""
+        return newer if self._canary is None else self._canary.consider(newer)
 
     def _swap(self, newer: ReleaseManifest, poll_s: float) -> bool:
         """Swap to a release.
@@ -118,7 +129,8 @@ class Follower:
         self._failed = newer.id
         self._try_again = time.monotonic() + pause_s(poll_s, self._failures)
         with _hold(self._release.releases, newer.release) as held:  # before its files are opened
-            self._release.swap(newer)
+            opened = self._canary.take(newer) if self._canary else None
+            self._release.swap(newer) if opened is None else self._release.adopt(opened)
             held, self._lease = self._lease, held.pop_all()
         held.close()
         self._failed = ""
@@ -148,12 +160,22 @@ class Follower:
 
 
 @contextlib.contextmanager
-def open_held(root: str | tuple[str, str]) -> Iterator[tuple[OpenRelease, contextlib.ExitStack]]:
+def open_held(
+    root: str | tuple[str, str], choose: Callable[[Releases], int | None] = lambda _: None
+) -> Iterator[tuple[OpenRelease, contextlib.ExitStack]]:
     """Open the current release of a root, with a lease on it that is written before its files are read.
 
     The lease ends with the block, unless a `Follower` took the lease and ended it earlier.
+
+    Args:
+        choose: returns the number of another release to open first, or None; the release follows the root in
+            any case.
     """
     releases = Releases.open(*((root,) if isinstance(root, str) else root))
+    if (other := choose(releases)) is not None:
+        with _hold(releases, other) as held:
+            yield open_release(releases, other).following(), held
+        return
     while True:
         number = releases.get_or_current(None).release
         with _hold(releases, number) as held:

@@ -107,6 +107,21 @@ class ShadowReport(BaseModel):
     verdict: str
 
 
+class CanaryReport(BaseModel):
+    """State of a canary."""
+
+    state: str
+    release: int | None
+    """number of the release that is being tried; null without one"""
+    share: float
+    """proportion of the searches that it answers"""
+    answered: int
+    failed: int
+    """searches that the release of before answered, because the new one failed"""
+    returned: int | None
+    """number of the current release if the service has returned from it to the release of before"""
+
+
 class ServedRelease(BaseModel):
     """The release that answers."""
 
@@ -126,6 +141,8 @@ class ServedRelease(BaseModel):
     """number of the root's current release if it is of another space and was therefore refused"""
     shadow: ShadowReport | None = None
     """null without --shadow, and if the token has a filter"""
+    canary: CanaryReport | None = None
+    """null without --canary, and if the token has a filter"""
 
 
 class Health(BaseModel):

@@ -44,6 +44,7 @@ class ServiceMetrics:
 
         self._add_tokens(registry)
         self._add_shadow(registry)
+        self._add_canary(registry)
 
     def _add_tokens(self, registry: CollectorRegistry) -> None:
         self.token_requests = Counter(
@@ -81,6 +82,22 @@ class ServiceMetrics:
                 ("kendall_tau", "Rank correlation of the answers of service and shadow."),
                 ("score_shift", "How much higher the shadow scores the same id."),
             )
+        )
+
+    def _add_canary(self, registry: CollectorRegistry) -> None:
+        self.canary_requests = Counter(
+            "manta_serve_canary_requests",
+            "Searches of the canary by outcome.",
+            ("outcome",),
+            registry=registry,
+        )
+        self.canary_release = Gauge(
+            "manta_serve_canary_release", "Number of the release that is tried, else 0.", registry=registry
+        )
+        self.canary_returned = Gauge(
+            "manta_serve_canary_returned_release",
+            "Number of the current release if the service has returned from it, else 0.",
+            registry=registry,
         )
 
     def forget_tokens(self, names: Collection[str]) -> None:

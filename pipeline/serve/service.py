@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from pipeline.errors import QueryError
 from pipeline.index.search.search import OpenRelease
 from pipeline.serve.access import OPEN_PATH, BodyLimit, LoopbackOnly, RequestMetrics, TokenCheck, token_of
 from pipeline.serve.batches import Batches, Found, Search
+from pipeline.serve.canary import Canary, CanaryOptions
 from pipeline.serve.follow import Follower
 from pipeline.serve.json_bodies import JsonRoute
 from pipeline.serve.messages import (
@@ -52,12 +53,64 @@ class ServiceOptions:
     """the token that requests must carry; empty for none"""
     shadow: str = ""
     """number of a release, or first digits of a candidate, that answers off the path; see `Shadow`"""
+    canary: CanaryOptions | None = None
+    """a newly published release answers a share of the searches first; see `Canary`"""
     tokens: Path | None = None
     """a file of tokens, one of which requests must carry; see `TokenFile`"""
     hosts: tuple[str, ...] = ()
     """without a token, names and addresses under which the service answers, besides localhost"""
     query_log: QueryLogOptions | None = None
     """the log of queries; None for none"""
+
+
+@dataclass(frozen=True)
+class _Service:
+    """The parts of a service."""
+
+    release: OpenRelease
+    metrics: ServiceMetrics
+    batches: Batches
+    follower: Follower
+    canary: Canary | None
+    shadow: Shadow | None
+    log: QueryLog | None
+
+    @contextlib.contextmanager
+    def running(self, poll_s: float) -> Iterator[None]:
+        """Run the threads of the parts while the block runs."""
+        with contextlib.ExitStack() as running:
+            running.callback(self.batches.close)
+            if self.canary:
+                running.callback(self.canary.close)
+            running.enter_context(self.follower.following(poll_s))
+            if self.log:
+                running.enter_context(self.log.running())
+            if self.shadow:
+                running.enter_context(self.shadow.running(poll_s))
+            yield
+
+    async def answer(self, search: Search, request: Request) -> Found:
+        """Answer the search of a request, by the canary or by the release of before."""
+        if self.canary is None:
+            return await self.batches.search(search, request.is_disconnected)
+        key = request.headers.get("x-request-id", "")
+        return await self.canary.search(self.batches, search, request.is_disconnected, key)
+
+
+def _make_service(release: OpenRelease, held: contextlib.ExitStack, options: ServiceOptions) -> _Service:
+    metrics = ServiceMetrics()
+    canary = Canary(release, options.canary, metrics, options.poll_s) if options.canary else None
+    return _Service(
+        release,
+        metrics,
+        Batches(release, metrics),
+        Follower(release, metrics, same_space=options.same_space, held=held, canary=canary),
+        canary,
+        Shadow(release, options.shadow, metrics) if options.shadow else None,
+        QueryLog(options.query_log, release, metrics, has_tokens=options.tokens is not None)
+        if options.query_log
+        else None,
+    )
 
 
 def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceOptions) -> FastAPI:
@@ -71,47 +124,35 @@ def make_app(release: OpenRelease, held: contextlib.ExitStack, options: ServiceO
     Raises:
         ConfigError: the file of tokens, or the log of queries, cannot be used.
     """
-    metrics = ServiceMetrics()
-    batches = Batches(release, metrics)
-    follower = Follower(release, metrics, same_space=options.same_space, held=held)
-    shadow = Shadow(release, options.shadow, metrics) if options.shadow else None
-    file = TokenFile(options.tokens, release, metrics) if options.tokens else None
-    log = None
-    if options.query_log:
-        log = QueryLog(options.query_log, release, metrics, has_tokens=file is not None)
-    follower.warm()
+    service = _make_service(release, held, options)
+    file = TokenFile(options.tokens, release, service.metrics) if options.tokens else None
+    service.follower.warm()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        with contextlib.ExitStack() as running:
-            running.enter_context(follower.following(options.poll_s))
-            if file:
-                running.enter_context(file.following())
-            if log:
-                running.enter_context(log.running())
-            if shadow:
-                running.enter_context(shadow.running(options.poll_s))
+        with service.running(options.poll_s), file.following() if file else contextlib.nullcontext():
             yield
-        batches.close()
 
     # the pages of documentation that FastAPI offers load scripts from elsewhere
     app = FastAPI(title="Manta", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.router.route_class = JsonRoute
     add_problems(app)
-    _add_search(app, batches, log, shadow)
-    _add_state(app, release, follower, metrics, shadow)
-    add_page(app, release, batches, follower)
-    add_shadow_page(app, shadow)
+    _add_search(app, service)
+    _add_state(app, service)
+    add_page(app, release, service.batches, service.follower)
+    add_shadow_page(app, service.shadow)
     app.add_middleware(BodyLimit, limit=MAX_BODY_BYTES)
     if file or options.token:
         app.add_middleware(TokenCheck, tokens=file.tokens if file else AccessTokens.of(options.token))
     else:
         app.add_middleware(LoopbackOnly, hosts=options.hosts)
-    app.add_middleware(RequestMetrics, metrics=metrics)  # the outermost, so it counts refused requests
+    app.add_middleware(
+        RequestMetrics, metrics=service.metrics
+    )  # the outermost, so it counts refused requests
     return app
 
 
-def _add_search(app: FastAPI, batches: Batches, log: QueryLog | None, shadow: Shadow | None) -> None:
+def _add_search(app: FastAPI, service: _Service) -> None:
     @app.post("/search", response_model=SearchResponse, responses=_PROBLEMS)
     async def search(body: SearchRequest, request: Request) -> Response:
         """Search for the nearest rows of each query."""
@@ -126,11 +167,11 @@ def _add_search(app: FastAPI, batches: Batches, log: QueryLog | None, shadow: Sh
         fields = body.model_dump(include={"k", "space_id", "where", "group", "texts"})
         wanted = Search(queries, **fields, token=token_of(request.scope))
         began_s = time.perf_counter()
-        found = await batches.search(wanted, request.is_disconnected)
-        if log:
-            log.offer(wanted, found, request)
-        if shadow:
-            shadow.offer(wanted, found, time.perf_counter() - began_s)
+        found = await service.answer(wanted, request)
+        if service.log:
+            service.log.offer(wanted, found, request)
+        if service.shadow:
+            service.shadow.offer(wanted, found, time.perf_counter() - began_s)
         content = await run_in_threadpool(_to_json, found)  # the body may have megabytes
         return Response(content, media_type="application/json")
 
@@ -149,13 +190,9 @@ def _matrix(vectors: list[list[float]]) -> np.ndarray:
         return np.array(vectors, dtype=np.float32)
 
 
-def _add_state(
-    app: FastAPI,
-    release: OpenRelease,
-    follower: Follower,
-    metrics: ServiceMetrics,
-    shadow: Shadow | None,
-) -> None:
+def _add_state(app: FastAPI, service: _Service) -> None:
+    release, follower = service.release, service.follower
+
     @app.get(OPEN_PATH)
     async def healthz() -> Health:
         """Say that the service answers, and how old its knowledge of the root is."""
@@ -171,16 +208,17 @@ def _add_state(
         """Describe the release that answers, without the rows that the filter of the token leaves out."""
         token = token_of(request.scope)
         described = _describe(release.snapshot(), follower, token)
-        if shadow and token.where is None:
-            described.shadow = shadow.report()
+        if token.where is None:
+            described.shadow = service.shadow.report() if service.shadow else None
+            described.canary = service.canary.report() if service.canary else None
         return described
 
     @app.get("/metrics", response_class=Response)
     async def prometheus() -> Response:
         """Return the metrics of the service for Prometheus."""
-        if shadow:
-            shadow.report()
-        return Response(metrics.text(), media_type=_PROMETHEUS)
+        if service.shadow:
+            service.shadow.report()
+        return Response(service.metrics.text(), media_type=_PROMETHEUS)
 
 
 def _describe(release: OpenRelease, follower: Follower, token: AccessToken) -> ServedRelease:

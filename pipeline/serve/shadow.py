@@ -78,7 +78,7 @@ class Shadow:
             found: the service's answer.
             seconds: how long the request took.
         """
-        if not self._is_open:
+        if not self._is_open or found.release != self._served.number:  # not of a canary, or of before a swap
             return
         try:
             self._queue.put_nowait((search, found, seconds))

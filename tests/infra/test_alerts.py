@@ -322,6 +322,20 @@ CASES = [
         firing=(Firing("55m", "14.29% of the requests to services failed with a status of 500 or above"),),
     ),
     Case(
+        "MantaServeCanaryReturned",
+        "a release is tried, the service returns from it, and the root is rolled back an hour later",
+        "1m",
+        {'manta_serve_canary_returned_release{instance="search:8080"}': "0x20 7x60 0x20"},
+        silent=("15m", "90m"),
+        firing=(
+            Firing(
+                "30m",
+                "The service search:8080 has returned from release 7, which failed searches or was slow",
+                {"instance": "search:8080"},
+            ),
+        ),
+    ),
+    Case(
         "MantaServeShadowClosed",
         "a service without a shadow is started again with one, which is lost after an hour",
         "1m",

@@ -27,6 +27,7 @@ OTHERS = {
     "manta_serve_logged_queries_total": ("instance", "outcome"),
     "manta_serve_query_log_tidied_timestamp_seconds": ("instance",),
     "manta_serve_shadow_open": ("instance",),
+    "manta_serve_canary_returned_release": ("instance",),
     "kube_job_failed": (*_OF_JOBS, "condition"),
     "kube_job_owner": (*_OF_JOBS, "owner_kind", "owner_name"),
     "kube_job_status_start_time": _OF_JOBS,

@@ -8,11 +8,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
+from pipeline.serve.canary import release_to_start_with
 from pipeline.serve.connections import Limits, server_config
 from pipeline.serve.follow import open_held
 from pipeline.serve.service import ServiceOptions, make_app
@@ -61,7 +63,9 @@ def serving(
     uri: str, options: ServiceOptions = ServiceOptions(), limits: Limits | None = None, **headers: str
 ) -> Iterator[Client]:
     """Serve a root while the block runs."""
-    with open_held(uri) as (release, held):
+    canary = options.canary
+    choose = partial(release_to_start_with, minutes=canary.minutes) if canary else (lambda _: None)
+    with open_held(uri, choose) as (release, held):
         app = make_app(release, held, options)
         with _running(app, limits) as port:
             yield Client(f"http://127.0.0.1:{port}", headers)

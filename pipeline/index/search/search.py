@@ -300,6 +300,14 @@ class OpenRelease:
         """
         self._opened = self._files.successor(manifest, verify)
 
+    def adopt(self, other: "OpenRelease") -> None:
+        """Switch to the release of the same root that `other` has open, without opening its files again."""
+        self._opened = other._files
+
+    def following(self) -> "OpenRelease":
+        """Return the release that is open now as an object that `newer` compares with the current one."""
+        return OpenRelease(self._releases, self._files, follows=True)
+
     def refresh(self, *, verify: bool = True) -> bool:
         """Swap to the current release if it has changed; return whether it has. See `newer` and `swap`."""
         if (manifest := self.newer()) is None:
