@@ -46,7 +46,7 @@ _KEPT = 10_000  # durations
 
 @dataclass(frozen=True)
 class CanaryOptions:
-    """How a new release is tried."""
+    """Share, duration and bound of the trial of a new release."""
 
     share: float
     """proportion of the searches that it answers, above 0 and below 1"""

@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -19,13 +19,22 @@ from pipeline.store.files.lease import SERVED, lease
 from pipeline.store.releases.manifest import ReleaseManifest
 from pipeline.store.releases.release import Releases
 
-if TYPE_CHECKING:
-    from pipeline.serve.canary import Canary
-
 _WARM_QUERY = "a query that loads the encoder"
 _LEASE_END_S = 5.0  # longest time that a service waits for the end of its lease
 _MAX_PAUSE_S = 600.0  # longest time between two attempts to open the same damaged release
 _MAX_DOUBLINGS = 20  # enough for _MAX_PAUSE_S; after 1,024, the product would overflow
+
+
+class Trials(Protocol):
+    """Decides when a new release is served; see `Canary`."""
+
+    def consider(self, newer: ReleaseManifest | None) -> ReleaseManifest | None:
+        """Return the release to swap to now; None to keep the served one."""
+        ...
+
+    def take(self, manifest: ReleaseManifest) -> OpenRelease | None:
+        """Return the release if it is open already."""
+        ...
 
 
 class Follower:
@@ -46,7 +55,7 @@ class Follower:
         *,
         same_space: bool,
         held: contextlib.ExitStack,
-        canary: "Canary | None" = None,
+        canary: Trials | None = None,
     ) -> None:
         self._release, self._metrics, self._same_space = release, metrics, same_space
         self._canary = canary

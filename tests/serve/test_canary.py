@@ -172,10 +172,10 @@ def test_a_column_that_only_the_release_of_before_has_is_a_fault_of_the_canary(p
     with serving(publish.store.uri, HALF) as client:
         assert client.json("/release")["release"] == 2
         publish.kept.clear()
-        publish(CORPUS[:90])
-        wait_for_trial(client, 3)
+        number = publish(CORPUS[:90]).release
+        wait_for_trial(client, number)
         assert ask(client, 40, where="price >= 0") == {2: 40}
-        wait_until(lambda: canary_of(client)["returned"] == 3)
+        wait_until(lambda: canary_of(client)["returned"] == number)
 
 
 def test_a_rollback_is_followed_at_once_and_ends_a_trial(publish: Publisher):
