@@ -18,13 +18,14 @@ class ScoreDistillation(Objective):
     """Learn the scores that a cross-encoder gives to an anchor with its positive and its hard negatives.
 
     The column `scores` has a list for each row: the score of the positive, then of each hard negative, on any
-    scale. `match` "margin" is the mean squared error of the differences between the positive's score and the
-    negatives' (margin-MSE); "distribution" is the KL divergence, in nats, from the softmax of the teacher's
-    scores over the texts of the row. The encoder's scores are inner products, or cosines with `similarity`
-    "cosine". `teacher_temperature` divides the scores of the teacher, and `temperature` those of the encoder
-    in "distribution". Cosines differ by 2 at most: with them, "margin" needs a `teacher_temperature` that
-    makes the teacher's margins as small. A row is not compared with other rows. To learn from the vectors of
-    another encoder use `distillation`; for graded scores of pairs, `regression`.
+    scale; `manta pairs pairs.kind=rescore` writes it. `match` "margin" is the mean squared error of the
+    differences between the positive's score and the negatives' (margin-MSE); "distribution" is the KL
+    divergence, in nats, from the softmax of the teacher's scores over the texts of the row. The encoder's
+    scores are inner products, or cosines with `similarity` "cosine". `teacher_temperature` divides the scores
+    of the teacher, and `temperature` those of the encoder in "distribution". Cosines differ by 2 at most:
+    with them, "margin" needs a `teacher_temperature` that makes the teacher's margins as small. A row is not
+    compared with other rows. To learn from the vectors of another encoder use `distillation`; for graded
+    scores of pairs, `regression`.
     """
 
     columns = ("anchor", "positive", "negative", "scores")

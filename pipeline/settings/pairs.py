@@ -22,7 +22,8 @@ class PairsSettings(Settings):
     kind: str | None = None
     """kind of rows, registered in pipeline/text/pairs. nli: triples of premise, entailed and contradicting
     hypothesis; groups: pairs of two texts of a group; sections: triples of two texts of a section and one of
-    another section of the same document; neighbours: a sentence with the ones before and after it"""
+    another section of the same document; neighbours: a sentence with the ones before and after it. rescore:
+    rows of anchor, positive and hard negatives, with the scores of the cross-encoder encoder.path"""
     options: dict[str, JsonValue] = {}
     """options of the kind, described in its class"""
     data: SourceSettings | None = None

@@ -63,6 +63,11 @@ class Classifier:
         }
 
 
+def classifier_name(family: str) -> str | None:
+    """Return the name that transformers gives to the layer of the logits; None if it has none."""
+    return _NAMES[family].classifier if family in _NAMES else None
+
+
 def pooler_of(encoder: TrainableEncoder) -> DenseModule | None:
     """Return the layer tanh(W h + b) over the first token's state, if that is the encoder's vector.
 

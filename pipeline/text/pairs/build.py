@@ -92,7 +92,8 @@ def open_build(settings: PairsSettings) -> RowBuild:
     """
     if settings.kind is None or settings.data is None:
         key = "kind" if settings.kind is None else "data"
-        expected = f"one of {', '.join(BUILDERS.names())}" if key == "kind" else "files with rows"
+        kinds = ", ".join((*BUILDERS.names(), "rescore"))
+        expected = f"one of {kinds}" if key == "kind" else "files with rows"
         raise ConfigError(f"pairs.{key}", expected, "none", f"set pairs.{key}")
     builder = validated(BUILDERS[settings.kind], settings.options, f"pairs.options of {settings.kind}")
     check_is_outside(settings.root, "pairs.root", settings.data.uri, "pairs.data")
@@ -134,7 +135,7 @@ def build_rows(build: RowBuild, stages: Stages) -> tuple[Literal["built", "uncha
         TransientError: another run of the same command has removed the units, or a file changed.
     """
     store, record = build.store, BuildRecord(definition=build.definition)
-    _check_folder(build)
+    check_folder(store, build.definition)
     result = BuiltRows.load_complete(store, _RESULT)
     status: Literal["built", "unchanged"] = "built" if result is None else "unchanged"
     if result is None:
@@ -147,13 +148,13 @@ def build_rows(build: RowBuild, stages: Stages) -> tuple[Literal["built", "uncha
     return status, result
 
 
-def _check_folder(build: RowBuild) -> None:
+def check_folder(store: Store, definition: dict[str, Any]) -> None:
     """Raise ConfigError if the folder has rows of another definition."""
-    record = BuildRecord.load_intact(build.store, _RUN)
-    if record is not None and record.definition != build.definition:
-        names = [name for name in build.definition if record.definition.get(name) != build.definition[name]]
+    record = BuildRecord.load_intact(store, _RUN)
+    if record is not None and record.definition != definition:
+        names = [name for name in definition if record.definition.get(name) != definition[name]]
         raise ConfigError(
-            build.store.uri,
+            store.uri,
             "rows of the same settings and files as before",
             f"others: {', '.join(names)} changed",
             "set pairs.name to another name, or remove the folder",
@@ -264,7 +265,7 @@ def _join(build: RowBuild) -> BuiltRows:
         parts = [getattr(unit, split) for unit in units]
         if not any(part.rows for part in parts):
             raise _no_rows(build, split, counts)
-        files[split] = _write(build.store, parts, path)
+        files[split] = join_files(build.store, parts, path)
     return BuiltRows(train=files["train"], test=files.get("test"), counts=counts)
 
 
@@ -280,7 +281,7 @@ def _load_unit(store: Store, path: str) -> BuiltUnit:
     )
 
 
-def _write(store: Store, parts: Sequence[FileRef], path: str) -> FileRef:
+def join_files(store: Store, parts: Sequence[FileRef], path: str) -> FileRef:
     """Join Parquet files to one at `path`. Its row groups do not depend on the number of files joined.
 
     One file is open at a time, because a process may not open thousands.
