@@ -27,12 +27,12 @@ from jobs.command import (
 )
 from jobs.layout import output_width, table
 from pipeline.config import load_settings
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, PipelineError
 from pipeline.log import announce, counted, size
 
 if TYPE_CHECKING:
     from pipeline.flows.events import EventName
-    from pipeline.settings import EventSettings
+    from pipeline.settings import ReleaseSettings
     from pipeline.store.releases.commits import Commit
     from pipeline.store.releases.release import Releases
 
@@ -62,7 +62,8 @@ EventConfig = Annotated[
         "--config",
         "-c",
         metavar="FILE",
-        help="The job's YAML, whose release.on_event is told of the change. Default: nobody is told.",
+        help="The job's YAML: its release.on_event is told of the change, and its release.metrics_file shows "
+        "it. Default: neither.",
     ),
 ]
 
@@ -233,10 +234,10 @@ def rollback(
     """
     run, (chosen,) = run.parse_numbers(number)
     assert chosen is not None, "typer requires the argument"
-    receiver, opened = _receiver(config), run.open()
+    settings, opened = _settings(config), run.open()
     commit = opened.rollback(chosen)
     _refresh(opened)
-    _tell(receiver, "rolled back", opened, commit)
+    _tell(settings, "rolled back", opened, commit)
     text = (
         f"release {chosen} is current again (commit {commit.commit})\n"
         "The next night publishes a new release from the corpus and the settings.\n"
@@ -263,12 +264,12 @@ def hold(
     waits for `manta releases promote`, after the hold. Rollbacks are refused.
     """
     run, (chosen,) = run.parse_numbers(number)
-    receiver, opened = _receiver(config), run.open()
+    settings, opened = _settings(config), run.open()
     before = opened.commits.numbers()
     commit = opened.hold(chosen, reason)
     _refresh(opened)
     if commit.commit not in before:  # otherwise it was held already
-        _tell(receiver, "held", opened, commit)
+        _tell(settings, "held", opened, commit)
     text = (
         f"release {commit.release} has been held since {commit.committed_at} (commit {commit.commit})\n"
         f"Nights build candidates, but publish none until this command: {run.other_command('release')}\n"
@@ -282,14 +283,14 @@ def release(run: ReleasesRun, config: EventConfig = None) -> Answer:
     """End a hold: the next night publishes again."""
     from pipeline.store.releases.release import no_release
 
-    receiver, opened = _receiver(config), run.open()
+    settings, opened = _settings(config), run.open()
     commit = opened.unhold()
     if commit is None:
         if not opened.history():
             raise no_release(opened.store)
         return Answer({"released": False}, f"{run.root}: nothing is held")
     _refresh(opened)
-    _tell(receiver, "released", opened, commit)
+    _tell(settings, "released", opened, commit)
     text = (
         f"release {commit.release} is no longer held (commit {commit.commit}); the next night publishes again"
     )
@@ -315,11 +316,11 @@ def promote(
     """
     from pipeline.flows.night.approval import promote as publish
 
-    receiver, opened = _receiver(config), run.open()
+    settings, opened = _settings(config), run.open()
     commit, is_new = publish(opened, candidate, by, note)
     _refresh(opened)
     if is_new:
-        _tell(receiver, "promoted", opened, commit)
+        _tell(settings, "promoted", opened, commit)
     assert commit.approval is not None
     who = f"approved by {commit.approval.by} at {commit.committed_at}"
     first = (
@@ -398,21 +399,34 @@ def copy(
     return describe_copy(copied, new.store.uri, stages)
 
 
-def _receiver(config: Path | None) -> "EventSettings":
-    """Return the release.on_event of a settings file; one without a receiver for None."""
-    from pipeline.settings import EventSettings, Job
+def _settings(config: Path | None) -> "ReleaseSettings":
+    """Return the release settings of a file; without a receiver of events and a file of metrics for None."""
+    from pipeline.settings import Job, ReleaseSettings
 
-    return load_settings(Job, config_file(config)).release.on_event if config else EventSettings()
+    return load_settings(Job, config_file(config)).release if config else ReleaseSettings()
 
 
-def _tell(receiver: "EventSettings", event: "EventName", opened: "Releases", commit: "Commit") -> None:
-    """Tell the receiver of a commit."""
+def _tell(settings: "ReleaseSettings", event: "EventName", opened: "Releases", commit: "Commit") -> None:
+    """Tell the receiver of a commit, and show the current release in the file of metrics.
+
+    The change is made already: if the file cannot be written, this is logged.
+    """
     from pipeline.flows.events import tell
+
+    if settings.metrics_file is not None:
+        from pipeline.flows.night.publish import record_current
+        from pipeline.flows.workers.metrics_file import metrics_replaced_in
+
+        try:
+            with metrics_replaced_in(settings.metrics_file):
+                record_current(opened, opened.current())
+        except (OSError, PipelineError) as error:
+            announce(f"the metrics are not written: {error}")
 
     facts = {"release": commit.release, "commit": commit.commit, "reason": commit.reason or None}
     if commit.approval is not None:
         facts |= commit.approval.model_dump()
-    tell(receiver, event, opened.store.uri, **facts)
+    tell(settings.on_event, event, opened.store.uri, **facts)
 
 
 def _refresh(opened: "Releases") -> None:

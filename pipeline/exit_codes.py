@@ -7,7 +7,7 @@ import errno
 import os
 import resource
 
-from pipeline.errors import is_out_of_memory
+from pipeline.errors import PipelineError, is_out_of_memory
 
 _NO_THREAD_MESSAGE = "can't start new thread"  # Python raises a plain RuntimeError with this message
 _INTERRUPTED = 130  # as in a shell: 128 + the number of SIGINT
@@ -21,6 +21,15 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return _INTERRUPTED
     return 70 if describe_shortage(error) is None else 75
+
+
+def describe_end(error: BaseException) -> str:
+    """Return the sentence by which pages and events say why an error ended a night."""
+    if isinstance(error, PipelineError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by a signal; the next run continues it"
+    return describe_shortage(error) or f"{type(error).__name__}: {error}"
 
 
 def describe_shortage(error: BaseException) -> str | None:

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from pipeline.daemon import in_daemon_thread
-from pipeline.errors import GatesRefused, PipelineError
-from pipeline.exit_codes import exit_code_of
+from pipeline.errors import GatesRefused
+from pipeline.exit_codes import describe_end, exit_code_of
 from pipeline.flows.workers import metrics
 from pipeline.log import announce, at_error
 from pipeline.settings import EventSettings
@@ -194,12 +194,11 @@ def told_of_errors(settings: EventSettings, root: str) -> Iterator[None]:
 
     def tell_error(error: BaseException) -> None:
         candidate = error.candidate if isinstance(error, GatesRefused) else None
-        reason = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
         tell(
             settings,
             metrics.outcome_of_error(error),
             uri,
-            reason=reason,
+            reason=describe_end(error),
             exit_code=exit_code_of(error),
             candidate=candidate,
             report=candidate and f"{candidate}/report.html",

@@ -12,8 +12,6 @@ def run() -> NoReturn:
 
     Ctrl-C and SIGTERM during the imports end the process without a traceback, because no work has begun.
     """
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _stop)
     before = signal.getsignal(signal.SIGINT)
     # A shell starts background commands with SIGINT ignored; then it remains ignored.
     if before is signal.default_int_handler:
@@ -22,6 +20,9 @@ def run() -> NoReturn:
 
     try:
         check_packages()
+        from jobs import end_by_sigterm
+
+        end_by_sigterm()
     except ImportError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -34,11 +35,6 @@ def run() -> NoReturn:
     except SystemExit as ended:
         _leave(ended.code)
     sys.exit()
-
-
-def _stop(*_: object) -> NoReturn:
-    os.write(2, b"error: stopped by SIGTERM before the command began: run it again\n")
-    os._exit(75)
 
 
 def _leave(code: str | int | None) -> NoReturn:

@@ -166,6 +166,7 @@ def test_an_error_is_told_with_the_name_that_the_root_has_elsewhere(
         ("failed", 3),
         ("stopped", 130),
     ]
+    assert told[-1]["reason"] == "stopped by a signal; the next run continues it"
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,32 @@ run()
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", said)
 
 
+def test_sigterm_while_a_single_command_imports_its_modules_ends_it_with_75(tmp_path: Path):
+    """`python -m jobs.NAME` is what schedulers start on a cluster."""
+    (tmp_path / "sitecustomize.py").write_text(
+        """
+import builtins, os, signal
+plain = builtins.__import__
+def interrupted(name, *rest, **named):
+    if name == "typer":
+        os.kill(os.getpid(), signal.SIGTERM)
+    return plain(name, *rest, **named)
+builtins.__import__ = interrupted
+"""
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "jobs.nightly"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    said = "error: stopped by SIGTERM before the command began: run it again\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (75, "", said)
+
+
 @pytest.fixture(scope="module")
 def bash(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
     """Return a function that lists bash's completions of its last argument."""

@@ -7,6 +7,7 @@ case. Its counters also write series named `_created`, and the umask decides who
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -79,6 +80,30 @@ def metrics_written_to(path: str | None) -> Iterator[None]:
         write(None)
     finally:
         metrics.listeners.remove(recorded.record)
+
+
+@contextlib.contextmanager
+def metrics_replaced_in(path: str) -> Iterator[None]:
+    """Replace the metrics that the block records in the file that a night wrote; others stay in it.
+
+    Raises:
+        ConfigError: the folder of the file is not writable.
+    """
+    recorded, file = RecordedMetrics(), Path(os.path.expanduser(path))
+    metrics.listeners.append(recorded.record)
+    try:
+        yield
+    finally:
+        metrics.listeners.remove(recorded.record)
+    new = recorded.text()
+    names = {line.split()[2] for line in new.splitlines() if line.startswith("# TYPE")}
+    old = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    kept = [
+        line
+        for line in old
+        if re.split(r"[{ ]", line.removeprefix("# HELP ").removeprefix("# TYPE "))[0] not in names
+    ]
+    _replace(file, "".join(f"{line}\n" for line in kept) + new)
 
 
 def _replace(file: Path, text: str) -> None:

@@ -72,9 +72,10 @@ def vectors_of(job: Job, manifest: ReleaseManifest) -> dict[str, bytes]:
 
 
 def test_the_first_candidate_waits_and_is_published_with_its_approval(
-    make_job: Make, manta: Callable[..., CommandResult]
+    make_job: Make, manta: Callable[..., CommandResult], tmp_path: Path
 ):
-    job = make_job(*APPROVAL)
+    metrics = tmp_path / "manta.prom"
+    job = make_job(*APPROVAL, f"release.metrics_file={metrics}")
     outcome = night(job)
     assert (outcome.status, outcome.release, outcome.facts["release"]) == ("waiting", 0, None)
     root, name = Path(job.release.root), waiting_name(job)
@@ -83,8 +84,15 @@ def test_the_first_candidate_waits_and_is_published_with_its_approval(
     listed = manta("releases", "list", str(root))
     assert f"manta releases promote {root} {name} --by NAME" in listed.out
 
-    done = manta("releases", "promote", str(root), name[:8], "--by", "Ann", "--note", "looks right", "--json")
+    of_night = metrics.read_text()
+    assert "ray_manta_release_number" not in of_night
+    config = tmp_path / "night.yaml"
+    config.write_text(f"release: {{root: {root}, metrics_file: {metrics}}}")
+    approve = ("--by", "Ann", "--note", "looks right", "--json", "--config", str(config))
+    done = manta("releases", "promote", str(root), name[:8], *approve)
     assert done.code == 0, done.err
+    assert metrics.read_text().startswith(of_night), "what the night recorded stays"
+    assert {"ray_manta_release_number 1", "ray_manta_release_rows 400"} <= {*metrics.read_text().splitlines()}
     commit = json.loads((root / "commits/00000001.json").read_text())
     approval = commit["approval"]
     assert (approval["candidate"], approval["by"], approval["note"]) == (name, "Ann", "looks right")

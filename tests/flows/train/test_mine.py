@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.flows.context import FlowContext
 from pipeline.flows.train import equal_texts
 from pipeline.flows.train.equal_texts import KNOWN_SCHEMA, find_equal_texts, remove_equal_texts
-from pipeline.flows.train.mine import _units, mine
+from pipeline.flows.train.mine import _units, check_mining, mine
 from pipeline.flows.workers.cluster import connect
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
@@ -250,3 +250,14 @@ def test_settings_that_cannot_use_mined_negatives_are_refused(pairs, encoder: Pa
         ConfigError, match="an objective that reads anchor, positive and negative, found simcse: text"
     ):
         mined(job_of(encoder, "train.objective=simcse"), folder, tmp_path)
+
+
+@pytest.mark.parametrize("root", ["pairs", "pairs/models", "pairs/models/../mined"])
+def test_mining_into_the_folder_of_its_pairs_is_refused_before_work(encoder: Path, tmp_path: Path, root: str):
+    """Another run would read the mined rows as pairs."""
+    data = tmp_path / "pairs"
+    given = (f"train.root={tmp_path / root}", f"train.data={data}", "train.mine.enabled=true")
+    with pytest.raises(ConfigError, match=r"train\.root: .*expected a folder that is not below train\.data"):
+        check_mining(job_of(encoder, *given))
+    check_mining(job_of(encoder, f"train.root={tmp_path / 'models'}", *given[1:]))
+    check_mining(job_of(encoder, f"train.root={data / '_models'}", *given[1:]))

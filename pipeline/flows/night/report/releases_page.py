@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.config import digest_of
 from pipeline.errors import DataError, GatesRefused, PipelineError
-from pipeline.exit_codes import exit_code_of
+from pipeline.exit_codes import describe_end, exit_code_of
 from pipeline.flows.workers.metrics import outcome_of_error
 from pipeline.index.measure.metrics import IndexMetrics
 from pipeline.log import announce, at_error
@@ -94,12 +94,9 @@ def end_recorded(releases: Releases) -> Iterator[None]:
 
 def _record_error(releases: Releases, error: BaseException) -> None:
     """Record the night that an error ends, and refresh the page. A failure is logged, not raised."""
-    store, candidate = releases.store, None
-    reason = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+    store, candidate, reason = releases.store, None, describe_end(error)
     if isinstance(error, GatesRefused):
         candidate, reason = error.candidate.removeprefix(f"{store.uri}/"), "; ".join(error.refusals)
-    elif isinstance(error, KeyboardInterrupt):
-        reason = "stopped by a signal; the next run continues it"
     try:
         if not releases.commits.numbers() and not store.list("candidates"):
             return  # perhaps no root: the settings may name the folder of something else
