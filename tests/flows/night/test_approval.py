@@ -92,7 +92,9 @@ def test_the_first_candidate_waits_and_is_published_with_its_approval(
     done = manta("releases", "promote", str(root), name[:8], *approve)
     assert done.code == 0, done.err
     assert metrics.read_text().startswith(of_night), "what the night recorded stays"
-    assert {"ray_manta_release_number 1", "ray_manta_release_rows 400"} <= {*metrics.read_text().splitlines()}
+    assert {"ray_manta_release_number 1.0", "ray_manta_release_rows 400.0"} <= {
+        *metrics.read_text().splitlines()
+    }
     commit = json.loads((root / "commits/00000001.json").read_text())
     approval = commit["approval"]
     assert (approval["candidate"], approval["by"], approval["note"]) == (name, "Ann", "looks right")

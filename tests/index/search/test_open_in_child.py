@@ -1,13 +1,16 @@
 """Index files that would crash their reader, though their sha256 is right, end `releases verify` with 3."""
 
+import importlib
 import multiprocessing
 import os
 import struct
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from pipeline.errors import ConfigError, DataError, ModelError, PipelineError, TransientError
@@ -132,6 +135,19 @@ def kill_itself(reading: Reading) -> None:
 
 def write_variable(path: Path, reading: Reading) -> None:
     path.write_text(os.environ["MANTA_CHANGED"])
+
+
+def write_whether_pandas(path: Path, reading: Reading) -> None:
+    assert pa.table({"a": ["x"], "b": [[1.5, None]]}).to_pylist() == [{"a": "x", "b": [1.5, None]}]
+    was_imported = "pandas" in sys.modules
+    importlib.import_module("pandas")
+    path.write_text(f"{was_imported} {pa.array(sys.modules['pandas'].Series([1, 2])).to_pylist()}")
+
+
+def test_arrow_does_not_import_pandas_in_a_child_and_others_can(tmp_path: Path):
+    end_idle_child()
+    run_in_child(partial(write_whether_pandas, tmp_path / "answer"), [], ChildLimits(60.0), "")
+    assert (tmp_path / "answer").read_text() == "False [1, 2]"
 
 
 def test_a_waiting_child_works_in_the_environment_of_its_parent(tmp_path, monkeypatch):

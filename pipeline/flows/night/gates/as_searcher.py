@@ -40,9 +40,8 @@ _SMALL_BYTES = 1 << 30  # bytes that this process tries itself, in less time tha
 _SHOWN = 3  # faults that the sentence names
 _EXPORTED_ROWS = 1_000
 _DELETE = "delete them and run again"
-# Modules that a child needs: this one, pandas, which Arrow imports with the first value that it converts, and
-# one that imports PyTorch.
-_USE, _ENCODER = (__name__, "pandas"), "pipeline.models.inference.encoder"
+# Modules that a child needs: this one, and one that imports PyTorch.
+_USE, _ENCODER = __name__, "pipeline.models.inference.encoder"
 
 
 class Trial(NamedTuple):
@@ -129,7 +128,7 @@ def prepare_trials(*, encoder: bool) -> None:
     Args:
         encoder: whether a new encoder will be tried.
     """
-    prepare_child([*_USE, *([_ENCODER] if encoder else [])])
+    prepare_child([_USE, *([_ENCODER] if encoder else [])])
 
 
 def try_as_searcher(
