@@ -3,10 +3,12 @@
 Nothing is deleted. Parts that two releases share are written once.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +26,7 @@ from pipeline.flows.index.records import (
     store_truth,
 )
 from pipeline.flows.workers.tasks import PlainTask, Pool
+from pipeline.log import announce
 from pipeline.store.files.base import Store
 from pipeline.store.records.dead import DeadRows, write_address_pieces
 from pipeline.store.records.release_units import VectorUnit
@@ -176,7 +179,7 @@ class FindTrainingChange(PlainTask[ReleaseManifest, ErasedTraining]):
 
     def work(self, manifest: ReleaseManifest) -> ErasedTraining:
         index = manifest.index
-        if index.trained is None or not index.settings.get("nlist"):
+        if index.trained is None or not _is_trained(index.factory):
             return ErasedTraining(change=None, trained=index.trained)
         name = digest_of([self.erased.sha256, index.model_dump(mode="json")])[:24]
         path = f"{self.records}/training-{name}.json"
@@ -185,6 +188,7 @@ class FindTrainingChange(PlainTask[ReleaseManifest, ErasedTraining]):
 
     def _find(self, manifest: ReleaseManifest, trained: FileRef) -> ErasedTraining:
         from pipeline.index.build.build import read_index, write_index
+        from pipeline.index.erase.codebook import unused_codewords
         from pipeline.index.erase.training import NearLists, change_of
         from pipeline.index.files.unit_vectors import UnitVectors
         from pipeline.index.library import faiss_threads
@@ -193,8 +197,11 @@ class FindTrainingChange(PlainTask[ReleaseManifest, ErasedTraining]):
         with faiss_threads(1), self.store.scratch() as scratch:
             index = read_index(trained.local(self.store), mapped=False)
             near = NearLists(index).add(self._erased_vectors(manifest))
+            own, is_erased = near.own, DeadRows(self.store, self.erased).contains
+            unused = unused_codewords(self._parts(manifest), own.codewords, is_erased)
+            _announce_kept(manifest, len(own.codewords) - len(unused), len(own.bounds))
             vectors = UnitVectors(self.store, manifest.units)
-            change = change_of(near, self._remaining(manifest, near.sums), vectors.take)
+            change = change_of(near, self._remaining(manifest, near.sums), unused, vectors.take)
             if not change:
                 return ErasedTraining(change=None, trained=trained)
             change.apply_in_memory(index)
@@ -221,16 +228,36 @@ class FindTrainingChange(PlainTask[ReleaseManifest, ErasedTraining]):
 
     def _remaining(self, manifest: ReleaseManifest, numbers: Iterable[int]) -> dict[int, np.ndarray]:
         """Return the addresses of the rows that stay in lists, by list, in all parts together."""
-        from pipeline.index.build.build import read_index
         from pipeline.index.erase.training import rows_in_lists
 
         erased, found = DeadRows(self.store, self.erased), {number: [_NO_ROWS] for number in numbers}
-        for part in manifest.index_parts() if found else ():
-            with _files_of(self.store, part) as files:
-                index = read_index(files[0], on_disk=len(files) > 1)
-                for number, addresses in rows_in_lists(index, found, erased.contains).items():
-                    found[number].append(addresses)
+        for index in self._parts(manifest) if found else ():
+            for number, addresses in rows_in_lists(index, found, erased.contains).items():
+                found[number].append(addresses)
         return {number: np.concatenate(pieces) for number, pieces in found.items()}
+
+    def _parts(self, manifest: ReleaseManifest) -> Iterator[Any]:
+        """Open the parts of the index, one after the other."""
+        from pipeline.index.build.build import read_index
+
+        for part in manifest.index_parts():
+            with _files_of(self.store, part) as files:
+                yield read_index(files[0], on_disk=len(files) > 1)
+
+
+def _is_trained(factory: str) -> bool:
+    """Return whether an index has lists, codewords or bounds."""
+    return re.search("IVF|PQ|SQ", factory) is not None
+
+
+def _announce_kept(manifest: ReleaseManifest, codewords: int, bounds: int) -> None:
+    """Say how many values of the training stay although they are components of erased rows."""
+    if codewords or bounds:
+        announce(
+            f"release {manifest.release}: {codewords:,} codewords and {bounds:,} bounds of its index are "
+            "components of vectors of erased rows, and stay, because codes of other rows depend on them; to "
+            "train the codes again, run manta nightly with another index.seed, and prune this release"
+        )
 
 
 class ErasedMeasurements(Stored):

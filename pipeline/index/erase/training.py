@@ -5,11 +5,12 @@ by the mean direction of the rows that stay in the list, or by zero, to which no
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
 
+from pipeline.index.erase.codebook import Codeword, OwnCodewords, clear_codewords
 from pipeline.index.library import faiss
 from pipeline.index.lists import IsRemoved, codes_in, ids_in, write_codes
 from pipeline.index.measure.truth import Batches
@@ -37,15 +38,17 @@ class TrainingChange:
     """(n,) int64 of all rows that stay in these lists, ascending"""
     vectors: np.ndarray
     """(n, r) float32, their raw vectors"""
+    codewords: np.ndarray
+    """(c, 2) int64, sub-quantizers and codewords that become zero"""
 
     @classmethod
     def none(cls) -> Self:
         """Return a change of nothing."""
-        nothing = np.zeros(0, dtype=np.int64)
-        return cls(nothing, np.zeros((0, 0), np.float32), nothing, np.zeros((0, 0), np.float32))
+        no_rows, no_vectors = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.float32)
+        return cls(no_rows, no_vectors, no_rows, no_vectors, np.zeros((0, 2), dtype=np.int64))
 
     def __bool__(self) -> bool:
-        return bool(len(self.lists))
+        return bool(len(self.lists) or len(self.codewords))
 
     def to_bytes(self) -> bytes:
         """Return the content of a file."""
@@ -57,9 +60,10 @@ class TrainingChange:
         return cls(**unpack(content, *cls.__dataclass_fields__, kind="training change")[0])
 
     def apply(self, index: Any) -> Recode:
-        """Change the centroids of an index. Returns a function that gives the new codes of its lists."""
+        """Change the training of an index. Returns a function that gives the new codes of its lists."""
+        clear_codewords(index, self.codewords)
         ivf = ivf_of(index)
-        if ivf is None or not self:
+        if ivf is None or not len(self.lists):
             return lambda number, ids, codes: codes
         quantizer = faiss.downcast_index(ivf.quantizer)
         centroids = quantizer.reconstruct_n(0, ivf.nlist)
@@ -82,7 +86,7 @@ class TrainingChange:
         return recode
 
     def apply_in_memory(self, index: Any) -> None:
-        """Change the centroids of an index, and the codes in its lists."""
+        """Change the training of an index, and the codes in its lists."""
         recode, ivf = self.apply(index), ivf_of(index)
         for number in self.lists.tolist() if ivf is not None else ():
             lists = lists_of(ivf)
@@ -100,13 +104,20 @@ class NearLists:
     same: set[int] = field(default_factory=set)
     """lists whose centroid is the vector of an erased row"""
 
+    def __post_init__(self) -> None:
+        self.own = OwnCodewords(self.index)
+
     def add(self, batches: Batches) -> Self:
         """Add the raw vectors of erased rows."""
         ivf = ivf_of(self.index)
-        assert ivf is not None
         for _, raw in batches:
             vectors = to_space_of(self.index, raw)
+            if ivf is None:
+                self.own.add(vectors, vectors)
+                continue
             _, nearest = ivf.quantizer.search(vectors, 1)
+            centroids = ivf.quantizer.reconstruct_batch(nearest[:, 0])
+            self.own.add(vectors - centroids if ivf.by_residual else vectors, vectors)
             for vector, number in zip(_unit(vectors), nearest[:, 0].tolist(), strict=True):
                 self.sums[number] = self.sums.get(number, 0) + vector
                 if _distance(vector, ivf.quantizer.reconstruct(number)) <= _SAME:
@@ -116,7 +127,8 @@ class NearLists:
     def determined(self) -> set[int]:
         """Return the lists whose centroid is an erased row's vector, or the mean of those nearest to it."""
         ivf = ivf_of(self.index)
-        assert ivf is not None
+        if ivf is None:
+            return set()
         of_mean = {
             number
             for number, total in self.sums.items()
@@ -134,19 +146,26 @@ def rows_in_lists(index: Any, numbers: Iterable[int], is_erased: IsRemoved) -> d
 
 
 def change_of(
-    near: NearLists, remaining: Mapping[int, np.ndarray], vectors_of: Callable[[np.ndarray], np.ndarray]
+    near: NearLists,
+    remaining: Mapping[int, np.ndarray],
+    unused: set[Codeword],
+    vectors_of: Callable[[np.ndarray], np.ndarray],
 ) -> TrainingChange:
-    """Return new centroids for the lists that erased rows determined, or in which no row stays.
+    """Return new values for those that erased rows alone determined.
 
     Args:
-        near: the lists of the erased rows.
+        near: the lists of the erased rows. A list gets a new centroid if erased rows determined it, or if no
+            row stays in it.
         remaining: addresses of the rows that stay in these lists, by list.
+        unused: codewords that are parts of erased rows, and of no row that stays.
         vectors_of: returns the raw vectors (n, d) float32 of ascending addresses (n,).
     """
     empty = {number for number, addresses in remaining.items() if not len(addresses)}
     numbers = sorted(near.determined() | empty)
+    nothing = TrainingChange.none()
+    codewords = np.array(sorted(unused), dtype=np.int64).reshape(-1, 2)
     if not numbers:
-        return TrainingChange.none()
+        return replace(nothing, codewords=codewords)
     addresses = np.sort(np.concatenate([remaining[number] for number in numbers]))
     raw = vectors_of(addresses) if len(addresses) else np.zeros((0, near.index.d), dtype=np.float32)
     inside = _unit(to_space_of(near.index, raw)) if len(raw) else raw
@@ -157,7 +176,7 @@ def change_of(
         if len(remaining[number]):
             rows = np.searchsorted(addresses, remaining[number])
             centroids[position] = _unit(inside[rows].sum(axis=0))
-    return TrainingChange(np.array(numbers, dtype=np.int64), centroids, addresses, raw)
+    return TrainingChange(np.array(numbers, dtype=np.int64), centroids, addresses, raw, codewords)
 
 
 def _addresses_of_ids(index: Any) -> Callable[[np.ndarray], np.ndarray]:

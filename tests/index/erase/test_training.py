@@ -9,6 +9,7 @@ import pytest
 from pipeline.index.build.build import fill, read_index, train, write_index
 from pipeline.index.build.index_shape import plan_index
 from pipeline.index.build.merge import FilledShard, merge_on_disk
+from pipeline.index.erase.codebook import unused_codewords
 from pipeline.index.erase.part import erase_from_part
 from pipeline.index.erase.training import NearLists, TrainingChange, change_of, rows_in_lists
 from pipeline.index.lists import is_one_of
@@ -80,7 +81,13 @@ def change_without(index, part: Path, erased: np.ndarray, *, on_disk: bool) -> T
     near = NearLists(index).add([(VECTORS.addresses[erased], VECTORS.raw[erased])])
     opened = read_index(part, on_disk=on_disk)
     remaining = rows_in_lists(opened, near.sums, is_one_of(VECTORS.addresses[erased]))
-    return change_of(near, remaining, lambda asked: VECTORS.raw[np.searchsorted(VECTORS.addresses, asked)])
+    is_erased = is_one_of(VECTORS.addresses[erased])
+    unused = unused_codewords([opened], near.own.codewords, is_erased)
+
+    def vectors_of(asked: np.ndarray) -> np.ndarray:
+        return VECTORS.raw[np.searchsorted(VECTORS.addresses, asked)]
+
+    return change_of(near, remaining, unused, vectors_of)
 
 
 def centroids_of(index) -> np.ndarray:
@@ -175,7 +182,11 @@ def test_two_erased_rows_that_are_the_mean_of_a_list_determined_it():
 
 def test_a_change_is_stored(tmp_path: Path):
     change = TrainingChange(
-        np.array([3]), np.ones((1, 4), np.float32), np.array([7]), np.ones((1, 5), np.float32)
+        np.array([3]),
+        np.ones((1, 4), np.float32),
+        np.array([7]),
+        np.ones((1, 5), np.float32),
+        np.array([[1, 2]]),
     )
     loaded = TrainingChange.from_bytes(change.to_bytes())
     assert all(
@@ -192,6 +203,7 @@ def test_a_graph_of_centroids_never_leads_to_an_empty_list():
         np.zeros((1, 32), np.float32),
         np.zeros(0, np.int64),
         np.zeros((0, 32), np.float32),
+        np.zeros((0, 2), np.int64),
     )
     zero.apply_in_memory(index)
     graph_of(index).hnsw.efSearch = 64
