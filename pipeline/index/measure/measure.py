@@ -45,7 +45,7 @@ def measure(
 
     The effort is `index.nprobe`, or is chosen on the even queries; metrics are measured on the odd ones.
     Queries whose own row is dead are left out of the choice; the effort is raised for them afterwards, and
-    then for texts of users, if any of the two need more than rows.
+    then for texts of users.
 
     Args:
         truth: the queries' exact neighbours.
