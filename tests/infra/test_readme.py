@@ -8,7 +8,14 @@ from typer.main import get_command
 from jobs.boundary import EXIT_CODES
 from jobs.cli import app
 from pipeline.settings import Job
-from pipeline.store.releases.manifest import READABLE, RELEVANCE, RELEVANCE_CHANGE
+from pipeline.store.releases.manifest import (
+    READABLE,
+    RELEVANCE,
+    RELEVANCE_CHANGE,
+    RELEVANCE_MRR,
+    RELEVANCE_RECALL,
+    USER_QUERY_RECALL,
+)
 from tests.infra.manifests import INFRA, ROOT, of_kind
 
 TEXT = (INFRA / "README.md").read_text()
@@ -69,7 +76,8 @@ def test_documented_gates_and_reasons_are_those_of_the_code():
     compared = (ROOT / "pipeline" / "flows" / "night" / "gates" / "corpus_gates.py").read_text()
     of_the_corpus = set(re.findall(r'^ +yield \(?\s*"(\w+)",', compared, re.MULTILINE))
     assert len(of_the_corpus) == 6
-    assert gates == in_judge | of_the_corpus | {RELEVANCE, RELEVANCE_CHANGE, READABLE}
+    of_queries = {USER_QUERY_RECALL, RELEVANCE, RELEVANCE_RECALL, RELEVANCE_MRR, RELEVANCE_CHANGE}
+    assert gates == in_judge | of_the_corpus | of_queries | {READABLE}
     source = "".join(file.read_text() for file in (ROOT / "pipeline").rglob("*.py"))
     for reason in ("duplicate_id", "unusable_vector"):
         assert f"`{reason}`" in TEXT
