@@ -71,8 +71,9 @@ class ErasedValues:
             tag, text = match.groups()
             if tag.startswith(("<style", "<script")):
                 return match[0]
+            before = tag.count(ERASED)
             tag = _ATTRIBUTE.sub(self._replace_attribute, tag)
-            changed = tag.count(ERASED)
+            changed = tag.count(ERASED) - before
             if self.shows(html.unescape(text), is_id="mono" in tag or tag.startswith(("<dt", "<code"))):
                 text, changed = ERASED, changed + 1
             count += changed

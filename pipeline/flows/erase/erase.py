@@ -102,9 +102,9 @@ def _end(releases: Releases, plan: ErasureReceipt, commit: Commit) -> ErasureRec
     store = releases.store
     candidates = {entry.path.split("/")[1] for entry in store.list("candidates", "manifest.json")}
     in_threads(lambda file: store.discard_copies(file.path, file.sha256), plan.before)
+    # before the sweep, because manifests of augmented corpora are among them
+    in_threads(store.delete, plan.results)
     swept = sweep(releases, plan.units)
-    for folder in plan.results:
-        in_threads(store.delete, [entry.path for entry in store.list(folder)])
     receipt = plan.model_copy(
         update={
             "commit": commit.commit,

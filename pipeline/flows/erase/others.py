@@ -1,20 +1,26 @@
 """Files below a root besides those of releases: pages, summaries, and results of other commands."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple
+
+import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
 from pipeline.log import announce
 from pipeline.report.erased_values import ErasedValues
 from pipeline.store.files.base import Store, in_threads
 from pipeline.store.files.lease import is_lease
+from pipeline.store.records.augmented import list_series
+from pipeline.store.records.units import Corpus
 from pipeline.store.releases.summary import Summary, summary_path
 from pipeline.store.releases.unpublished import NIGHTS, UnpublishedNight
+from pipeline.store.rows.arrays import is_text
 
 _DUPLICATES = "duplicates"
+_RESULTS = ("evaluations", "counts")
 
 
 class ReplacedPages(NamedTuple):
@@ -38,7 +44,8 @@ class Pages:
             numbers: numbers of the releases.
         """
         changed = dict[str, bytes]()
-        paths = [entry.path for entry in self.store.list("releases", ".html")]
+        folders = ("releases", *_RESULTS)
+        paths = [entry.path for folder in folders for entry in self.store.list(folder, ".html")]
         for path, content in zip(paths, in_threads(self.store.read, paths), strict=True):
             page, count = self.values.in_page(content.decode(errors="replace"))
             if count:
@@ -80,6 +87,44 @@ class Pages:
             if night is not None and self.values.shows(night.reason):
                 reason = f"{night.status}; its reason showed an erased row"
                 yield entry.path, night.model_copy(update={"reason": reason}).to_json()
+
+
+def augmented_of(store: Store, units: Set[str]) -> Iterator[str]:
+    """Yield the manifests of augmented corpora, and their pages, that have one of the corpus units.
+
+    Units of variants that were made from other corpus units stay, and the next `manta augment` uses them.
+    """
+    for series in list_series(store):
+        for number in series.numbers():
+            try:
+                paths = {unit.path for unit in Corpus.read(store, series.get(number).corpus).units}
+            except FileNotFoundError:  # nobody knows what its units have
+                paths = set(units)
+            if paths & units:
+                yield from (series.path(number), series.page(number))
+
+
+def results_with(store: Store, values: ErasedValues) -> Iterator[str]:
+    """Yield the files of evaluations and counts that have an id or a text; later commands make them again."""
+    for folder in _RESULTS:
+        for entry in store.list(folder):
+            suffix = PurePosixPath(entry.path).suffix
+            if suffix == ".json":
+                value = json.loads(store.read(entry.path))
+                if values.in_json(value) != value:
+                    yield entry.path
+            elif suffix == ".parquet" and _table_shows(store, entry.path, values):
+                yield entry.path
+
+
+def _table_shows(store: Store, path: str, values: ErasedValues) -> bool:
+    file = pq.ParquetFile(store.open(path))
+    names = [field.name for field in file.schema_arrow if is_text(field.type)]
+    for number in range(file.num_row_groups if names else 0):
+        for column in file.read_row_group(number, columns=names).columns:
+            if any(text is not None and values.shows(text, is_id=True) for text in column.to_pylist()):
+                return True
+    return False
 
 
 def duplicates_of(store: Store, releases: set[int]) -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.evaluate.relevance import RelevanceScores
 from pipeline.flows.context import map_in_order
 from pipeline.flows.erase.corpora import (
     FILTERED_ERASED,
@@ -20,6 +21,7 @@ from pipeline.store.records.dead import DeadRows
 from pipeline.store.records.release_units import VectorUnit, store_units
 from pipeline.store.records.sealed_json import FileRef
 from pipeline.store.records.units import FILTERED, Corpus
+from pipeline.store.records.write_once import store_by_content
 from pipeline.store.releases.manifest import ReleaseManifest
 
 
@@ -39,6 +41,9 @@ class RewrittenUnits:
     """by the path of the old corpus unit"""
     vectors: Mapping[tuple[str, str], VectorUnit]
     """by the paths of the old corpus unit and of the old unit of vectors; the ordinal is of any release"""
+
+    old: tuple[VectorUnit, ...]
+    """the old units of vectors, each file once"""
 
     def replace(self, unit: VectorUnit) -> VectorUnit:
         """Return the unit that replaces a unit of vectors, or the unit itself."""
@@ -69,6 +74,7 @@ def rewrite_units(erasure: Erasure, releases: Sequence[StoredRelease]) -> Rewrit
             for item, new in zip(items, rewritten, strict=True)
             for old, vector in zip(item.vectors, new.vectors, strict=True)
         },
+        old=tuple(unit for item in items for unit in item.vectors),
     )
 
 
@@ -93,7 +99,7 @@ def rewrite_release(
     if not live.rows:
         return None
     work = f"erasures/{erasure.id}/work"
-    indexed = erase_from_index(erasure.context, old, erasure.addresses, work)
+    indexed = erase_from_index(erasure.context, old, erasure.addresses, work, units.old)
     new = old.model_copy(
         update={
             "units": live.units,
@@ -105,10 +111,25 @@ def rewrite_release(
             "index": indexed.index,
             "ids": indexed.ids,
             "tombstones": indexed.tombstones,
+            "relevance": _relevance(erasure, old.relevance),
         }
     )
     new = erase_from_moments(erasure.context, old, new, erasure.addresses, work)
     return new.model_copy(update={"units": store_units(store, tuple(new.units))})
+
+
+def _relevance(erasure: Erasure, scores: FileRef | None) -> FileRef | None:
+    """Store the scores of the queries of gates.relevance without those that name an erased row."""
+    if scores is None:
+        return None
+    store = erasure.context.store
+    stored = RelevanceScores.from_bytes(scores.read(store))
+    kept = stored.without(erasure.rows.ids, erasure.rows.texts)
+    if kept is None:
+        return None
+    if len(kept.keys) == len(stored.keys):
+        return scores
+    return store_by_content(store, kept.to_bytes(), "relevance/scores", ".parquet", len(kept.keys))
 
 
 def _counts(

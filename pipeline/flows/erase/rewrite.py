@@ -12,7 +12,7 @@ from pipeline.flows.context import FlowContext
 from pipeline.flows.erase.choose import EraseRequest
 from pipeline.flows.erase.corpora import Erasure, rewrite_tables
 from pipeline.flows.erase.find import ErasedRows, UnitToSearch, find_rows
-from pipeline.flows.erase.others import Pages, duplicates_of
+from pipeline.flows.erase.others import Pages, augmented_of, duplicates_of, results_with
 from pipeline.flows.erase.releases import StoredRelease, rewrite_release, rewrite_units
 from pipeline.flows.erase.root import Root
 from pipeline.flows.night.gates.as_searcher import try_again
@@ -146,10 +146,10 @@ class RowsToErase:
         self._check(changed)
         values = ErasedValues(self.rows.ids, self.rows.texts)
         pages = Pages(store, values).replaced([each.manifest.release for each in self.root.stored])
-        if not (changed or pages.contents or self.rows.count or self.request.forever):
+        results = self._results(values, {old.manifest.release for old, _ in changed})
+        if not (changed or pages.contents or results or self.rows.count or self.request.forever):
             in_threads(store.delete, work_files(store))
             return None
-        results = duplicates_of(store, {old.manifest.release for old, _ in changed})
         before, after = self._files(changed)
         plan = self._receipt(
             releases=tuple(
@@ -170,6 +170,20 @@ class RowsToErase:
         for path, content in pages.contents.items():
             store.write(path, content)
         return plan, [manifest for _, manifest in changed if manifest is not None]
+
+    def _results(self, values: ErasedValues, releases: set[int]) -> set[str]:
+        """Return the files of results of other commands that are to be removed.
+
+        Args:
+            releases: numbers of the releases that get another manifest.
+        """
+        store = self.context.store
+        duplicates = duplicates_of(store, releases)
+        return {
+            *(path for paths in duplicates.values() for path in paths),
+            *augmented_of(store, self.rows.by_unit.keys()),
+            *results_with(store, values),
+        }
 
     def _receipt(self, **fields: object) -> ErasureReceipt:
         return ErasureReceipt.model_validate(

@@ -19,7 +19,7 @@ _SWEPT = (
     *("transforms", "relevance"),
 )
 """folders of files that nights make; the augmented corpora have files below units/ and keys/, too"""
-_OF_UNITS = ("units/corpus/", "units/vectors/", "units/samples/", "moments/", "quarantine/")
+_OF_UNITS = ("units/", "moments/", "quarantine/")
 """folders of files that are named by the sha256 of the corpus unit that they were made from"""
 _UNIT = re.compile(r"([0-9a-f]{24})(?![0-9a-f])")
 
@@ -83,7 +83,7 @@ def _is_kept(path: str, clean: set[str]) -> bool:
     """Return whether an unneeded file has none of the erased rows: a lease, or a file of another unit."""
     if is_lease(path) or path.startswith(f"{NIGHTS}/"):
         return True
-    if not path.startswith(_OF_UNITS):
+    if not path.startswith(_OF_UNITS) or path.startswith("units/whitened/"):
         return False
     name = _UNIT.match(PurePosixPath(path).name) or _UNIT.match(PurePosixPath(path).parent.name)
     return name is not None and name[1] in clean

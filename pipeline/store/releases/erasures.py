@@ -63,7 +63,7 @@ class ErasureReceipt(Stored):
     pages: tuple[str, ...] = ()
     """pages and summaries whose values were replaced"""
     results: tuple[str, ...] = ()
-    """folders of results of a replaced manifest, which were removed"""
+    """results of other commands that were removed: of a replaced manifest, or with an erased row"""
     candidates: int = 0
     """candidates that were removed"""
     before: tuple[ErasedFile, ...] = ()
