@@ -71,9 +71,9 @@ def texts_of(release: OpenRelease) -> list[str]:
 
 
 @contextlib.contextmanager
-def service(root: str) -> Iterator[str]:
+def service(root: str, *options: str) -> Iterator[str]:
     """Run `manta serve` during the block. Yields its address, and prints how many lines it logged."""
-    command = [sys.executable, "-m", "jobs.serve", root, "--port", "0", "--poll-s", "1"]
+    command = [sys.executable, "-m", "jobs.serve", root, "--port", "0", "--poll-s", "1", *options]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert process.stdout is not None

@@ -264,8 +264,8 @@ def test_swaps_and_trials_under_load_give_no_wrong_or_failed_answer(
             with faulty(monkeypatch, 3):
                 publish(CORPUS[:80])
                 wait_until(lambda: canary_of(client)["returned"] == 3)
-            Releases(publish.store).rollback(1)
-            wait_for_release(client, 1)
+                Releases(publish.store).rollback(1)  # while release 3 fails the last searches that it got
+                wait_for_release(client, 1)
         finally:
             stop = True
         for each in loading:
