@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from pipeline.report.releases import Overview, ReleaseRow, render
-from pipeline.store.releases.commits import Commit
+from pipeline.store.releases.commits import Approval, Commit
 from pipeline.store.releases.summary import Summary
 from tests.report.pages import Page, spaced_words_in
 
@@ -47,3 +47,15 @@ def test_a_hold_is_shown_with_its_time_and_reason():
     assert "Held since 2026-11-23 07:01: <audit>. Nights publish nothing" in shown
     assert "current, held" in shown
     assert "Held since" not in words(OVERVIEW)
+
+
+def test_who_approved_a_release_has_a_row_of_its_own_so_that_the_table_fits_the_page():
+    approval = Approval(candidate=24 * "a", by="Ann <a@b>", note="a long reason " * 30, user="ann", host="h")
+    row = replace(ROW, commit=PUBLISHED.model_copy(update={"approval": approval}))
+    page = render(replace(OVERVIEW, rows=(row, ROW)))
+    assert (
+        page.count('<tr class="approval current"><td></td><td colspan="9"><div>by Ann &lt;a@b&gt;: a long')
+        == 1
+    )
+    assert " ".join(approval.note.split()) in words(replace(OVERVIEW, rows=(row,)))
+    assert page.count("by Ann") == 1
