@@ -12,14 +12,21 @@ from sentence_transformers.sentence_transformer import losses as theirs
 from transformers import get_linear_schedule_with_warmup
 
 from pipeline.evaluate.similarity import row_similarities
+from pipeline.losses.directions import Compared
 from pipeline.losses.distillation import similarity_distillation
+from pipeline.losses.guided import guided_exclusions
 from pipeline.objectives.contrastive_tension import ContrastiveTension
 from pipeline.objectives.distillation import Distillation
+from pipeline.objectives.guided import Guided
+from pipeline.objectives.score_distillation import ScoreDistillation
 from pipeline.objectives.triplet import Triplet
 from pipeline.settings.training import ScheduleSettings
 from pipeline.train.schedule import Schedule
 from tests.conftest import ROOT
+from tests.losses.test_sentence_transformers import DIM, GivenVectors
+from tests.objectives.tiny import Tiny, batch_of
 
+SEEDED = torch.Generator().manual_seed(0)
 _AFTER = (ROOT / "jobs/configs/README.md").read_text().partition("except for these conventions:")[2]
 # The rows that the tests below check, in their order: subject, this project, sentence-transformers.
 TABLE = """
@@ -27,6 +34,10 @@ TABLE = """
 | `contrastive_tension` | mean over the pairs; `reduction: sum` for the sum | sum |
 | `distillation` of similarities | divergence without a factor, temperature 0.05 | times the temperature squared, temperature 1 |
 | `triplet` | margin 1, as in the paper | margin 5 |
+| `score_distillation` by distributions | divergence without a factor | times the temperature squared |
+| `guided`: a text as its own negative | never | if its positive has the same text |
+| `guided`: a negative with the positive's cosine | left out | left out or not, by rounding |
+| `guided` on several ranks | anchors of all ranks are negatives | anchors of the own rank |
 | cosines that are ranked (STS, pairs, triplets) | rounded to 12 decimals, so that pairs of equal texts tie | not rounded: pairs of equal texts tie by chance |
 """  # noqa: E501  rows as in the document
 
@@ -72,6 +83,36 @@ def test_distillation_is_not_multiplied_by_the_temperature_squared():
 def test_the_triplet_margin_is_one_unlike_in_sentence_transformers():
     assert default(Triplet, "margin") == 1.0
     assert default(theirs.TripletLoss, "triplet_margin") == 5
+
+
+def test_distributions_of_scores_are_not_multiplied_by_the_temperature_squared():
+    columns, scores = torch.randn(4, 5, DIM, generator=SEEDED), torch.randn(5, 3, generator=SEEDED)
+    objective = ScoreDistillation(Tiny(), match="distribution", temperature=0.5, teacher_temperature=0.5)
+    batch = batch_of({"anchor": ["a"] * 5, "scores": scores.numpy()})
+    loss = theirs.DistillKLDivLoss(GivenVectors(), temperature=0.5)
+    expected = loss([{"vectors": column} for column in columns], scores)
+    assert 0.25 * objective.loss(tuple(columns), batch).total.item() == pytest.approx(expected.item())
+
+
+def test_a_guide_leaves_out_the_text_itself_and_texts_that_equal_the_positive():
+    """All texts of a row are equal, so that by the guide all cosines of the row with itself are 1."""
+    texts = torch.eye(3)
+    guide = Compared(texts, (texts, texts), texts)
+    marked = guided_exclusions(guide, ["query_document", "query_query"], margin=0.0, margin_of="absolute")
+    assert torch.equal(marked["query_document"], torch.eye(3).bool().repeat(1, 2))
+    assert torch.equal(marked["query_query"], torch.eye(3).bool())
+    source = inspect.getsource(theirs.GISTEmbedLoss.forward)
+    assert "mask = guided_sim_mat > (guided_sim - self.margin)" in source
+    assert "mask_false_negatives(guided_aa_sim, aa_sim)  # anchor-anchor" in source
+
+
+def test_anchors_of_all_ranks_are_negatives_unlike_in_sentence_transformers():
+    """tests/objectives/test_ranks.py compares the gradients of two ranks with those of one process."""
+    assert "query_query" in default(Guided, "directions")
+    source = inspect.getsource(theirs.GISTEmbedLoss.forward)
+    assert "candidates across all devices, with gradients, but not the anchors" in source
+    assert "anchor = all_gather_with_grad" not in source
+    assert "aa_sim = self.sim_matrix(anchor, anchor)" in source
 
 
 def test_cosines_of_pairs_of_equal_texts_tie():
