@@ -67,6 +67,8 @@ _GATE_NAMES = {
     "empty_texts": "rows without a text, increase",
     "shorter_texts": "mean length of the texts, decrease",
     "repeated_texts": "repeated texts, increase",
+    "query_drift": "drift of users' queries from rows, AUC",
+    "far_queries": "users' queries without a near answer",
     "size_gib": "index files, GiB",
     "p99_ms": "latency (p99), ms",
     "relevance": "relevance for your own queries",

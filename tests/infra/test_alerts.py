@@ -274,6 +274,14 @@ CASES = [
         firing=(Firing("15m", "30% of the previous release's rows are not in the corpus any more"),),
     ),
     Case(
+        "MantaQueriesFarFromCorpus",
+        "a night whose queries are like rows, then one whose queries are not",
+        "1m",
+        {'ray_manta_gate_value{WorkerId="a",gate="far_queries"}': "0.06x10 0.4x10 _x200"},
+        silent=("5m", "3h"),
+        firing=(Firing("15m", "40% of the queries of users have no near answer in the corpus"),),
+    ),
+    Case(
         "MantaServeDown",
         "one of two pods is drained, and an hour later both crash for half an hour",
         "1m",

@@ -12,6 +12,7 @@ from pipeline.flows.night.gates.as_searcher import check_written, try_as_searche
 from pipeline.flows.night.gates.corpus_gates import JudgedCorpus
 from pipeline.flows.night.gates.corpus_language import check_language
 from pipeline.flows.night.gates.fixed_queries import answer_queries, fixed_queries
+from pipeline.flows.night.gates.query_drift import query_drift_gates
 from pipeline.flows.night.gates.relevance import measure_relevance
 from pipeline.flows.night.report.releases_page import load_summary
 from pipeline.flows.night.report.report import ReleaseComparison
@@ -102,6 +103,7 @@ def judge_candidate(
         measured, dtype = candidate.built.measured, job.encode.dtype
         gates = judge(measured, rows, job.gates, canary=canary_cosine, dtype=dtype) | corpus.gates
         gates |= user_query_gates(job, candidate.user_queries, measured)
+        gates |= query_drift_gates(store, candidate.built, candidate.user_queries)
         metrics.record_effort(measured.effort, measured.rows_effort)
         written = {"canary": _store_canary_vectors(store, canaries)}
         if relevance := measure_relevance(context, candidate.corpus, manifest, previous):

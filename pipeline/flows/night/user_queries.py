@@ -40,6 +40,13 @@ class EncodedQueries(NamedTuple):
     """number of queries that are left out, because their vector is zero or not finite"""
     is_cut: bool = False
     """whether the file has more queries than are read"""
+    times: tuple[str, ...] = ()
+    """first and last day of the queries; empty if the file has none"""
+
+    @property
+    def dates(self) -> str:
+        """The days of the queries as a phrase; empty if they are not known."""
+        return f" ({' to '.join(dict.fromkeys(self.times))})" if self.times else ""
 
     @property
     def remarks(self) -> str:
@@ -79,7 +86,7 @@ def read_user_queries(gates: GateSettings, folder: EncoderFolder) -> UserQueries
             f"gates.queries: {gates.queries}",
             f"vectors of {folder.dim:,} components in the encoder's space {folder.space_id}",
             found,
-            "give vectors of this encoder, or texts, or set gates.queries to null",
+            "make the file again with manta query-log, give texts, or set gates.queries to null",
         )
     return replace(queries, texts=tuple(normalize(queries.texts).to_pylist()))
 
@@ -105,7 +112,7 @@ def encode_user_queries(context: FlowContext) -> EncodedQueries | None:
             file = store_queries(context.store, addresses, usable, scratch)
     unknown = int((~is_usable(vectors)).sum())
     repeated = len(vectors) - unknown - len(usable)
-    encoded = EncodedQueries(file, len(queries), repeated, unknown, queries.is_cut)
+    encoded = EncodedQueries(file, len(queries), repeated, unknown, queries.is_cut, queries.times)
     if encoded.unknown:
         announce(f"gates.queries: queries without a usable vector, left out: {encoded.unknown:,}")
     return encoded

@@ -14,6 +14,8 @@ from pipeline.store.records.units import FILTERED, RowCounts
 
 # Name of the gate for the recall on the user's own queries (gates.queries).
 USER_QUERY_RECALL = "recall_at_10_queries"
+# Names of the gates that compare these queries with rows: AUC of a classifier, those without a near answer.
+QUERY_DRIFT, FAR_QUERIES = "query_drift", "far_queries"
 # Name of the gate for the files that a searcher opens; earlier versions did not have it.
 READABLE = "readable"
 # Names of the gates of gates.relevance: its value, and its difference from the previous release.

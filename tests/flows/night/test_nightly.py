@@ -225,7 +225,7 @@ def test_queries_of_users_may_be_vectors_of_the_encoder(make_job: Make, tmp_path
     assert recall("queries.parquet") == recall("queries.txt")
     rows["space_id"] = ["another"] * len(queries)
     pq.write_table(pa.table(rows), tmp_path / "other.parquet")
-    with pytest.raises(SpaceMismatch, match=f"space {release.space_id}, found another; give"):
+    with pytest.raises(SpaceMismatch, match=f"space {release.space_id}, found another; make the file"):
         nightly(make_job(f"gates.queries={tmp_path / 'other.parquet'}", "index.nprobe=2"), Stages())
 
 
