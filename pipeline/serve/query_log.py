@@ -19,6 +19,7 @@ from fastapi import Request
 
 from pipeline.errors import MODEL_FAILURES, PipelineError
 from pipeline.index.search.search import OpenRelease
+from pipeline.log import announce
 from pipeline.serve.access import token_of
 from pipeline.serve.batches import Found, Search
 from pipeline.serve.connections import say_seldom
@@ -35,6 +36,7 @@ _MAX_QUEUED = 1_024  # drawn queries that wait for the thread
 _LOOK_S = 60.0  # longest time between two looks at the clock
 _TIDY_S = 3_600.0  # seconds between two rewrites without lines that are too old
 _END_S = 5.0  # longest time in which the last lines are written
+_JOIN_S = 60.0  # longest time for the line that is written then; the disk may hang
 _DECLINED = ("sec-gpc", "dnt")  # Global Privacy Control, Do Not Track
 _FAILURES = (PipelineError, OSError, MemoryError, *MODEL_FAILURES)
 
@@ -82,6 +84,7 @@ class QueryLog:
         self._draws, self._day = QueryDraws(), ""
         self._per_client, self._tidied_day, self._tidied = PER_CLIENT, "", 0.0
         self._queue: Queue[_Drawn | None] = Queue(_MAX_QUEUED)
+        self._ends = float("inf")
         for outcome in OUTCOMES:
             metrics.logged.labels(outcome)  # a rate needs a first value
         self._held.enter_context(self._file.held())
@@ -121,20 +124,26 @@ class QueryLog:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Write drawn queries while the block runs, and at its end those that wait."""
+        """Write drawn queries while the block runs, and for some seconds those that wait at its end.
+
+        The thread has ended then: an encoder that still ran while the process ends would abort it.
+        """
         with self._held:
             thread = threading.Thread(target=self._work, daemon=True, name="query log")
             thread.start()
             try:
                 yield
             finally:
+                self._ends = time.monotonic() + _END_S
                 with contextlib.suppress(Full):
-                    self._queue.put_nowait(None)
-                thread.join(_END_S)
+                    self._queue.put_nowait(None)  # wakes the thread
+                thread.join(_JOIN_S)
+                if waiting := sum(each is not None for each in self._queue.queue):
+                    announce(f"queries that waited to be logged are not: {waiting:,}")
 
     def _work(self) -> None:
         """Write lines until the end."""
-        while True:
+        while time.monotonic() < self._ends:
             with contextlib.suppress(Empty):
                 drawn = self._queue.get(timeout=_LOOK_S)
                 if drawn is None:

@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -218,6 +219,27 @@ def test_old_lines_go_without_any_request_and_clients_get_other_hashes_every_day
         tidied = re.search(r"^manta_serve_query_log_tidied_timestamp_seconds (\S+)$", text, re.MULTILINE)
     assert tidied
     assert float(tidied[1]) > time.time() + 14 * 86_400
+
+
+def test_a_service_that_ends_writes_for_a_moment_and_then_says_what_it_left_out(
+    store: Store,
+    options: QueryLogOptions,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr(module, "_END_S", 0.5)
+    write = module.QueryLog._write
+
+    def slow(log: module.QueryLog, drawn: Any) -> Any:
+        time.sleep(0.2)
+        return write(log, drawn)
+
+    monkeypatch.setattr(module.QueryLog, "_write", slow)
+    with serving(store.uri, ServiceOptions(query_log=options)) as client:
+        assert client.post("/search", {"queries": QUERIES})[0] == 200
+    assert not any(thread.name == "query log" for thread in threading.enumerate())
+    assert 0 < len(logged(options)) < 20
+    assert "queries that waited to be logged are not: " in capfd.readouterr().err
 
 
 def test_two_services_cannot_have_one_log(store: Store, options: QueryLogOptions):
