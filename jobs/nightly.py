@@ -19,6 +19,8 @@ from pipeline.log import counted, duration
 from pipeline.settings import Job
 from pipeline.store.records.units import BAD_FILES, describe_filtered
 from pipeline.store.releases.manifest import (
+    FAR_QUERIES,
+    QUERY_DRIFT,
     RELEVANCE,
     RELEVANCE_CHANGE,
     RELEVANCE_MRR,
@@ -124,6 +126,8 @@ def _query_lines(gates: dict[str, Any]) -> list[str]:
         addition = f", {row_recall['value']:.4f} for rows of the corpus" if row_recall else ""
         found = "not known" if user_recall["value"] is None else f"{user_recall['value']:.4f}"
         lines.append(f"  recall  recall@10 is {found} for gates.queries{addition}")
+    compared = [gates[name]["sentence"] for name in (QUERY_DRIFT, FAR_QUERIES) if name in gates]
+    lines += [f"  queries {sentence}" for sentence in dict.fromkeys(compared)]
     names = (RELEVANCE, RELEVANCE_RECALL, RELEVANCE_MRR, RELEVANCE_CHANGE)
     relevance = [gates[name] for name in names if name in gates]
     return [*lines, *(f"  scores  {gate['sentence']}" for gate in relevance)]

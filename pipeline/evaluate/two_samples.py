@@ -1,4 +1,4 @@
-"""How well a classifier distinguishes two samples of vectors: the classifier two-sample test.
+"""Classifier two-sample test: success of a classifier that distinguishes two samples of vectors.
 
 Lopez-Paz and Oquab, "Revisiting Classifier Two-Sample Tests" (ICLR 2017): a classifier is trained on one half
 of both samples, and its success on the other half shows how much the distributions differ. It is a logistic

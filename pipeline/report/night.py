@@ -25,7 +25,7 @@ from pipeline.report.relevance import RelevanceSection
 from pipeline.stats.sample import Histogram
 from pipeline.store.records.units import RowCounts, filter_name
 from pipeline.store.releases.fixed_query_results import Answers
-from pipeline.store.releases.manifest import USER_QUERY_RECALL, Gate
+from pipeline.store.releases.manifest import FAR_QUERIES, QUERY_DRIFT, USER_QUERY_RECALL, Gate
 from pipeline.store.releases.summary import Summary
 from pipeline.text.tokens.coverage import ScriptCoverage, script_phrase
 from pipeline.transforms.choose import Curve
@@ -242,10 +242,14 @@ def _recall_note(report: NightReport) -> str:
     """Describe the queries on which recall was measured."""
     rows = "Recall is measured with rows of the corpus as queries."
     if USER_QUERY_RECALL in report.gates:
+        compared = (
+            report.gates[name].sentence for name in (QUERY_DRIFT, FAR_QUERIES) if name in report.gates
+        )
+        sentences = "".join(f" {sentence[0].upper()}{sentence[1:]}." for sentence in dict.fromkeys(compared))
         return (
             f"{rows} The line recall@10 queries is measured with gates.queries, which are not from it. The "
             "search effort is chosen with one half of each, and recall measured with the other. A gate of "
-            "recall passes if what it requires is not above the 95 % interval."
+            f"recall passes if what it requires is not above the 95 % interval.{sentences}"
         )
     if report.index.kind == "flat":
         return f"{rows} This index compares each query with every row, so recall is as high for other texts."

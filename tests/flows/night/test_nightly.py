@@ -195,7 +195,13 @@ def test_recall_is_reported_for_given_queries_beside_rows(
     assert (gate["threshold"], gate["passed"]) == (None, True)
     assert "by every other query), reported only" in gate["sentence"]
     assert "recall@10 of 40 queries of gates.queries" in gate["sentence"]
-    assert "recall@10 queries" in Path(outcome.report).read_text()
+    page = Path(outcome.report).read_text()
+    assert "recall@10 queries" in page
+    for name in ("query_drift", "far_queries"):
+        compared = outcome.facts["gates"][name]
+        assert (compared["threshold"], compared["passed"]) == (None, True)
+        assert 0 <= compared["value"] <= 1
+        assert compared["sentence"][1:] in page  # with its interval
     again = remeasure(job, Stages()).gates["recall_at_10_queries"]
     assert again.model_dump(mode="json") == gate
     monkeypatch.setattr("pipeline.flows.night.user_queries._MAX_QUERIES", 30)
