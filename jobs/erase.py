@@ -18,6 +18,7 @@ from pipeline.store.releases.erasures import receipt_path
 
 if TYPE_CHECKING:
     from pipeline.store.releases.erasures import ErasureReceipt
+    from pipeline.store.releases.release import Releases
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,15 @@ class EraseOptions:
             help="Also erase ids that the corpus still has: nights leave them out from now on.",
         ),
     ] = False
+    protected: Annotated[
+        str | None,
+        typer.Option(
+            "--protected",
+            metavar="FILE",
+            help="Ids that must not be erased, in the formats of --ids; default: the file that "
+            "release.protected named when the current release was made.",
+        ),
+    ] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the rows and files; change nothing.")] = (
         False
     )
@@ -126,11 +136,23 @@ def _erase(options: EraseOptions) -> Answer:
         forever=options.forever,
         ignore_leases=options.ignore_leases,
         dry_run=options.dry_run,
+        protected=_protected_ids(releases, options.protected),
     )
     if options.ids is not None and not request.ids:
         raise DataError(f"--ids {options.ids}", "at least one id", "none", "write the ids to the file")
     receipt = erase_rows(releases, request, stages, verbose=options.verbose)
     return _describe(options, receipt, releases.store.uri, stages.seconds())
+
+
+def _protected_ids(releases: "Releases", file: str | None) -> frozenset[str]:
+    """Read the ids that must not be erased, from a file or from the one of the current release's settings."""
+    from pipeline.text.formats.excluded_ids import read_ids
+
+    if file is not None:
+        return frozenset(read_ids(file, "--protected"))
+    current = releases.current()
+    named = current.settings.get("release", {}).get("protected") if current else None
+    return frozenset(read_ids(named, "release.protected")) if named else frozenset()
 
 
 def _describe(

@@ -58,12 +58,14 @@ def nightly(run: CommandRun, verify: Verify = False) -> Answer:
     was stopped continues where it was when it is started again.
     If files of the current release are missing, they are written again.
 
+    At the beginning, erases rows that were deleted release.erase_after_days ago.
     At the end, exports the current release (release.after) and prunes (release.keep). If one of them fails,
     the release stays published, the exit code is 75, and the next night tries again.
     """
+    from pipeline.flows.erase.due import erase_due
     from pipeline.flows.night.nightly import nightly as night
 
-    outcome = night(run.job, run.stages, verbose=run.verbose, verify=verify)
+    outcome = night(run.job, run.stages, verbose=run.verbose, verify=verify, before=erase_due)
     rows = _count_texts(outcome.facts["counts"], outcome.rows)
     release = f"release {outcome.release} with {rows}"
     current = f"{release} stays current" if outcome.release else "there is no release yet"

@@ -81,6 +81,14 @@ class ReleaseSettings(Settings):
     publish: Literal["gates", "approval"] = "gates"
     """gates: a night publishes a candidate that passed its gates; approval: the candidate waits until
     `manta releases promote` publishes it, or a later night's candidate takes its place"""
+    erase_after_days: int | None = Field(default=None, ge=1)
+    """number of days after which rows that the corpus does not have any more are erased from all releases, as
+    by `manta erase`. Every night begins with it, and erases the rows of a bounded number of units. Services
+    and other commands must not use the root meanwhile; otherwise the night goes on, ends with exit code 75,
+    and the next night tries again. null: nothing is erased"""
+    protected: Uri | None = None
+    """file of ids that must not be erased (a legal hold), a path or URI, in the formats of corpus.exclude.
+    `manta erase` refuses them, and erase_after_days keeps and counts them. null: none"""
     show_deleted_texts: bool = False
     """whether reports, and `manta releases diff`, show the texts of deleted rows and the earlier texts of
     changed rows; otherwise only their ids. Fixed queries that are the text of a row are replaced when no row

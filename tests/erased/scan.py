@@ -80,13 +80,13 @@ class Sought:
     codes: BytePatterns = field(default_factory=lambda: BytePatterns(()))
 
     @classmethod
-    def of(cls, root: Path, ids: Iterable[Any], also: Iterable[str] = ()) -> "Sought":
+    def of(cls, root: Path, ids: Iterable[Any], later: Iterable[str] = ()) -> "Sought":
         """Collect all that the units below a root know of some rows and that other rows do not have.
 
         Args:
             root: a root with all files of these rows; encoders of other releases are in it, too.
             ids: ids of rows, or of documents that were cut into chunks.
-            also: further texts, such as those of rows that were never in a unit.
+            later: texts of other rows that are not in the root yet.
         """
         rows = _rows_of_units(root / "units/corpus")
         names = set(ids)
@@ -96,15 +96,13 @@ class Sought:
         missing = names - {row[name] for row in chosen for name in ("id", "parent") if name in row}
         assert not missing, f"not in a unit: {missing}"
         kept = set(map(_hashable, (value for row in others for value in row.values())))
-        texts_of_others = "\n".join(row["text"] for row in others)
+        texts_of_others = "\n".join([*(row["text"] for row in others), *later])
         patterns, values = list[tuple[bytes, str]](), dict[Any, str]()
         for row in chosen:
             for name, value in row.items():
                 if name not in _PLACES and _hashable(value) not in kept and value not in (None, ""):
                     what = {"id": "id", "parent": "id", "text": "text", "text_key": "key"}.get(name, "value")
                     cls.add_value(patterns, values, value, what, texts_of_others)
-        for text in also:
-            cls.add_value(patterns, values, text, "text", texts_of_others)
         found = BytePatterns(patterns)
         for file in _files(root / "encoders"):  # an encoder's vocabulary may have the same words
             found = found.without(found.find(file.read_bytes()))
@@ -303,7 +301,8 @@ class _Scan:
         """Search all values of a table, and all of its buffers, in which a value can be behind a null."""
         for key, value in (table.schema.metadata or {}).items():
             self.decode(key + b"\n" + value, "")
-        if table.column_names == ["address"]:  # dead rows: it says that nothing is there
+        # Dead rows, with the day of their death: it says that nothing is there.
+        if table.column_names[:1] == ["address"] and set(table.column_names) <= {"address", "day"}:
             return
         for column in table.columns:
             for chunk in column.chunks:

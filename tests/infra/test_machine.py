@@ -22,6 +22,7 @@ from pipeline.settings import Job
 from pipeline.store.files.open_store import open_store
 from pipeline.store.releases.release import Releases
 from tests.conftest import ROOT, CommandResult
+from tests.erased.scan import Sought, traces
 from tests.flows.conftest import write_corpus
 from tests.flows.evaluate.evaluating import write_pairs
 from tests.infra.manifests import INFRA
@@ -291,6 +292,30 @@ def test_the_recipe_for_a_restored_root(
     assert codes == [[0], [0], [0], [75, 0]]
     restored = Releases(open_store(lib / "releases"))
     assert (restored.numbers(), restored.get(2).rows) == ([1, 2], 370)
+    last = json.loads(manta("nightly", "--json", "--config", config, *OVERRIDES).out)
+    assert (last["status"], last["after"][0]["status"]) == ("unchanged", "unchanged")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_the_recipe_for_forgetting_a_person(
+    run_line: Callable[..., list[CommandResult]], manta: Callable[..., CommandResult], tmp_path: Path
+):
+    config, lib = str(tmp_path / "etc" / "nightly.yaml"), tmp_path / "lib"
+    assert manta("nightly", "--config", config, *OVERRIDES).code == 0
+    assert manta("releases", "copy", str(lib / "releases"), str(tmp_path / "backup")).code == 0
+    gone = [f"row-{row:05d}" for row in range(390, 400)]
+    sought = Sought.of(lib / "releases", gone)
+    folders = [lib / "releases", lib / "exports", tmp_path / "backup"]
+    assert all(traces([folder], sought) for folder in folders)
+    write_corpus(lib / "corpus", count=390)
+    (tmp_path / "etc" / "persons.txt").write_text("".join(f"{each}\n" for each in gone))
+    (block,) = recipe("Forget a person")
+    for line in block:
+        results = run_line(line, *OVERRIDES)
+        assert [result.code for result in results] == [0], results[-1].err
+    assert traces([*folders, lib / "metrics"], sought) == []
+    assert Releases(open_store(tmp_path / "backup")).get_or_current(None).rows == 390
     last = json.loads(manta("nightly", "--json", "--config", config, *OVERRIDES).out)
     assert (last["status"], last["after"][0]["status"]) == ("unchanged", "unchanged")
 

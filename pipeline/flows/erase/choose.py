@@ -30,15 +30,24 @@ class EraseRequest(NamedTuple):
     """also erase ids that the corpus still has, and let nights leave them out"""
     ignore_leases: bool = False
     dry_run: bool = False
+    protected: frozenset[str] = frozenset()
+    """ids that must not be erased"""
 
 
 def choose_rows(root: Root, context: FlowContext, request: EraseRequest) -> ErasedRows:
-    """Find the rows, and refuse ids that the corpus still has.
+    """Find the rows, and refuse protected ids, and ids that the corpus still has.
 
     Raises:
-        ConfigError: the current release's corpus has an id.
+        ConfigError: an id is protected, or the current release's corpus has an id.
     """
     erased = ErasedIds(_ids_that_pass(root, context, request) if request.where else request.ids)
+    if held := erased.ids & request.protected:
+        raise ConfigError(
+            f"{context.store.uri}: erase",
+            "ids that are not protected (release.protected)",
+            f"{counted(len(held), 'protected id')} of {len(erased.ids):,}",
+            "leave them out; or, if they may be erased, remove them from the file of protected ids",
+        )
     live = _count_in_corpus(context, root.current.corpus, erased)
     if live and not (request.forever or request.dry_run):
         raise ConfigError(

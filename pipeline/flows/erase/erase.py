@@ -29,6 +29,7 @@ from pipeline.store.releases.erasures import (
 from pipeline.store.releases.left_out import add_left_out
 from pipeline.store.releases.prune import refuse_if_leased
 from pipeline.store.releases.release import Releases
+from pipeline.store.releases.verify import files_of
 
 
 def erase(
@@ -101,10 +102,11 @@ def _end(releases: Releases, plan: ErasureReceipt, commit: Commit) -> ErasureRec
     """Remove what no release needs any more, and write the receipt."""
     store = releases.store
     candidates = {entry.path.split("/")[1] for entry in store.list("candidates", "manifest.json")}
-    in_threads(lambda file: store.discard_copies(file.path, file.sha256), plan.before)
     # before the sweep, because manifests of augmented corpora are among them
     in_threads(store.delete, plan.results)
     swept = sweep(releases, plan.units)
+    manifests = map(releases.get, releases.numbers())
+    store.discard_copies_but({file.sha256 for each in manifests for file in files_of(store, each)})
     receipt = plan.model_copy(
         update={
             "commit": commit.commit,

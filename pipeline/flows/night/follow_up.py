@@ -7,7 +7,7 @@ A module of its own: `nightly` makes a release, and this uses the current one, w
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,19 +26,30 @@ from pipeline.targets.target import check_target, opened_target
 Facts = dict[str, Any]
 
 
-def check_targets(settings: ReleaseSettings) -> None:
-    """Raise ConfigError for a target of release.after with an unknown kind or a password in its address."""
+def check_root(settings: ReleaseSettings, releases: Releases) -> None:
+    """Check, before any work, the targets of release.after and the commits.
+
+    Raises:
+        ConfigError: a target has an unknown kind, or a password in its address.
+        DataError: the sequence of commits has a gap.
+    """
     for each in settings.after:
         check_target(each.kind, each.target)
+    releases.commits.next_number()
 
 
-def follow_up(job: Job, releases: Releases, outcome: NightOutcome, stages: Stages) -> NightOutcome:
+def follow_up(
+    job: Job, releases: Releases, outcome: NightOutcome, stages: Stages, steps: Sequence[Facts] = ()
+) -> NightOutcome:
     """Export the current release and prune, then count the night with its exit code.
+
+    Args:
+        steps: earlier steps of the night.
 
     Returns:
         The outcome with the steps under `after` of its facts, and with a sentence for each failed step.
     """
-    steps = _run_steps(job.release, releases, stages) if outcome.release else []
+    steps = [*steps, *(_run_steps(job.release, releases, stages) if outcome.release else ())]
     failures = tuple(f"{step['step']} failed: {step['error']}" for step in steps if "error" in step)
     metrics.count_night(outcome.status, TransientError.exit_code if failures else 0)
     facts = outcome.facts | ({"after": steps} if steps else {})
@@ -60,13 +71,13 @@ def _run_steps(settings: ReleaseSettings, releases: Releases, stages: Stages) ->
     steps = []
     for each in settings.after:
         name = f"export {each.kind} {each.target} {each.name}"
-        steps.append(_run_step(name, partial(_export, each, releases, stages)))
+        steps.append(run_step(name, partial(_export, each, releases, stages)))
     if (keep := settings.keep) is not None:
-        steps.append(_run_step("prune", partial(_prune, releases, keep, stages)))
+        steps.append(run_step("prune", partial(_prune, releases, keep, stages)))
     return steps
 
 
-def _run_step(name: str, work: Callable[[], Facts]) -> Facts:
+def run_step(name: str, work: Callable[[], Facts]) -> Facts:
     """Run a step and record in the metrics whether it failed. A defect of the program propagates."""
     failed, facts = False, Facts()
     try:
@@ -75,7 +86,7 @@ def _run_step(name: str, work: Callable[[], Facts]) -> Facts:
         if exit_code_of(error) == 70:
             raise
         failed, facts = True, {"error": str(error)}
-        announce(f"{name} failed: {error}; the release stays published, and the next night tries again")
+        announce(f"{name} failed: {error}; published releases stay so, and the next night tries again")
     metrics.FOLLOW_UP_FAILED.record(float(failed), step=name)
     return {"step": name, **facts}
 

@@ -1,5 +1,7 @@
 """Run a night: read, encode, transform, index, check the gates, publish. Unchanged work is reused."""
 
+from collections.abc import Callable
+
 from pipeline.flows.context import FlowContext
 from pipeline.flows.corpus import harvest_corpus, open_releases
 from pipeline.flows.encode.encode import encode, vector_units
@@ -9,7 +11,7 @@ from pipeline.flows.index.build import IndexInput
 from pipeline.flows.night.approval import unchanged_candidate
 from pipeline.flows.night.candidate import Candidate, CandidateParts, LiveUnits, make_manifest
 from pipeline.flows.night.check_gates import judge_candidate
-from pipeline.flows.night.follow_up import check_targets, follow_up, refusal_followed_up
+from pipeline.flows.night.follow_up import Facts, check_root, follow_up, refusal_followed_up
 from pipeline.flows.night.gates.corpus_gates import judge_corpus
 from pipeline.flows.night.gates.judged_ids import check_judged_ids
 from pipeline.flows.night.mlflow_run import mlflow_night
@@ -43,14 +45,24 @@ from pipeline.flows.transform.decide import decide_transform
 from pipeline.flows.workers.metrics_file import metrics_written_to
 from pipeline.log import Stages, announce
 from pipeline.models.folder.folder import announce_warnings, open_folder
-from pipeline.settings import Job
+from pipeline.settings import Job, ReleaseSettings
 from pipeline.store.records.dead import DeadRows
 from pipeline.store.records.units import Corpus
 from pipeline.store.releases.erasures import lease_without_erasure
 from pipeline.store.releases.release import Releases
 
+Before = Callable[[ReleaseSettings, Releases, Stages], list[Facts]]
+"""Does work before a night, and returns its steps."""
 
-def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = False) -> NightOutcome:
+
+def nightly(
+    job: Job,
+    stages: Stages,
+    *,
+    verbose: bool = False,
+    verify: bool = False,
+    before: Before = lambda *_: [],
+) -> NightOutcome:
     """Make and publish tonight's release.
 
     If another night published meanwhile, this one publishes nothing and ends as "overtaken". If files of the
@@ -60,6 +72,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
 
     Args:
         verify: also compare every file of the current release with its sha256.
+        before: work in the root before the current release is read, such as `erase_due`.
 
     Raises:
         GatesRefused: a gate did not pass; the candidate, or a report on its corpus, is kept for inspection.
@@ -72,8 +85,8 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         mlflow_night(job, releases.store, stages) as night,
     ):
         store = releases.store
-        check_targets(job.release)
-        releases.commits.next_number()  # a damaged sequence shows before any work
+        check_root(job.release, releases)
+        steps = before(job.release, releases, stages)
         previous = load_previous(releases)
         record_current(releases, previous.release)
         folder = open_folder(job.encoder)  # an unusable encoder shows before any work
@@ -85,10 +98,10 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
             announce(f"{damage}; this night rebuilds what is missing and publishes a new release")
         up_to_date = None if damage else same_release(job, previous, encoder)
         if up_to_date and has_same_files(job, previous):
-            return follow_up(job, releases, unchanged_outcome(job, releases, previous), stages)
+            return follow_up(job, releases, unchanged_outcome(job, releases, previous), stages, steps)
         if damage is None and (waiting := unchanged_candidate(job, releases, previous, encoder)):
             outcome = unchanged_wait_outcome(job, releases, previous, waiting)
-            return follow_up(job, releases, outcome, stages)
+            return follow_up(job, releases, outcome, stages, steps)
 
         check_before_reading(job, releases, previous)
         with (
@@ -104,7 +117,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
                     outcome = night.outcome = make_release(
                         context, releases, previous, corpus, repairs=damage is not None
                     )
-            return follow_up(job, releases, outcome, stages)  # while Ray's agent takes metrics
+            return follow_up(job, releases, outcome, stages, steps)  # while Ray's agent takes metrics
 
 
 def make_release(

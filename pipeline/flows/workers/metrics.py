@@ -77,7 +77,10 @@ UNITS = MetricSeries(
 QUARANTINED = MetricSeries("Counter", "manta_quarantined_rows", "rows that a night quarantined", ("reason",))
 NIGHTS = MetricSeries("Counter", "manta_nights", "finished nights by outcome", ("outcome", "exit_code"))
 FOLLOW_UP_FAILED = MetricSeries(
-    "Gauge", "manta_follow_up_failed", "1 if an export or the prune after a night failed, else 0", ("step",)
+    "Gauge",
+    "manta_follow_up_failed",
+    "1 if the erasure, an export or the prune of a night failed, else 0",
+    ("step",),
 )
 EVENTS = MetricSeries(
     "Counter",

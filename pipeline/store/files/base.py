@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -137,11 +137,11 @@ class Store(abc.ABC):
     def delete(self, path: str) -> None:
         """Delete the file if it exists."""
 
-    def discard_copies(self, path: str, sha256: str) -> None:  # noqa: B027 (a local store has no copies)
-        """Remove the copies of a stored file in the cache of this machine; there are none of a local store.
+    def discard_copies_but(self, digests: Collection[str]) -> None:  # noqa: B027 (a local store has none)
+        """Remove data files from the cache of this machine, but those with one of these digests (sha256).
 
-        Args:
-            sha256: digest of the file's content.
+        Also files of other stores are removed, which are copied again when they are needed: it is not known
+        of which store a copy is that no release names, such as one of a night's temporary files.
         """
 
     def free_bytes(self) -> int | None:

@@ -23,7 +23,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -175,10 +175,15 @@ def get_or_build(path: Path, build: Callable[[Path], None], is_complete: Callabl
     return path
 
 
-def discard(path: Path) -> None:
-    """Remove an entry of the cache, however recently it was used. Processes that have it open keep it."""
-    with _entry_lock(path):
-        remove(path)
+def discard_files_but(names: Collection[str], suffixes: Collection[str]) -> None:
+    """Remove all files with one of the suffixes, but those with one of the names (without suffix).
+
+    They are removed however recently they were used. Processes that have them open keep them.
+    """
+    for file in cache_directory().glob("[0-9a-f][0-9a-f]/*"):
+        if file.suffix in suffixes and file.stem not in names and file.is_file():
+            with _entry_lock(file):
+                remove(file)
 
 
 def digest_of_file(file: Path) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
@@ -15,13 +15,14 @@ import pyarrow as pa
 from pipeline.errors import ConfigError, DataError
 from pipeline.keep_alive import keep_alive
 from pipeline.store.files.base import Entry, Store, check_sha256, normal_path
-from pipeline.store.files.cache import cache_directory, digest_of_file, discard, get_or_build
+from pipeline.store.files.cache import cache_directory, digest_of_file, discard_files_but, get_or_build
 from pipeline.store.files.retry import positive_number, retrying
 
 # Bytes. Larger objects are opened as a seekable stream instead of being read into memory.
 _MAX_MEMORY_READ = 256 << 20
 # Typical latency of a request, and bytes per second of one stream.
 _REQUEST_S, _BYTES_PER_S = 0.025, 100e6
+_DATA = (".faiss", ".ivfdata", ".arrow", ".parquet", ".safetensors", ".json")  # endings of files of releases
 _ANSWER_S = 30.0
 _SLOWEST_TRANSFER = 256 << 10  # bytes/s; slower transfers time out
 
@@ -120,10 +121,8 @@ class ObjectStore(Store):
         key = self._key(path)
         return pa.py_buffer(retrying(lambda: self._fs.cat_file(key, start, stop), self.uri_of(path)))
 
-    def discard_copies(self, path: str, sha256: str) -> None:
-        discard(_cached(path, sha256))
-        with contextlib.suppress(FileNotFoundError):
-            discard(_cached(path, self._name_without_sha256(path, self._status(path))))
+    def discard_copies_but(self, digests: Collection[str]) -> None:
+        discard_files_but(digests, _DATA)
 
     def _name_without_sha256(self, path: str, status: dict[str, Any]) -> str:
         """Return the name of the cached copy of a file whose sha256 is not known."""
