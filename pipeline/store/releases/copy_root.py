@@ -90,6 +90,8 @@ def copy_root(old: Releases, new: Releases, stages: Stages, *, only_current: boo
         missing = _missing_commits(commits, new.commits)
         for number in missing:
             _create_commit(new.commits, number, commits[number])
+        if len(missing) < len(commits):
+            _announce_erased(new, missing)
     copied = [size for size, was_copied in results if was_copied]
     newer = sum(number > max(commits) for number in old.commits.numbers())
     return Copied(
@@ -136,6 +138,20 @@ def _announce_waiting(old: Releases) -> None:
         announce(
             f"candidate {record.candidate} waits for its approval in {old.store.uri} and is not copied: the "
             "next night with the new root makes it again"
+        )
+
+
+def _announce_erased(new: Releases, added: Sequence[int]) -> None:
+    """Say that an earlier copy still has files of rows that were erased since then.
+
+    Args:
+        added: numbers of the commits that were added.
+    """
+    if any(commit is not None and commit.kind == "erase" for commit in map(new.commits.read, added)):
+        announce(
+            f"{new.store.uri} may still have files of rows that were erased since the last copy, which no "
+            "release needs: remove them with manta releases prune NEW_ROOT --keep N --grace-hours 0, and "
+            "what it has below evaluations/, duplicates/ and augmented/ by hand"
         )
 
 
@@ -240,6 +256,8 @@ class _Copy:
                 prefix = f"units/whitened/{manifest.transform_id[:16]}/"
                 others += [path for path in self._old_sizes if path.startswith(prefix)]
             files |= {path: "" for path in others if path in self._old_sizes}
+        if left_out := self._old.commits.left_out():  # without it, nights over the copy stop
+            files[left_out.path] = left_out.sha256
         if missing := sorted(files.keys() - self._old_sizes.keys()):
             raise DataError(
                 self._old.store.uri_of(missing[0]),

@@ -5,11 +5,12 @@ from hashlib import sha256
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.log import Stages
+from pipeline.log import Stages, listening
 from pipeline.store.files.base import Store
 from pipeline.store.files.open_store import open_store
 from pipeline.store.releases.commits import Commit, commit_path
 from pipeline.store.releases.copy_root import copy_root
+from pipeline.store.releases.left_out import add_left_out, load_left_out
 from pipeline.store.releases.manifest import ReleaseManifest, manifest_path
 from pipeline.store.releases.prune import prune
 from pipeline.store.releases.release import Releases
@@ -134,6 +135,18 @@ def test_prune_refuses_if_the_commit_of_an_erasure_is_damaged(three: Releases):
     assert three.store.exists(manifest_path(5))
 
 
+def test_a_copy_of_the_current_release_has_the_ids_that_nights_leave_out(
+    three: Releases, tmp_path_factory: pytest.TempPathFactory
+):
+    left_out = add_left_out(three.store, None, ["person-1"])
+    assert three.erase(three.commits.next_number(), "e" * 24, [], left_out=left_out) is not None
+    new = Releases(open_store(tmp_path_factory.mktemp("copy")))
+    copy_root(Releases(three.store), new, Stages(), only_current=True)
+    found = load_left_out(new.commits, new.store)
+    assert found is not None
+    assert "person-1" in found
+
+
 def test_a_copy_has_the_new_manifests_and_a_later_copy_adds_an_erasure(
     three: Releases, tmp_path_factory: pytest.TempPathFactory
 ):
@@ -141,8 +154,10 @@ def test_a_copy_has_the_new_manifests_and_a_later_copy_adds_an_erasure(
     copy_root(three, new, Stages())
     assert rows(new, 1, 2, 3) == [1, 1, 1]
     erase(three, 1, 3)
-    copied = copy_root(Releases(three.store), Releases(new.store), Stages())
+    with listening() as sentences:
+        copied = copy_root(Releases(three.store), Releases(new.store), Stages())
     assert copied.commits == 1
+    assert any("rows that were erased since the last copy" in sentence for sentence in sentences)
     fresh = Releases(new.store)
     assert rows(fresh, 2, 3) == [1, 0]
     current: ReleaseManifest | None = fresh.current()
