@@ -17,6 +17,9 @@ DIMS_PER_BYTE = 8
 REFINED_BYTES = 8  # bytes of the position by which a refined kind finds a row's second code
 # From so many lists on, finding the nearest ones by brute force costs more than scanning their rows.
 LARGE_NLIST = 2**14
+# From so many lists on, training in two levels takes less than half of the CPU time of k-means that compares
+# every row with every centroid (tests/benchmarks/README.md).
+TWO_LEVEL_LISTS = 2**10
 # Bytes of a node: links of the lowest level, links of the levels above (on average), level, offset.
 _HNSW_BYTES = 4 * 2 * HNSW_LINKS + 4 * 2 + 4 + 8
 

@@ -30,6 +30,7 @@ from pipeline.index.structure import (
     transforms_of,
     unwrap,
 )
+from pipeline.settings.index_kinds import TWO_LEVEL_LISTS
 from pipeline.store.rows.address import describe
 from pipeline.transforms.transform import Affine
 
@@ -126,8 +127,8 @@ def _reserve(array: Any, more: int) -> None:
 KMEANS_ROUNDS = 10  # the default of faiss for coarse quantizers
 
 
-def train_with_graph(index: Any, sample: np.ndarray, seed: int, *, on_gpu: bool) -> None:
-    """Train the transforms, the centroids in the graph, and the codes of an index.
+def _train_lists(index: Any, sample: np.ndarray, seed: int, *, on_gpu: bool) -> None:
+    """Train the transforms, the centroids in two levels, and the codes of an IVF index.
 
     The result has the same form as after faiss's own training, which compares every row with every centroid.
 
@@ -135,14 +136,14 @@ def train_with_graph(index: Any, sample: np.ndarray, seed: int, *, on_gpu: bool)
         sample: (n, d) float32, raw vectors.
         on_gpu: see `train_centroids`.
     """
-    graph = graph_of(index)
-    assert graph is not None
     for transform in transforms_of(index):
         if not transform.is_trained:
             transform.train(sample)
         sample = transform.apply(sample)
-    graph.add(train_centroids(sample, nlist_of(index), KMEANS_ROUNDS, seed, on_gpu=on_gpu))
-    graph.hnsw.efSearch = graph_effort(1)
+    quantizer = faiss.downcast_index(unwrap(index).quantizer)
+    quantizer.add(train_centroids(sample, nlist_of(index), KMEANS_ROUNDS, seed, on_gpu=on_gpu))
+    if (graph := graph_of(index)) is not None:
+        graph.hnsw.efSearch = graph_effort(1)
     _train_codes(index, sample)
 
 
@@ -210,8 +211,9 @@ def train(
     index = _assemble(plan, transform)
     if not index.is_trained:
         with _training_settings(index, seed, on_gpu=on_gpu):
-            if graph_of(index) is not None:
-                train_with_graph(index, sample, seed, on_gpu=on_gpu)
+            # k-means of faiss is fast enough on a GPU, unless there are so many lists that they have a graph
+            if graph_of(index) is not None or (nlist_of(index) >= TWO_LEVEL_LISTS and not on_gpu):
+                _train_lists(index, sample, seed, on_gpu=on_gpu)
             else:
                 index.train(sample)
     return index

@@ -1,8 +1,8 @@
 """Train the centroids of many inverted lists, and find the nearest centroid of each of many rows.
 
-An index with many lists has a graph of their centroids, in which a search finds the lists nearest to a query.
-For thousands of rows at a time it is faster to divide the centroids into groups and to compare rows with
-centroids by matrix products, group by group.
+An index with very many lists has a graph of their centroids, in which a search finds the lists nearest to
+a query. For thousands of rows at a time it is faster to divide the centroids into groups and to compare rows
+with centroids by matrix products, group by group.
 """
 
 import math

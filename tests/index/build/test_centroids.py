@@ -10,6 +10,7 @@ from pipeline.index.build.index_shape import plan_index
 from pipeline.index.library import faiss_threads
 from pipeline.index.structure import graph_of, ivf_of, set_index_effort
 from pipeline.settings import IndexSettings
+from pipeline.settings.index_kinds import TWO_LEVEL_LISTS
 from tests.index.clustered import clustered
 
 ROWS = 6_000
@@ -86,6 +87,29 @@ def test_recall_is_not_below_that_of_an_index_which_faiss_trains_and_fills():
 
     for nprobe in (4, 16, 64):
         assert recall(ours, nprobe) > recall(theirs, nprobe) - 0.01
+
+
+def test_a_thousand_lists_are_trained_in_two_levels_with_the_recall_of_faiss():
+    vectors, queries = clustered(20_000), clustered(400, seed=9).raw
+    factory = f"IVF{TWO_LEVEL_LISTS},Flat"
+    plan = plan_index(20_000, 32, IndexSettings(kind=factory))
+    with faiss_threads(1):
+        ours = train(plan, None, vectors.raw)
+        np.testing.assert_array_equal(*map(faiss.serialize_index, (ours, train(plan, None, vectors.raw))))
+    one_level = train(
+        plan_index(20_000, 32, IndexSettings(kind=f"IVF{TWO_LEVEL_LISTS - 1},Flat")), None, vectors.raw
+    )
+    exact = faiss.index_factory(32, "L2norm,IDMap2,Flat", faiss.METRIC_INNER_PRODUCT)
+    for index in (ours, one_level, exact):
+        index.add_with_ids(vectors.raw, vectors.addresses)
+    best = exact.search(queries, 10)[1]
+    for nprobe in (4, 16, 64):
+        found = []
+        for index in (ours, one_level):
+            set_index_effort(index, nprobe)
+            answers = index.search(queries, 10)[1]
+            found.append(np.mean([np.isin(a, b).mean() for a, b in zip(best, answers, strict=True)]))
+        assert found[0] > found[1] - 0.01
 
 
 def test_a_search_of_the_graph_finds_the_nearest_lists():

@@ -24,7 +24,7 @@ from pipeline.index.build.index_shape import IndexPlan, variants_to_measure
 from pipeline.index.build.sample import SAMPLE_SIZES
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
-from pipeline.settings.index_kinds import LARGE_NLIST
+from pipeline.settings.index_kinds import LARGE_NLIST, TWO_LEVEL_LISTS
 from pipeline.stats.moments import MERGE_GROUP
 from pipeline.text.ingest.bucket_plan import shuffle_requests
 
@@ -337,15 +337,16 @@ class _Predictor:
             alone_bytes=read,
         )
         products = KMEANS_ROUNDS * plan.train_rows * plan.nlist * plan.dim
-        k_means_s = self._graph_training_s() if self._has_graph else products / KMEANS_PRODUCTS_PER_S
+        has_gpu = self.job.cluster.gpus_per_worker > 0
+        in_two_levels = self._has_graph or (plan.nlist >= TWO_LEVEL_LISTS and not has_gpu)
+        k_means_s = self._two_level_s() if in_two_levels else products / KMEANS_PRODUCTS_PER_S
         cpu_s = sampling.cpu_s + k_means_s
-        if self._has_graph:
+        if in_two_levels:
             values = REFINING_ROUNDS * plan.train_rows * plan.dim
             means_s = 1e-9 * values * MEAN_NS_PER_VALUE
             sampling = replace(sampling, alone_s=sampling.alone_s + means_s)
         if is_small_training(plan):
             return replace(sampling, cpu_s=cpu_s)
-        has_gpu = self.job.cluster.gpus_per_worker > 0
         cpus = max(1, int(max(node.cpus for node in self.nodes if node.gpus >= has_gpu)))
         if has_gpu and not self._has_graph:
             gpu_s = products / GPU_KMEANS_PRODUCTS_PER_S
@@ -365,13 +366,13 @@ class _Predictor:
         compared = groups + GROUPS_PER_ROW * plan.nlist / groups
         return compared * plan.dim / GROUPED_PRODUCTS_PER_S
 
-    def _graph_training_s(self) -> float:
-        """CPU seconds to train centroids in two levels, to refine them, and to build their graph."""
+    def _two_level_s(self) -> float:
+        """CPU seconds to train centroids in two levels, to refine them, and to build their graph, if any."""
         plan = self.size.index
         groups = math.isqrt(plan.nlist)
         products = KMEANS_ROUNDS * plan.train_rows * (groups + plan.nlist / groups) * plan.dim
         hops = math.log(plan.nlist) / math.log(GRAPH_LISTS)
-        graph_ns = plan.nlist * GRAPH_BUILD_NS_PER_VALUE
+        graph_ns = plan.nlist * GRAPH_BUILD_NS_PER_VALUE if self._has_graph else 0.0
         return (
             products / KMEANS_PRODUCTS_PER_S
             + REFINING_ROUNDS * plan.train_rows * self._nearest_list_s()
