@@ -17,9 +17,9 @@ from pipeline.index.library import faiss, map_in_threads
 BLOCK_ROWS = 32_768  # rows whose nearest centroids are found together: smaller products are slower
 GROUPS_PER_ROW = 8  # a row is compared with all centroids of this many nearest groups
 _GROUP_ROUNDS, _GROUP_SAMPLE = 4, 64  # k-means that divides centroids: rounds, and centroids for each group
-# Rounds of k-means over all centroids, after those within groups of rows. With eight, recall@10 is within
-# 0.005 of k-means on one level (table of 512 lists in tests/benchmarks/README.md).
-REFINING_ROUNDS = 8
+# Rounds of k-means over all centroids, after those within groups of rows. With six, recall@10 is within
+# 0.005 of k-means on one level (table of lists in tests/benchmarks/README.md).
+REFINING_ROUNDS = 6
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,7 +73,7 @@ REQUEST_S, REQUESTS_AT_ONCE = 0.025, 16
 PART_BYTES, PART_ROW_BYTES = 64 << 20, 65
 SAMPLED_ROWS, TRAIN_SAMPLE_ROWS = sum(SAMPLE_SIZES.values()), SAMPLE_SIZES["train"]
 UNITS_PER_MERGE = MERGE_GROUP
-KMEANS_ROUNDS, REFINING_ROUNDS, GROUPS_PER_ROW = 10, 8, 8
+KMEANS_ROUNDS, REFINING_ROUNDS, GROUPS_PER_ROW = 10, 6, 8
 PILOT_UNITS, PILOT_ROWS = 1_000, 200_000
 TEXT_UNITS = 256  # corpus units that whitening's texts are sampled from
 # Lists that are visited in all while the effort is chosen (nprobe 1, 2, 3, 4, 6 ... 96), and passes over the
