@@ -69,6 +69,18 @@ def test_nights_with_faults_end_as_nights_without(tmp_path: Path):
     assert {"torn", "cut", "full"} <= set(report.tally.faults), report.table()
 
 
+@pytest.mark.parametrize("point", ["corpus unit", "moments"])
+def test_a_night_whose_file_disappears_ends_with_75_and_the_next_run_makes_it_again(
+    point: str, tmp_path: Path
+):
+    """A lifecycle rule of a bucket does that, or somebody who tidies up. No row is lost."""
+    night = (False, (Shot(point, "after", "gone"),))
+    report = Campaign(tmp_path, Plans(seed=11, rows=60, no_heads=True, **NO_FAULTS)).play([night, night])
+    assert_sound(report, 0)
+    assert dict(report.tally.codes) == {"75": 2, "0": 2}, report.table()
+    assert report.tally.faults["gone"] == 2, report.table()
+
+
 def test_nights_killed_at_each_record_of_several_parts_end_as_nights_without(tmp_path: Path):
     kinds = ("merged part record", "grown record")
     schedule = [(False, (*kills("before", kind), *kills("after", kind))) for kind in kinds]
