@@ -6,7 +6,7 @@ Only the gate uses this module. It is separate because it knows nothing of worke
 import io
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -76,7 +76,7 @@ class RelevanceScores:
         kept = np.array([row for row, key in enumerate(self.keys) if not names_one(key)])
         if not len(kept):
             return None
-        changes = {
+        changes: dict[str, Any] = {
             name: None if (array := getattr(self, name)) is None else array[kept]
             for name in ("scores", "gold", "recall", "reciprocal_rank")
         }

@@ -43,7 +43,7 @@ class OwnCodewords:
         ann, refined = _coded(self.index), index_refine_of(self.index)
         if hasattr(ann, "pq"):
             self.codewords |= _codewords_of(ann.pq, residuals)
-        second = faiss.downcast_index(refined.refine_index) if refined is not None else None
+        second: Any = faiss.downcast_index(refined.refine_index) if refined is not None else None
         for coder, values in ((ann, residuals), (second, vectors)):
             if hasattr(coder, "sq"):
                 self.bounds |= _bounds_of(coder.sq, values)

@@ -126,14 +126,15 @@ class GraphLinks:
             return []
         vectors = self._vectors(np.concatenate([[row], kept, candidates]))
         scores = vectors @ vectors.T
-        linked, first = list(range(1, 1 + len(kept))), 1 + len(kept)
+        first = 1 + len(kept)
+        to_linked = scores[:, 1:first].max(axis=1, initial=-np.inf)  # to the most similar linked row
         chosen = list[int]()
         for position in first + np.argsort(-scores[0, first:], kind="stable"):
+            if to_linked[position] < scores[0, position]:
+                chosen.append(int(candidates[position - first]))
+                np.maximum(to_linked, scores[position], out=to_linked)
             if len(chosen) == most:
                 break
-            if not linked or scores[position, linked].max() < scores[0, position]:
-                linked.append(int(position))
-                chosen.append(int(candidates[position - first]))
         return chosen
 
     def _reconnect(self, rows: np.ndarray, level: int, is_removed: np.ndarray) -> None:
