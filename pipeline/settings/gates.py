@@ -18,7 +18,7 @@ class RelevanceSettings(Settings):
     at_least: Annotated[float, Field(ge=-1, le=1)] | None = None
     """smallest nDCG@10, or correlation; null: no bound"""
     recall_at_least: Annotated[float, Field(ge=0, le=1)] | None = None
-    """smallest recall@10 of queries: the proportion of their relevant rows among ten answers; null: no
+    """smallest recall@10 of queries: the proportion of their relevant rows among the ten found; null: no
     bound"""
     mrr_at_least: Annotated[float, Field(ge=0, le=1)] | None = None
     """smallest MRR@10 of queries, the mean of 1 / rank of the first relevant row; null: no bound"""
