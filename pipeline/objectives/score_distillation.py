@@ -50,7 +50,7 @@ class ScoreDistillation(Objective):
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         anchors, *others = reps
         student = torch.stack([self._scores(anchors, each) for each in others], dim=1)
-        teacher = torch.as_tensor(batch.column("scores"), device=student.device)[:, : len(others)]
+        teacher = torch.tensor(batch.column("scores"), device=student.device)[:, : len(others)]
         missing, teacher = teacher.isnan(), teacher.nan_to_num() / self.teacher_temperature
         if self.match == "margin":
             return Loss.of(margin_mse=margin_mse(student, teacher, missing=missing))

@@ -37,6 +37,10 @@ CASES = {
     "next sentence": "{name: simcse, options: {positive: next3, second: copy}}",
     "skip_thought": "skip_thought",
     "input_response": "input_response",
+    "guided": "{name: guided, options: {guide: GUIDE}}",
+    "directions": "{name: supervised, options: {directions: [query_document, query_query], hardness: 2.0}}",
+    "margins": "score_distillation",
+    "distributions": "{name: score_distillation, options: {match: distribution, similarity: cosine}}",
 }
 
 
@@ -52,12 +56,14 @@ def rank_for(name: str, folder: Path, encoder: Path, run: str = "run") -> TrainR
         "document": ["a"] * 20 + ["b"] * 20,
         "position": np.arange(ROWS) % 20,
     }
+    negatives = [[texts[-row], texts[row - 5]][: 1 + row % 2] for row in range(ROWS)]
+    others |= {"negatives": negatives, "scores": [[3.0, *range(len(each))] for each in negatives]}
     pq.write_table(pa.table(roles | others), folder / "rows.parquet")
     return rank_of(
         folder,
         encoder,
         f"train.data={folder / 'rows.parquet'}",
-        f"train.objective={CASES[name]}",
+        f"train.objective={CASES[name]}".replace("GUIDE", str(encoder)),
         f"train.name={run}",
         *SHORT,
     )
