@@ -16,6 +16,7 @@ from jobs.command import Answer, Json, Verbose, options_command, print_answer, s
 
 if TYPE_CHECKING:
     from pipeline.text.query_log.forget import Forgotten
+    from pipeline.text.query_log.lines import LoggedQuery
 
 _REASONS = {
     "damaged": "lines that cannot be read, such as one that a kill cut off",
@@ -102,7 +103,8 @@ def _make(options: QueryLogCommandOptions) -> Answer:
 
     if options.out is None:
         raise ConfigError("query-log", "--out FILE or --forget TEXTS", "neither", "add one of them")
-    lines, damaged = [], 0
+    lines: list[LoggedQuery] = []
+    damaged = 0
     for file in options.files:
         try:
             found, of_file = read_log(Path(file))
