@@ -189,7 +189,7 @@ def test_the_output_of_print_config_loads_to_the_same_settings(tmp_path: Path, m
         (("releases", "copy", "{root}", "{root}/copy"), 2, "a root outside"),
         (("releases", "promote", "{root}", "0123456789", "--by", "Ann"), 5, "that waits, found none"),
         (("releases", "promote", "{root}", "it", "--by", "Ann"), 2, "at least 6 digits of its id"),
-        (("pairs",), 2, "pairs.kind: expected one of groups, neighbours, nli, sections, found none"),
+        (("pairs",), 2, "pairs.kind: expected one of groups, neighbours, nli, sections, rescore, found none"),
         (("pairs", "pairs.kind=group", "pairs.data={corpus}"), 2, "did you mean 'groups'"),
         (("pairs", "pairs.kind=groups", "pairs.data={corpus}"), 3, "a column 'group' for the role group"),
         (("pairs", "pairs.data={{uri: x, weight: 2}}"), 2, "data without a weight"),

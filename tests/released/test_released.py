@@ -153,9 +153,10 @@ def test_manifests_keep_every_key_and_value(rerun: Path):
         ]
         assert indexes[0] == indexes[1]
         assert old.counts.items() <= new.counts.items()
-        assert {name: gate.value for name, gate in old.gates.items()}.items() <= {
-            name: gate.value for name, gate in new.gates.items()
-        }.items()
+        measured = {name: gate.value for name, gate in new.gates.items() if name in old.gates}
+        expected = {name: gate.value for name, gate in old.gates.items()}
+        # a cosine of vectors with other last bits may differ in its own
+        assert measured == (expected if not of_bits else pytest.approx(expected, abs=1e-6))
         assert [(choice.what, choice.chosen) for choice in new.choices] == [
             (choice.what, choice.chosen) for choice in old.choices
         ]

@@ -118,9 +118,11 @@ def active_leases(store: Store, now: float | None = None, folder: str = "candida
     Args:
         now: seconds since 1970 by the store's clock; None asks the store.
     """
+    leases = [entry for entry in store.list(folder, ".json") if is_lease(entry.path)]
+    if not leases:  # asking for the time writes a file, and a root that has no lease may be read only
+        return []
     oldest = (clock(store) if now is None else now) - _EXPIRY_S
-    entries = store.list(folder, ".json")
-    return [entry for entry in entries if is_lease(entry.path) and entry.modified > oldest]
+    return [entry for entry in leases if entry.modified > oldest]
 
 
 def is_lease(path: str) -> bool:
