@@ -52,40 +52,15 @@ _NOT_REACHED = (
     ),
     NotReached(
         what="caches and running searches of other machines",
-        remedy="delete their cache folders (XDG_CACHE_HOME/manta), and restart them",
+        remedy="delete their folders MANTA_CACHE, or manta below the user's cache directory; restart them",
     ),
     NotReached(
         what="queries of users: logs of manta serve, and the file of gates.queries",
-        remedy="remove the person's queries there",
-    ),
-    NotReached(what="names of input files, in records of corpora", remedy="none: they name files, not rows"),
-)
-
-
-_NOT_REACHED = (
-    NotReached(
-        what="the corpus itself: tables, files and their earlier snapshots",
-        remedy="delete the rows there; vacuum a Delta table, expire the snapshots of an Iceberg table",
+        remedy="manta query-log FILE... --forget TEXTS --root ROOT removes those of a person",
     ),
     NotReached(
-        what="exports: databases and files that manta export wrote",
-        remedy="run manta export to each target, which deletes the rows; delete change sets of files",
-    ),
-    NotReached(
-        what="copies of the root, versions of a bucket and backups",
-        remedy="erase the rows from each copy; expire old versions and backups",
-    ),
-    NotReached(
-        what="encoders and whitenings that were trained or fitted with the rows, and training files",
-        remedy="remove the rows from the training data and train again",
-    ),
-    NotReached(
-        what="caches and running searches of other machines",
-        remedy="delete their cache folders (MANTA_CACHE), and restart them",
-    ),
-    NotReached(
-        what="queries of users: logs of manta serve, and the file of gates.queries",
-        remedy="remove the queries of the person there",
+        what="judgements: the file of gates.relevance, from which the next night takes ids and texts again",
+        remedy="remove the lines that name the rows there",
     ),
     NotReached(what="names of input files, in records of corpora", remedy="none: they name files, not rows"),
 )
