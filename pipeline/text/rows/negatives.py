@@ -13,7 +13,7 @@ from pipeline.store.rows.arrays import one_chunk, plain_values
 from pipeline.text.sources.sources import SourceFile, open_file
 from pipeline.text.sources.storage_errors import storage_errors
 
-_ELEMENT = re.compile(r"(?P<column>.+)\[(?P<index>\d+)\]")
+_ELEMENT = re.compile(r"\A(?P<column>.+)\[(?P<index>\d+)\]\Z")
 
 
 class ColumnName(NamedTuple):
