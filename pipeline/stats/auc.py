@@ -27,8 +27,8 @@ def area_under_curve(positives: np.ndarray, negatives: np.ndarray) -> AreaUnderC
         positives: (m,) scores, m >= 2.
         negatives: (n,) scores, n >= 2. Equal scores count half.
 
-    >>> area_under_curve(np.array([0.1, 0.4, 0.8]), np.array([0.0, 0.4, 0.2])).value  # 7.5 of 9 pairs
-    0.8333333333333334
+    >>> area_under_curve(np.array([0.1, 0.4, 0.8]), np.array([0.0, 0.4, 0.2])).value  # 6.5 of 9 pairs
+    0.7222222222222223
     """
     m, n = len(positives), len(negatives)
     ranks = rankdata(np.r_[positives, negatives])

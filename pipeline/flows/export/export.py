@@ -221,8 +221,8 @@ class _Export:
         Raises:
             DataError: the root never had one of the releases.
         """
-        rows = self._target.count() if is_finished else None
-        problems = (self._problem_of(each, rows) for each in held if each not in (EMPTY, UNKNOWN))
+        known = (each for each in held if each not in (EMPTY, UNKNOWN))
+        problems = (self._problem_of(each, is_finished=is_finished) for each in known)
         problem = next(filter(None, problems), None)
         if problem:
             announce(f"{self._target.where}: {problem}, so all rows are written")
@@ -273,14 +273,14 @@ class _Export:
         self._target.store_position(position)
         return position
 
-    def _problem_of(self, held: HeldRelease, rows: int | None) -> str | None:
+    def _problem_of(self, held: HeldRelease, *, is_finished: bool) -> str | None:
         """Describe why the rows of a release that the target holds are unknown; None if they are known.
 
         After an erasure, they are known if the target has as many rows as the release: an erasure only
         removes rows.
 
         Args:
-            rows: number of rows of the target; None if it is unknown, or in the middle of an export.
+            is_finished: whether no export to the target was stopped, so that its rows can be counted.
 
         Raises:
             DataError: the root never had this release.
@@ -299,7 +299,7 @@ class _Export:
             return f"release {held.number} was pruned"
         if (held.number, held.sha256) not in replaced:
             return None
-        if rows == self._releases.get(held.number).rows:
+        if is_finished and self._target.count() == self._releases.get(held.number).rows:
             return None
         return f"rows of release {held.number} were erased"
 

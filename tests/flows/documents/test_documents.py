@@ -40,6 +40,7 @@ BARE = (
     "manta nightly",
     "manta plan",
     "manta preflight",
+    "manta releases diff",
     "manta releases prune",
     "manta releases rollback",
     "manta export",
