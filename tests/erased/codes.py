@@ -16,11 +16,11 @@ def read(file: Path) -> Any:
 
 
 def addresses(index: Any) -> np.ndarray:
-    """Return the addresses that an index knows, of all of its components."""
+    """Return the addresses that an index knows. Behind an id map, lists hold numbers of rows instead."""
     index = faiss.downcast_index(index)
     found = [np.zeros(0, np.int64)]
     if hasattr(index, "id_map"):
-        found.append(faiss.vector_to_array(index.id_map))
+        return faiss.vector_to_array(index.id_map)
     if isinstance(index, faiss.IndexIVF):
         lists = index.invlists
         sizes = [(number, lists.list_size(number)) for number in range(index.nlist)]
