@@ -16,7 +16,7 @@ _TIE = 1e-5
 def guided_exclusions(
     guide: Compared, directions: Sequence[Direction], *, margin: float, margin_of: MarginOf
 ) -> dict[Direction, Tensor]:
-    """Mark the candidates whose cosine by the guide is above that of the positive, or equal up to rounding.
+    """Mark the candidates whose cosine by the guide is above the positive's cosine, or equal up to rounding.
 
     Sources: GISTEmbed, Solatorio 2024; the margins are those of NV-Retriever, Moreira et al. 2024.
 

@@ -2,6 +2,8 @@
 
 The root has a table of the addresses of dead rows, each with the day since which it is known to be dead. It
 has no ids. An id is erased when all its rows are dead and one of them was for long enough.
+
+This is a module of its own, because only nights with release.erase_after_days load it.
 """
 
 import datetime

@@ -1,4 +1,7 @@
-"""The part of a night that erases rows that were deleted from the corpus release.erase_after_days ago."""
+"""The part of a night that erases rows that were deleted from the corpus release.erase_after_days ago.
+
+This is a module of its own beside `deleted`, so that nights without the setting load no code of erasures.
+"""
 
 from functools import partial
 

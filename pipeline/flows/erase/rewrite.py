@@ -1,4 +1,7 @@
-"""Write all new files of an erasure, check them, and store its plan. Nothing of it is visible yet."""
+"""Write all new files of an erasure, check them, and store its plan. Nothing of it is visible yet.
+
+This is a module of its own beside `erase`, because it is the phase that changes nothing readers see.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

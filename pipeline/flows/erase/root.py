@@ -65,7 +65,7 @@ class Root:
         settings = self.current.manifest.settings
         try:
             return Job.model_validate(settings)
-        except ValidationError:  # of another version, or of another machine
+        except ValidationError:  # written by another version, or on another machine
             known = {name: settings[name] for name in ("corpus", "index", "gates") if name in settings}
             try:
                 return Job.model_validate({**known, "cluster": ClusterSettings()})

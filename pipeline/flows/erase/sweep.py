@@ -1,4 +1,7 @@
-"""Remove the files that no release needs after an erasure, because they may have the erased rows."""
+"""Remove the files that no release needs after an erasure, because they may have the erased rows.
+
+This is a module of its own beside `erase`, because it alone deletes files, and only after the commit.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

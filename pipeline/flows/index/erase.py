@@ -1,6 +1,7 @@
 """Write the index of a release again without erased rows: its parts, ids, tombstones, queries and truth.
 
-Nothing is deleted. Parts that two releases share are written once.
+Nothing is deleted. Parts that two releases share are written once. This is a module of its own, because tasks
+over an index belong to this folder, below the flow of an erasure.
 """
 
 import re

@@ -138,7 +138,7 @@ def check_same_space(job: Job, manifest: ReleaseManifest) -> None:
             "gates.queries",
             f"an encoder of space {manifest.space_id}",
             f"space {found}",
-            "set encoder to that of the release, or gates.queries to null",
+            "set encoder to the encoder of the release, or gates.queries to null",
         )
 
 

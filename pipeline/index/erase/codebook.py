@@ -16,7 +16,7 @@ from pipeline.index.lists import IsRemoved, codes_in, ids_in
 from pipeline.index.refine import id_map_of, index_refine_of
 from pipeline.index.structure import ivf_of, lists_of, unwrap
 
-_ROUNDING = 1e-6  # of the components of a vector of length 1
+_ROUNDING = 1e-6  # for the components of a vector of length 1
 _BLOCK_ROWS = 512  # rows that are compared with all codewords at once
 
 Codeword = tuple[int, int]

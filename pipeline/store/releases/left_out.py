@@ -43,7 +43,7 @@ def load_left_out(commits: Commits, store: Store) -> LeftOutIds | None:
     """Load the ids that the last erasure with `--forever` names; None without such an erasure.
 
     Args:
-        store: store of the root; that of the commits may be another one.
+        store: store of the root; commits may be in another store.
 
     Raises:
         DataError: the file is missing or damaged, so that erased rows could come back.

@@ -21,7 +21,7 @@ from pipeline.text.query_log.lines import LineReader, LoggedQuery
 MAX_BYTES = 64 << 20
 """largest size of a log"""
 _MODE = 0o600
-_BEGIN = b'{"time": "'  # of every log
+_BEGIN = b'{"time": "'  # every log begins with it
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # never waits for a pipe
 
 
